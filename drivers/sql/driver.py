@@ -1,0 +1,332 @@
+"""SqlDriver realises a TubeType on SQL tables. It never commits, and it knows no database but through ``tx``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
+from tubes.drivers.sql.statements import Statement, Statements
+from tubes.errors import NotSupported
+from tubes.payload import decode
+from tubes.task import Event, State, Task, done, make_task
+
+Row = tuple[Any, ...]
+
+ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
+"""Places in a raw task, see RAW in ``statements``."""
+
+
+class Known(tuple[Any, ...]):
+    """A raw task whose data is what it means already, so that nobody decodes what was just encoded."""
+
+    __slots__ = ()
+
+
+class SqlTx(Protocol):
+    """An open transaction on a SQL database.
+
+    It opens at the first ``rows``, ``run``, ``many`` or ``insert`` of a writing step. The ``only_`` forms are for a
+    step's only writing statement: where the transaction has not been opened yet, the statement is one by itself,
+    which saves the round trips of BEGIN and COMMIT.
+    """
+
+    def begin(self) -> None: ...
+    def rows(self, statement: Statement, *given: Any) -> list[Row]: ...
+    def run(self, statement: Statement, *given: Any) -> int: ...
+    def many(self, statement: Statement, given: Sequence[Row]) -> int: ...
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]: ...
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]: ...
+    def only_run(self, statement: Statement, *given: Any) -> int: ...
+    def only_insert(self, statement: Statement, given: Row) -> int: ...
+
+
+class SqlDriver:
+    """All five types, and others of their kind: what differs is which statements a step uses."""
+
+    def __init__(self, type: TubeType, tube: TubeRecord, statements: Statements) -> None:
+        if type.order == "newest" and (type.features.priority or type.features.grouped):
+            raise NotSupported("a type whose order is newest can have neither priority nor sub-queues")
+        self.features = type.features
+        self._tube = tube.id
+        self._name = tube.name
+        self._capacity: int = tube.options.get("capacity", 0) if type.features.bounded else 0
+        self._sql = s = statements
+        timed, newest = type.features.timed, type.order == "newest"
+        self._put_one = s.put_grouped if type.features.grouped else s.put
+        if newest:
+            self._take_one = s.take_newest_timed if timed else s.take_newest
+            self._take_some = s.take_newest_timed_many if timed else s.take_newest_many
+            self._order: Callable[[Row], Any] = lambda row: -row[ID]
+        else:
+            self._take_one = s.take_timed if timed else s.take
+            self._take_some = s.take_undue if timed else s.take_many
+            self._order = lambda row: (row[PRI], row[ID])
+        self._ready_front = 0 if type.features.grouped else 1
+
+    # Life
+
+    def create_space(self, tx: SqlTx, tube: TubeRecord) -> None:
+        """The tables are there: migrations made them."""
+
+    def start(self, tx: SqlTx) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def drop(self, tx: SqlTx) -> None:
+        while self.truncate(tx, STEP_LIMIT):
+            pass
+
+    # Steps
+
+    def put(self, tx: SqlTx, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        if self._capacity:
+            room = tx.run(self._sql.make_room, self._tube, len(items), self._capacity)
+            if not room:
+                return []
+        if len(items) == 1:
+            item = items[0]
+            row, due = self._new_row(item, now)
+            id = tx.only_insert(self._put_one, row)
+            return [Change(Event.PUT, _known(id, row, item), due)]
+        rows = [self._new_row(item, now) for item in items]
+        ids = tx.insert(self._put_one, [row for row, _ in rows])
+        return [
+            Change(Event.PUT, _known(id, row, item), due)
+            for id, (row, due), item in zip(ids, rows, items, strict=True)
+        ]
+
+    def _new_row(self, item: NewTask, now: int) -> tuple[Row, int | None]:
+        """The columns of an insert, in the order of its parameters, and when the task is due."""
+        payload = item.payload
+        data, raw_bytes = (payload, None) if isinstance(payload, str) else (None, payload)
+        if item.delay_ms:
+            due: int | None = now + item.delay_ms
+            return (
+                self._tube, "~", None, item.pri, item.utube, now, now, due, item.ttl_ms, item.ttr_ms, data, raw_bytes,
+            ), due  # fmt: skip
+        due = None if item.ttl_ms is None else now + item.ttl_ms
+        return (
+            self._tube, "r", 1, item.pri, item.utube, now, now, due, item.ttl_ms, item.ttr_ms, data, raw_bytes,
+        ), due  # fmt: skip
+
+    def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
+        settled: Sequence[Change] = ()
+        if limit == 1:
+            rows = tx.only_rows(self._take_one, owner, now, self._tube)
+            if rows or not self.features.timed:
+                return [Change(Event.TAKE, row, row[DUE]) for row in rows]
+        if self.features.timed:
+            settled = self.expire(tx, STEP_LIMIT, now=now)
+            rows = tx.rows(self._take_some, owner, now, self._tube, limit)
+        else:
+            rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
+        rows.sort(key=self._order)  # RETURNING promises no order
+        return [*settled, *(Change(Event.TAKE, row, row[DUE]) for row in rows)]
+
+    def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        if len(refs) == 1 and not self._capacity:
+            return self._ack_one(tx, refs[0], owner, now)
+        tx.begin()
+        return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
+
+    def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
+        """Ack in one statement; what is known of the task need not be read again."""
+        if ref.task is not None and ref.token is not None and owner is not None:
+            if tx.only_run(self._sql.ack, ref.id, self._tube, owner, ref.token):
+                return [Change(Event.ACK, done(ref.task, now))]
+            return []
+        if ref.token is not None:
+            tx.begin()
+            if not self._held(tx, (ref,), owner):
+                return []
+        rows = tx.only_rows(self._sql.ack_any, ref.id, self._tube, owner)
+        return [Change(Event.ACK, _gone(row, now)) for row in rows]
+
+    def touch(
+        self, tx: SqlTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        if not self.features.timed:
+            raise NotSupported(f"tube {self._name!r} has no ttr to touch")
+        tx.begin()
+        moved = []
+        for row in self._held(tx, refs, owner):
+            due, ttl, ttr = (None if ms is None else ms + delta_ms for ms in (row[DUE], row[TTL], row[TTR]))
+            moved.append(_moved(row, "t", due, ttl, ttr, row[OWNER], now))
+        return self._write(tx, Event.TOUCH, moved, 1)
+
+    def release(
+        self, tx: SqlTx, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        tx.begin()
+        moved = []
+        for row in self._held(tx, refs, owner):
+            ttl = row[TTL]
+            if delay_ms:
+                ttl = None if ttl is None else ttl + delay_ms
+                moved.append(_moved(row, "~", now + delay_ms, ttl, row[TTR], None, now))
+            else:
+                moved.append(_moved(row, "r", _end_of_life(row), ttl, row[TTR], None, now))
+        return self._write(tx, Event.RELEASE, moved, None if delay_ms else 1)
+
+    def bury(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        tx.begin()
+        moved = [
+            _moved(row, "!", _end_of_life(row), row[TTL], row[TTR], None, now)
+            for row in self._stored(tx, refs)
+            if row[STATE] != "!"
+        ]
+        return self._write(tx, Event.BURY, moved, None)
+
+    def delete(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        tx.begin()
+        rows = self._stored(tx, refs)
+        return self._remove(tx, Event.DELETE, rows, now)
+
+    def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
+        tx.begin()
+        rows = tx.rows(self._sql.buried, self._tube, limit)
+        moved = [_moved(row, "r", row[DUE], row[TTL], row[TTR], None, now) for row in rows]
+        return self._write(tx, Event.KICK, moved, self._ready_front)
+
+    def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
+        if not self.features.timed:
+            return []
+        tx.begin()
+        changes: list[Change] = []
+        for row in tx.rows(self._sql.due, self._tube, now, limit):
+            end = _end_of_life(row)
+            if end is not None and end <= now:
+                changes += self._remove(tx, Event.TTL, [row], now)
+                continue
+            event, front = (Event.TTR, 1) if row[STATE] == "t" else (Event.DELAY, self._ready_front)
+            changes += self._write(tx, event, [_moved(row, "r", end, row[TTL], row[TTR], None, now)], front)
+        return changes
+
+    def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        tx.begin()
+        if owner is None:
+            rows = tx.rows(self._sql.taken, self._tube, limit)
+        else:
+            rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
+        moved = [_moved(row, "r", _end_of_life(row), row[TTL], row[TTR], None, now) for row in rows]
+        return self._write(tx, Event.RELEASE, moved, 1)
+
+    def truncate(self, tx: SqlTx, limit: int) -> int:
+        tx.begin()
+        gone = 0
+        for some in (self._sql.truncate_behind, self._sql.truncate_aside, self._sql.truncate_front):
+            if gone < limit:
+                gone += tx.run(some, self._tube, limit - gone)
+        self._give_room(tx, gone)
+        return gone
+
+    # Looking
+
+    def peek(self, tx: SqlTx, ids: Sequence[int]) -> Sequence[Row]:
+        return [row for id in ids for row in tx.rows(self._sql.peek, id, self._tube)]
+
+    def tasks_by_state(self, tx: SqlTx, state: State, *, after: int, limit: int) -> Sequence[Row]:
+        if state in (State.BURIED, State.DELAYED):
+            return tx.rows(self._sql.by_state_aside, self._tube, state.value, after, limit)
+        rows = tx.rows(self._sql.by_state_front, self._tube, state.value, after, limit)
+        if state is State.READY and self.features.grouped and len(rows) < limit:
+            rows += tx.rows(self._sql.by_state_behind, self._tube, state.value, after, limit)
+            rows.sort()
+        return rows[:limit]
+
+    def count(self, tx: SqlTx) -> Mapping[State, int]:
+        totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
+        for query in (self._sql.count_front, self._sql.count_behind, self._sql.count_aside):
+            for state, count in tx.rows(query, self._tube):
+                totals[State(state)] += count
+        return totals
+
+    def next_due(self, tx: SqlTx) -> int | None:
+        if not self.features.timed:
+            return None
+        due: int | None = tx.rows(self._sql.next_due, self._tube)[0][0]
+        return due
+
+    def normalize_task(self, raw: Any) -> Task:
+        if isinstance(raw, Task):
+            return raw
+        payload = raw[DATA]
+        if payload is None:
+            payload = raw[BYTES]
+        return make_task(
+            raw[ID],
+            self._name,
+            State(raw[STATE]),
+            payload if type(raw) is Known else decode(payload),
+            pri=raw[PRI],
+            utube=raw[UTUBE] or None,
+            created_ms=raw[CREATED],
+            updated_ms=raw[UPDATED],
+            due_ms=raw[DUE],
+            ttl_ms=raw[TTL],
+            ttr_ms=raw[TTR],
+            attempts=raw[ATTEMPTS],
+            owner=raw[OWNER],
+        )
+
+    # Within
+
+    def _held(self, tx: SqlTx, refs: Sequence[Ref], owner: str | None) -> list[Row]:
+        """The refs that ``owner`` holds, by that very lease where one is named."""
+        return [
+            row
+            for row in self._stored(tx, refs)
+            if row[STATE] == "t" and (owner is None or row[OWNER] == owner)
+        ]
+
+    def _stored(self, tx: SqlTx, refs: Sequence[Ref]) -> list[Row]:
+        """The refs that are stored, each once; one with a token only while that lease lasts."""
+        rows = {}
+        for ref in refs:
+            for row in tx.rows(self._sql.peek, ref.id, self._tube):
+                if ref.token is None or (row[STATE] == "t" and row[ATTEMPTS] == ref.token):
+                    rows[ref.id] = row
+        return list(rows.values())
+
+    def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
+        if moved:
+            tx.many(
+                self._sql.update,
+                [
+                    (row[STATE], front, row[DUE], row[TTL], row[TTR], row[OWNER], row[UPDATED], row[ID])
+                    for row in moved
+                ],
+            )
+        return [Change(event, row, row[DUE]) for row in moved]
+
+    def _remove(self, tx: SqlTx, event: Event, rows: Sequence[Row], now: int) -> Sequence[Change]:
+        if rows:
+            self._give_room(tx, tx.many(self._sql.remove, [(row[ID],) for row in rows]))
+        return [Change(event, _gone(row, now)) for row in rows]
+
+    def _give_room(self, tx: SqlTx, gone: int) -> None:
+        if gone and self._capacity:
+            tx.run(self._sql.give_room, self._tube, gone)
+
+
+def _known(id: int, row: Row, item: NewTask) -> Known:
+    """The raw task of an insert: its columns are those of ``_new_row``."""
+    _, state, _, pri, utube, created, updated, due, ttl, ttr, _, _ = row
+    return Known((id, state, item.data, item.data, pri, utube, created, updated, due, ttl, ttr, 0, None))
+
+
+def _end_of_life(row: Row) -> int | None:
+    return None if row[TTL] is None else row[CREATED] + row[TTL]
+
+
+def _moved(
+    row: Row, state: str, due: int | None, ttl: int | None, ttr: int | None, owner: str | None, now: int
+) -> Row:
+    return (*row[:STATE], state, *row[DATA:UPDATED], now, due, ttl, ttr, row[ATTEMPTS], owner)
+
+
+def _gone(row: Row, now: int) -> Row:
+    return _moved(row, "-", None, row[TTL], row[TTR], None, now)

@@ -1,0 +1,34 @@
+"""Turns sqlite3's errors into ours, once."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from tubes.errors import NoSuchTube, StoreBusy, StoreError, StoreUnavailable, TubeError
+
+_REASONS = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite database",
+    sqlite3.SQLITE_CORRUPT: "it is damaged",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_IOERR: "the disk does not read or write",
+    sqlite3.SQLITE_PERM: "access is denied",
+    sqlite3.SQLITE_AUTH: "access is denied",
+    sqlite3.SQLITE_PROTOCOL: "its locks do not work here (is it on a network disk?)",
+}
+
+
+def translated(error: sqlite3.Error, what: str) -> TubeError:
+    """Return the error of our tree for one of sqlite3, which belongs in its ``__cause__``."""
+    code = getattr(error, "sqlite_errorcode", 0) or 0
+    base = code & 0xFF
+    if base in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusy(f"{what} is locked by another process")
+    if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+        return NoSuchTube("(dropped)")
+    if base == sqlite3.SQLITE_TOOBIG:
+        return StoreError(f"the payload is larger than {what} can store: {error}")
+    if base in _REASONS:
+        return StoreUnavailable(f"{what} cannot be used: {_REASONS[base]} ({error})")
+    return StoreError(f"{what}: {error}")

@@ -1,0 +1,264 @@
+"""What all queues of one process on one SQLite file share: its lock file, those who wait, and the bell.
+
+The lock file lies beside the database (``tasks.db-tubes``). Each connection holds a POSIX lock on one byte of it
+for as long as its process lives: that is its proof of life, gone at once with the process, also while a forked
+child lives on. Closing any descriptor of that file would drop all locks of this process, so it is opened once.
+
+The bell is how a commit reaches consumers that wait in other processes: they arm it (a byte of the lock file,
+mapped into memory) and sleep on an inotify watch; whoever commits something takeable and finds it armed rings,
+by writing to the file. Where there is no inotify, and as a floor under it, ``PRAGMA data_version`` is asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import fcntl
+import mmap
+import os
+import select
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from tubes.clock import pause
+from tubes.stats import Counts
+from tubes.waiting import Waiters
+
+ARMED_SIZE = 4096
+"""Bytes of the lock file in which waiting processes arm the bell, each its own."""
+
+LIVES = 1 << 20
+"""Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
+
+FLOOR = 0.05
+"""Seconds between two looks of a waiting process that nobody rang for."""
+
+SHORT_FLOOR = 0.002
+"""The same where there is no inotify."""
+
+_IN_MODIFY, _IN_FLAGS = 0x2, os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class LockFile:
+    """Proof of life, and the bell. One object a process and file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if os.fstat(self._fd).st_size < ARMED_SIZE + 1:
+            os.pwrite(self._fd, b"\0", ARMED_SIZE)
+        self._armed = mmap.mmap(self._fd, ARMED_SIZE)
+        self._held: set[int] = set()
+        self._mine = 0
+        self._is_closed = False
+
+    def hold(self, connection: int) -> None:
+        """Prove that this connection lives, from now until the process ends or lets go."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
+        self._held.add(connection)
+        self._mine = connection % ARMED_SIZE
+
+    def let_go(self, connection: int) -> None:
+        """End the proof."""
+        self._held.discard(connection)
+        if not self._is_closed:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+
+    def is_alive(self, connection: int) -> bool:
+        """Tell whether the process of a connection lives: its lock cannot be had."""
+        if connection in self._held:
+            return True
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
+        except OSError:
+            return True
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+        return False
+
+    def arm(self) -> None:
+        """Ask to be rung for."""
+        self._armed[self._mine] = 1
+
+    def ring(self) -> None:
+        """Wake the other processes that have armed the bell."""
+        armed = self._armed
+        at = armed.find(b"\1", 0)
+        if at == self._mine:
+            at = armed.find(b"\1", at + 1)
+        if at < 0:
+            return
+        while at >= 0:
+            if at != self._mine:
+                armed[at] = 0
+            at = armed.find(b"\1", at + 1)
+        os.pwrite(self._fd, b"\0", ARMED_SIZE)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._armed.close()
+        os.close(self._fd)
+
+
+class Bell:
+    """Sleeps until the lock file is written to, or somebody in this process calls ``stir``."""
+
+    def __init__(self, path: str) -> None:
+        self._watch = _inotify(path)
+        self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._stir_read, select.POLLIN)
+        if self._watch is not None:
+            self._poll.register(self._watch, select.POLLIN)
+        self.floor = FLOOR if self._watch is not None else SHORT_FLOOR
+
+    def wait(self) -> bool:
+        """Sleep until rung, stirred, or the floor; tell whether it was rung."""
+        rung = False
+        for fd, _ in self._poll.poll(self.floor * 1000):
+            with suppress(BlockingIOError):
+                os.read(fd, 65536)
+            rung = rung or fd == self._watch
+        return rung
+
+    def stir(self) -> None:
+        """Make a wait in another thread return."""
+        with suppress(OSError):
+            os.write(self._stir_write, b"\0")
+
+    def close(self) -> None:
+        for fd in (self._watch, self._stir_read, self._stir_write):
+            if fd is not None:
+                os.close(fd)
+
+
+def _inotify(path: str) -> int | None:
+    """Watch a file for writes through Linux's inotify; ``None`` where that cannot be had."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = int(libc.inotify_init1(_IN_FLAGS))
+        if fd < 0:
+            return None
+        if libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) < 0:
+            os.close(fd)
+            return None
+        return fd
+    except (OSError, AttributeError):
+        return None
+
+
+class SharedFile:
+    """One a process and file; every queue on the file holds it. See the module."""
+
+    _all: dict[tuple[int, int], SharedFile] = {}
+    _all_lock = threading.Lock()
+
+    def __init__(self, path: str, key: tuple[int, int]) -> None:
+        self.path = path
+        self.key = key
+        self.locks = LockFile(f"{path}-tubes")
+        self.counts = Counts()
+        self.waiters = Waiters(self._on_wait)
+        self._users = 0
+        self._listener: threading.Thread | None = None
+        self._bell: Bell | None = None
+        self._wanted = threading.Event()
+        self._is_over = False
+        self._checks: list[Callable[[], bool]] = []
+
+    @classmethod
+    def open(cls, path: str) -> SharedFile:
+        """Return the one of this file, which must exist."""
+        with cls._all_lock:
+            status = os.stat(path)
+            key = (status.st_dev, status.st_ino)
+            shared = cls._all.get(key)
+            if shared is None:
+                shared = cls._all[key] = SharedFile(path, key)
+            shared._users += 1
+            return shared
+
+    def add_check(self, check: Callable[[], bool]) -> None:
+        """While consumers wait, ``check`` is asked at every floor whether a session may have ended."""
+        self._checks.append(check)
+
+    def remove_check(self, check: Callable[[], bool]) -> None:
+        with suppress(ValueError):
+            self._checks.remove(check)
+
+    def ring(self) -> None:
+        """Wake waiting consumers of other processes."""
+        self.locks.ring()
+
+    def release(self) -> None:
+        """One queue less; the last one closes it."""
+        with self._all_lock:
+            self._users -= 1
+            if self._users:
+                return
+            self._all.pop(self.key, None)
+        self._is_over = True
+        self._wanted.set()
+        if self._bell is not None:
+            self._bell.stir()
+        if self._listener is not None and self._listener is not threading.current_thread():
+            self._listener.join()
+        self.locks.close()
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: the parent's objects stay open, but are not ours."""
+        cls._all = {}
+        cls._all_lock = threading.Lock()
+
+    # Listening to other processes
+
+    def _on_wait(self) -> None:
+        if not self._is_over:
+            self.locks.arm()
+            self._wanted.set()
+            if self._listener is None:
+                with self._all_lock:
+                    if self._listener is None:
+                        self._bell = Bell(self.locks.path)
+                        self._listener = threading.Thread(
+                            target=self._listen, args=(self._bell,), name="tubes-listener", daemon=True
+                        )
+                        self._listener.start()
+
+    def _listen(self, bell: Bell) -> None:
+        db = sqlite3.connect(f"file:{_quoted(self.path)}?mode=ro", uri=True, isolation_level=None, timeout=1)
+        version = -1
+        try:
+            while not self._is_over:
+                if not self.waiters:
+                    self._wanted.clear()
+                    if not self.waiters:
+                        self._wanted.wait()
+                    continue
+                self.locks.arm()
+                try:
+                    now = db.execute("PRAGMA data_version").fetchone()[0]
+                except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
+                    now = version + 1
+                    pause(FLOOR)
+                if now != version:
+                    version = now
+                    self._wake_one_each()
+                if not bell.wait() and any(check() for check in list(self._checks)):
+                    self._wake_one_each()
+        finally:
+            db.close()
+            bell.close()
+
+    def _wake_one_each(self) -> None:
+        for key in self.waiters.keys():
+            self.waiters.wake(key)
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,0 +1,381 @@
+"""The one connection of a process that writes to a SQLite file, and how threads share its commits.
+
+A thread that finds the writer free runs its work and commits: a step of one statement without BEGIN and COMMIT.
+A thread that finds it taken stands in line; whoever finishes hands the writer to the first in line, who runs the
+work of all that stand there (each guarded by a savepoint of its own) and commits once for everybody. With
+``durability="full"`` a commit is an fsync, and that is what they share.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import get_ident
+from typing import Any, TypeVar
+
+from tubes.clock import pause, real_monotonic
+from tubes.drivers.sql.sqlite_errors import translated
+from tubes.drivers.sql.statements import Statement
+from tubes.errors import StoreBusy
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+MOST_AT_ONCE = 64
+"""Works that share one commit at most."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
+"""Seconds between two tries for the file's write lock: short, or waiting processes starve."""
+
+
+class SqliteTx:
+    """A transaction of the writer; opens when it must."""
+
+    __slots__ = ("_db", "_writer", "is_open")
+
+    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
+        self._writer = writer
+        self._db = db
+        self.is_open = False
+
+    def begin(self) -> None:
+        if not self.is_open:
+            self._writer.patiently("BEGIN IMMEDIATE")
+            self.is_open = True
+
+    def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        if not self.is_open:
+            self.begin()
+        return self._db.execute(statement.text, statement.bind(given)).fetchall()
+
+    def run(self, statement: Statement, *given: Any) -> int:
+        if not self.is_open:
+            self.begin()
+        return self._db.execute(statement.text, statement.bind(given)).rowcount
+
+    def many(self, statement: Statement, given: Sequence[Row]) -> int:
+        if not self.is_open:
+            self.begin()
+        if len(given) == 1:
+            return self._db.execute(statement.text, statement.bind(given[0])).rowcount
+        return self._db.executemany(statement.text, [statement.bind(row) for row in given]).rowcount
+
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
+        """Insert rows; their ids follow one another, since nobody else writes meanwhile."""
+        self.many(statement, given)
+        last: int = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
+        return range(last - len(given) + 1, last + 1)
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+        if self.is_open:
+            return self._db.execute(statement.text, statement.bind(given)).fetchall()
+        return self._writer.patiently(statement.text, statement.bind(given)).fetchall()
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        if self.is_open:
+            return self._db.execute(statement.text, statement.bind(given)).rowcount
+        return self._writer.patiently(statement.text, statement.bind(given)).rowcount
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        if self.is_open:
+            cursor = self._db.execute(statement.text, statement.bind(given))
+        else:
+            cursor = self._writer.patiently(statement.text, statement.bind(given))
+        return cursor.lastrowid  # type: ignore[return-value]
+
+
+class SharedTx(SqliteTx):
+    """One member's part in a shared commit: a savepoint, where one statement is not enough."""
+
+    __slots__ = ("wrote",)
+
+    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
+        super().__init__(writer, db)
+        self.wrote = False
+
+    def begin(self) -> None:
+        if not self.is_open:
+            self._db.execute("SAVEPOINT member")
+            self.is_open = True
+
+    def release(self) -> None:
+        if self.is_open:
+            self._db.execute("RELEASE member")
+
+    def undo(self) -> bool:
+        """Take back what this member did; tell whether that was possible."""
+        if self.is_open:
+            self._db.execute("ROLLBACK TO member")
+            self._db.execute("RELEASE member")
+        return self.is_open or not self.wrote
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+        self.wrote = True
+        return self._db.execute(statement.text, statement.bind(given)).fetchall()
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        self.wrote = True
+        return self._db.execute(statement.text, statement.bind(given)).rowcount
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        self.wrote = True
+        return self._db.execute(statement.text, statement.bind(given)).lastrowid  # type: ignore[return-value]
+
+
+class _Member:
+    """One thread's work in the line."""
+
+    __slots__ = ("alone", "error", "leads", "lock", "on_commit", "result", "retry", "work")
+
+    def __init__(
+        self, work: Callable[[Any], Any] | None, on_commit: Callable[[Any], None] | None, alone: bool
+    ) -> None:
+        self.work = work
+        self.on_commit = on_commit
+        self.alone = alone
+        self.lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.leads = False
+        self.retry = False
+        self.lock.acquire(blocking=False)
+
+
+class _Spoiled(Exception):
+    """A member failed in a way that cannot be undone alone, so the shared transaction is given up."""
+
+
+class SqliteWriter:
+    """Serialises and commits all writes of one process to one file (or memory) through one connection."""
+
+    def __init__(self, db: sqlite3.Connection, what: str, busy_timeout: float) -> None:
+        self.db = db
+        self._what = what
+        self._busy_timeout = busy_timeout
+        self._turn = threading.Lock()
+        self._line: deque[_Member] = deque()
+        self._holder = 0
+        self.begins = "BEGIN IMMEDIATE"
+
+    # A transaction each
+
+    def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
+        """Run ``work`` and commit it, alone or together with other threads' work."""
+        if self._turn.acquire(blocking=False):
+            return self._alone(work, on_commit)
+        return self._stand_in_line(_Member(work, on_commit, alone=False))  # type: ignore[no-any-return]
+
+    def _alone(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
+        tx = SqliteTx(self, self.db)
+        try:
+            result = work(tx)
+            if tx.is_open:
+                self.db.execute("COMMIT")
+            if on_commit is not None:
+                on_commit(result)
+            return result
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise translated(error, self._what) from error
+        except BaseException:
+            if tx.is_open:
+                self._roll_back()
+            raise
+        finally:
+            self._pass_on()
+
+    @contextmanager
+    def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
+        """Hold the writer for as long as the block lasts."""
+        if not self._turn.acquire(blocking=False):
+            self._stand_in_line(_Member(None, None, alone=True))
+        self._holder = get_ident()
+        tx = SqliteTx(self, self.db)
+        try:
+            tx.begin()
+            yield tx
+            self.db.execute("COMMIT")
+            on_commit()
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise translated(error, self._what) from error
+        except BaseException:
+            self._roll_back()
+            raise
+        finally:
+            self._holder = 0
+            self._pass_on()
+
+    @contextmanager
+    def held(self) -> Iterator[sqlite3.Connection]:
+        """The connection itself, for reads in a database that has no other."""
+        if self._holder == get_ident():
+            yield self.db
+            return
+        if not self._turn.acquire(blocking=False):
+            self._stand_in_line(_Member(None, None, alone=True))
+        try:
+            yield self.db
+        finally:
+            self._pass_on()
+
+    # The line
+
+    def _stand_in_line(self, member: _Member) -> Any:
+        if self._holder == get_ident():
+            raise StoreBusy(
+                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call"
+            )
+        while True:
+            self._line.append(member)
+            if self._turn.acquire(blocking=False):
+                self._line.remove(member)
+                member.leads = True
+            else:
+                self._wait(member)
+            if member.leads:
+                return None if member.work is None else self._lead(member)
+            if not member.retry:
+                if member.error is not None:
+                    raise member.error
+                return member.result
+            member.reset()
+
+    def _wait(self, member: _Member) -> None:
+        try:
+            member.lock.acquire()
+        except BaseException:
+            try:
+                self._line.remove(member)
+            except ValueError:  # somebody is at it: the outcome must be known before we may go
+                self._see_to_the_end(member)
+                if member.leads:
+                    self._pass_on()
+            raise
+
+    def _see_to_the_end(self, member: _Member) -> None:
+        while True:
+            with suppress(BaseException):
+                member.lock.acquire()
+                return
+
+    def _pass_on(self) -> None:
+        """Hand the turn to the first in line, or give it up."""
+        while True:
+            if self._line:
+                with suppress(IndexError):
+                    first = self._line.popleft()
+                    first.leads = True
+                    first.lock.release()
+                    return
+            self._turn.release()
+            if not self._line or not self._turn.acquire(blocking=False):
+                return
+
+    def _lead(self, member: _Member) -> Any:
+        if member.alone or not self._line:
+            return self._alone(member.work, member.on_commit)  # type: ignore[arg-type]
+        batch = [member]
+        failure: BaseException | None = None
+        try:
+            self.patiently("BEGIN IMMEDIATE")
+            index = 0
+            while index < len(batch):
+                if index + 1 == len(batch):
+                    self._gather(batch)
+                self._run(batch[index])
+                index += 1
+            self.db.execute("COMMIT")
+        except BaseException as error:
+            failure = error
+            self._roll_back()
+        try:
+            self._settle(batch, failure)
+        finally:
+            for other in batch[1:]:
+                other.lock.release()
+            self._pass_on()
+        if member.retry:
+            member.reset()
+            return self.transact(member.work, member.on_commit)  # type: ignore[arg-type]
+        if member.error is not None:
+            raise member.error
+        return member.result
+
+    def _gather(self, batch: list[_Member]) -> None:
+        """Let those in line join, up to the first who must be alone."""
+        while len(batch) < MOST_AT_ONCE and self._line and not self._line[0].alone:
+            try:
+                batch.append(self._line.popleft())
+            except IndexError:  # it went away
+                return
+
+    def _run(self, member: _Member) -> None:
+        tx = SharedTx(self, self.db)
+        try:
+            member.result = member.work(tx)  # type: ignore[misc]
+            tx.release()
+        except Exception as error:
+            if not self.db.in_transaction or not tx.undo():
+                member.alone = True
+                raise _Spoiled from error
+            member.error = translated(error, self._what) if isinstance(error, sqlite3.Error) else error
+
+    def _settle(self, batch: list[_Member], failure: BaseException | None) -> None:
+        """Give every member its outcome: the commit's, its own error, or another try."""
+        for member in batch:
+            if failure is None:
+                if member.error is None and member.on_commit is not None:
+                    member.on_commit(member.result)
+            elif isinstance(failure, sqlite3.Error):
+                member.error = translated(failure, self._what)
+                member.error.__cause__ = failure
+            elif isinstance(failure, _Spoiled):
+                member.error, member.retry = None, True
+            elif member is batch[0]:
+                member.error = failure
+            else:
+                member.retry = True
+
+    # SQL
+
+    def patiently(self, text: str, given: Row = ()) -> sqlite3.Cursor:
+        """Execute what takes the file's write lock; while others hold it, try again until the timeout."""
+        try:
+            return self.db.execute(text, given)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+        return self._insist(text, given)
+
+    def _insist(self, text: str, given: Row) -> sqlite3.Cursor:
+        deadline = real_monotonic() + self._busy_timeout
+        wait = FIRST_PAUSE
+        while True:
+            pause(wait)
+            wait = min(wait * 1.5, LONGEST_PAUSE)
+            try:
+                return self.db.execute(text, given)
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                if real_monotonic() >= deadline:
+                    raise StoreBusy(
+                        f"{self._what} was locked by another process for more than {self._busy_timeout:g} s"
+                    ) from error
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Tell whether somebody else holds the lock."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

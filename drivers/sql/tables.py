@@ -1,0 +1,95 @@
+"""The tables of a namespace, as SQLAlchemy sees them. ``migrations/`` makes them, with triggers and indexes.
+
+The heart is the task's ``front``. A task that may be taken now, or that is taken, stands in front (1); a ready
+task that waits behind another of its sub-queue does not (0); a buried or delayed one has no place (NULL). So
+every task is in exactly one of three indexes:
+
+* ``front``  (tube, state desc, pri, id) where front = 1: the next task of a tube, with the taken ones just before
+  it, so that a take moves its entry by a few places and touches one page;
+* ``behind`` (tube, utube, pri, id) where front = 0: the next of a sub-queue;
+* ``aside``  (tube, state, pri, id) where front is null: what a kick brings back.
+
+At most one task of a sub-queue stands in front: that is a unique index, ``sub_queue``. Triggers keep it filled:
+whatever takes a task out of the front brings the best one from behind. A take therefore costs the same whatever
+lies in busy sub-queues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sqlalchemy as sa
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one namespace."""
+
+    tube: sa.Table
+    task: sa.Table
+    session: sa.Table
+    connection: sa.Table
+    calls: sa.Table
+
+
+@lru_cache(maxsize=64)
+def tables(namespace: str) -> Tables:
+    """Describe the tables of a namespace."""
+    meta = sa.MetaData()
+    big = sa.BigInteger
+    text = sa.Text
+    return Tables(
+        tube=sa.Table(
+            f"{namespace}_tube",
+            meta,
+            sa.Column("id", big, primary_key=True),
+            sa.Column("name", text, nullable=False, unique=True),
+            sa.Column("type", text, nullable=False),
+            sa.Column("options", text, nullable=False),
+            sa.Column("temporary", sa.Boolean, nullable=False),
+            sa.Column("stored", big, nullable=False),
+        ),
+        task=sa.Table(
+            f"{namespace}_task",
+            meta,
+            sa.Column("id", big, primary_key=True),
+            sa.Column("tube", big, nullable=False),
+            sa.Column("state", text, nullable=False),
+            sa.Column("front", sa.SmallInteger),
+            sa.Column("pri", big, nullable=False),
+            sa.Column("utube", text),
+            sa.Column("created_ms", big, nullable=False),
+            sa.Column("updated_ms", big, nullable=False),
+            sa.Column("due_ms", big),
+            sa.Column("ttl_ms", big),
+            sa.Column("ttr_ms", big),
+            sa.Column("attempts", sa.Integer, nullable=False),
+            sa.Column("owner", text),
+            sa.Column("data", text),
+            sa.Column("bytes", sa.LargeBinary),
+        ),
+        session=sa.Table(
+            f"{namespace}_session",
+            meta,
+            sa.Column("id", text, primary_key=True),
+            sa.Column("ttr_ms", big, nullable=False),
+            sa.Column("ends_ms", big),
+        ),
+        connection=sa.Table(
+            f"{namespace}_connection",
+            meta,
+            sa.Column("id", big, primary_key=True),
+            sa.Column("session", text, nullable=False),
+            sa.Column("host", text, nullable=False),
+            sa.Column("pid", sa.Integer, nullable=False),
+            sa.Column("started_ms", big, nullable=False),
+        ),
+        calls=sa.Table(
+            f"{namespace}_calls",
+            meta,
+            sa.Column("tube", big, primary_key=True),
+            sa.Column("event", text, primary_key=True),
+            sa.Column("count", big, nullable=False),
+        ),
+    )

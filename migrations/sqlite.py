@@ -1,0 +1,109 @@
+"""Brings a SQLite database to the schema that this version knows."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from tubes.errors import SchemaMismatch
+from tubes.migrations import HEAD, LABEL
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from alembic.config import Config
+
+    from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
+
+
+def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool = True) -> bool:
+    """Upgrade an empty or older database in one transaction; tell whether there was anything to do.
+
+    SchemaMismatch for a newer one, and for an older one when ``migrate`` is false.
+    """
+    version = schema_version(writer.db, namespace)
+    if version == HEAD:
+        return False
+    if not migrate:
+        raise SchemaMismatch(
+            f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
+            "run `tubes migrate`, or connect with migrate=True"
+        )
+
+    import sqlalchemy as sa
+
+    engine = sa.create_engine("sqlite://", creator=lambda: _Lent(writer.db), poolclass=sa.StaticPool)
+
+    def step(tx: SqliteTx) -> bool:
+        tx.begin()
+        version = schema_version(writer.db, namespace)  # another process may have been faster
+        if version != HEAD:
+            with engine.connect() as connection:
+                _upgrade(connection, namespace, version, what)
+        return version != HEAD
+
+    return writer.transact(step, None)
+
+
+class _Lent:
+    """The writer's connection, lent to SQLAlchemy: the transaction on it stays the writer's."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def commit(self) -> None:
+        """Not SQLAlchemy's to do."""
+
+    rollback = close = commit
+
+
+def schema_version(db: sqlite3.Connection, namespace: str) -> str | None:
+    """Return the revision of a namespace's tables, ``None`` when there are none."""
+    table = f"{namespace}_version"
+    known = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
+    if known is None:
+        return None
+    row = db.execute(f'SELECT version_num FROM "{table}"').fetchone()
+    return None if row is None else str(row[0])
+
+
+def _upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
+    from alembic import command
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+
+    config = _config(namespace)
+    if version is not None:
+        try:
+            ScriptDirectory.from_config(config).get_revision(version)
+        except CommandError as error:
+            raise SchemaMismatch(
+                f"{what} has schema {version}, which this version of tubes (schema {HEAD}) does not know: "
+                "upgrade tubes"
+            ) from error
+    config.attributes["connection"] = connection
+    command.upgrade(config, f"{LABEL}@head")
+
+
+def print_sql(namespace: str, dialect: str = "sqlite") -> str:
+    """Return the SQL that makes the schema from nothing."""
+    from alembic import command
+
+    out = io.StringIO()
+    config = _config(namespace)
+    config.output_buffer = out
+    config.attributes["dialect"] = dialect
+    command.upgrade(config, f"{LABEL}@head", sql=True)
+    return out.getvalue()
+
+
+def _config(namespace: str) -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "tubes.migrations:")
+    config.attributes["namespace"] = namespace
+    return config

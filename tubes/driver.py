@@ -1,0 +1,225 @@
+"""The driver API: what a tube type implements, and nothing else.
+
+A driver step gets an open transaction and ``now``, does one thing, and **returns the changes it made**,
+in the order in which it made them. It never commits, reads a clock, waits or calls back. Plural is the
+primitive: one task is a batch of one. A task that does not match is simply absent from the answer; the
+tube turns that into an error. A driver raises only for misuse and for what it does not support.
+
+Most types need no driver of their own: a ``TubeType`` names features and an order, and the store that the
+queue is on realises it. A driver of one's own is any callable ``(store, tube) -> Driver``, usually a class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+
+from tubes.errors import IncompleteDriver
+from tubes.task import Event, State, Task
+
+if TYPE_CHECKING:
+    from tubes.store import Store
+
+STEP_LIMIT = 1000
+"""Tasks that one step settles at most, so that a transaction stays short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a type can do beyond first in, first out. All default to no.
+
+    timed: ttl, ttr and delay · priority: pri · grouped: utube, at most one taken task per sub-queue ·
+    bounded: capacity, and a put's timeout.
+    """
+
+    timed: bool = False
+    priority: bool = False
+    grouped: bool = False
+    bounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TubeType:
+    """A tube type that the queue's store realises: its features, its order, and what it is for.
+
+    ``order`` says which ready task is taken first among those of one priority: the ``oldest`` or the
+    ``newest`` put. A returned task keeps its place.
+    """
+
+    features: Features = field(default_factory=Features)
+    order: Literal["oldest", "newest"] = "oldest"
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TubeRecord:
+    """A tube as the store's catalogue knows it. ``options`` are as stored: durations in milliseconds."""
+
+    id: int
+    name: str
+    type: str
+    options: Mapping[str, Any]
+    temporary: bool
+
+
+@dataclass(slots=True)
+class NewTask:
+    """A task to put. ``payload`` is what is stored: JSON text, or bytes as they are; ``data`` is what it means."""
+
+    payload: str | bytes
+    data: Any
+    pri: int = 0
+    utube: str | None = None
+    ttl_ms: int | None = None
+    ttr_ms: int | None = None
+    delay_ms: int = 0
+
+
+class Ref(NamedTuple):
+    """Points at a task. With a ``token`` it means that very lease; ``task`` is what the caller knows of it."""
+
+    id: int
+    token: int | None = None
+    task: Task | None = None
+
+
+class Change(NamedTuple):
+    """One change that a step made: ``raw`` is the driver's own form of the task after it.
+
+    ``due_ms`` is when time will next do something to the task, for the sweeper; ``None``: never.
+    """
+
+    event: Event
+    raw: Any
+    due_ms: int | None = None
+
+
+class Driver(Protocol):
+    """The fixed API. ``tx`` is the store's open transaction; ``now`` is milliseconds since the epoch.
+
+    ``owner`` is a session id; ``None`` is the administrator's form, which matches any owner.
+    """
+
+    features: Features
+
+    def create_space(self, tx: Any, tube: TubeRecord) -> None:
+        """Make room for a new tube's tasks. Must be idempotent."""
+        ...
+
+    def start(self, tx: Any) -> None:
+        """Called when a process opens the tube. Must be idempotent."""
+        ...
+
+    def stop(self) -> None:
+        """Called when the process closes the tube. Must not touch the store."""
+        ...
+
+    def drop(self, tx: Any) -> None:
+        """Remove all that create_space made and all tasks, in this transaction."""
+        ...
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        """Store all items, or none and return nothing where a bound leaves no room for all."""
+        ...
+
+    def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
+        """Take up to ``limit`` tasks in the type's order.
+
+        Must first settle what is due (up to STEP_LIMIT tasks; those changes come first in the answer), must
+        never take a task whose ttl is over, must count the attempt, and must never take two of a sub-queue.
+        """
+        ...
+
+    def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        """Remove those that ``owner`` holds, by that very lease where the ref has a token."""
+        ...
+
+    def touch(
+        self, tx: Any, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        """Add to ttr, ttl and the deadline of those that ``owner`` holds. NotSupported unless timed."""
+        ...
+
+    def release(
+        self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        """Give back those that ``owner`` holds: to their old place, or delayed, which is added to the ttl."""
+        ...
+
+    def bury(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        """Bury ready, taken and delayed tasks. A buried one is no change."""
+        ...
+
+    def delete(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        """Remove tasks in any state."""
+        ...
+
+    def kick(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        """Make up to ``limit`` buried tasks ready, in the order of a take."""
+        ...
+
+    def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        """Do what time asks of up to ``limit`` tasks: the end of a delay, a ttl or a ttr."""
+        ...
+
+    def truncate(self, tx: Any, limit: int) -> int:
+        """Remove up to ``limit`` tasks in any state, silently; return how many."""
+        ...
+
+    def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        """Make up to ``limit`` tasks that ``owner`` holds ready (event RELEASE); ``None``: of everybody."""
+        ...
+
+    def peek(self, tx: Any, ids: Sequence[int]) -> Sequence[Any]:
+        """Return the raw tasks of these ids, in any order."""
+        ...
+
+    def tasks_by_state(self, tx: Any, state: State, *, after: int, limit: int) -> Sequence[Any]:
+        """Return up to ``limit`` raw tasks in a state whose id is above ``after``, by id."""
+        ...
+
+    def count(self, tx: Any) -> Mapping[State, int]:
+        """Return how many tasks are in each state."""
+        ...
+
+    def next_due(self, tx: Any) -> int | None:
+        """Return the instant of the next thing that ``expire`` would do, ``None`` when there is none."""
+        ...
+
+    def normalize_task(self, raw: Any) -> Task:
+        """Turn what the driver's own steps return into a Task."""
+        ...
+
+
+DriverFactory = Callable[["Store", TubeRecord], Driver]
+"""Makes the driver of one tube on one store; a class that takes both is one."""
+
+
+def api_methods() -> tuple[str, ...]:
+    """The names of the driver API's methods, in the order of the protocol."""
+    return tuple(name for name, value in vars(Driver).items() if inspect.isfunction(value) and name[0] != "_")
+
+
+def check_driver(driver: object) -> None:
+    """Raise IncompleteDriver that names everything that a driver, or a driver class, lacks.
+
+    A factory function cannot be looked into: what it makes is checked when the first tube is opened.
+    """
+    if isinstance(driver, TubeType) or inspect.isroutine(driver):
+        return
+    missing = [name for name in api_methods() if not callable(getattr(driver, name, None))]
+    if isinstance(driver, type):
+        declared = any("features" in vars(base) or "features" in _annotations(base) for base in driver.__mro__)
+    else:
+        declared = isinstance(getattr(driver, "features", None), Features)
+    if not declared:
+        missing.insert(0, "features")
+    if missing:
+        name = driver.__name__ if isinstance(driver, type) else type(driver).__name__
+        raise IncompleteDriver(name, missing)
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    return cast("dict[str, Any]", vars(cls).get("__annotations__", {}))

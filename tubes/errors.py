@@ -1,0 +1,173 @@
+"""Every error that tubes raises, one tree.
+
+TubeError
+├── UnknownDriver (LookupError)      no driver of that name is registered
+├── IncompleteDriver (TypeError)     a driver lacks methods; names them all
+├── BadOption (ValueError)           an option, a name or an argument that cannot be
+├── NotSupported (BadOption)         the tube's type, or the store, cannot do that
+├── TubeExists                       create_tube of a name that is taken
+├── NoSuchTube (LookupError)
+├── NoSuchSession (LookupError)
+├── TaskNotFound (LookupError)
+├── NotTaken                         this session does not hold that task
+│   └── LeaseLost                    it did once; another take has come between
+├── TubeFull                         no room came within the put's timeout
+├── TubeBusy                         drop of a tube with taken tasks or waiting consumers
+├── DuplicateKey
+└── StoreError
+    ├── StoreUnavailable             the file, disk or server cannot be used (now)
+    ├── StoreBusy                    somebody else held the store's lock for too long
+    ├── Conflict                     a conflict that retries did not settle
+    ├── OutcomeUnknown               the connection died during a commit
+    └── SchemaMismatch               the store's schema is not the one this version knows
+
+TubesWarning (UserWarning)           something that works, but hardly as meant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TubeError(Exception):
+    """Root of all errors of tubes."""
+
+
+class UnknownDriver(TubeError, LookupError):
+    """No driver is registered under ``type``."""
+
+    def __init__(self, type: str, known: Iterable[str] = (), *, why: str = "") -> None:
+        self.type = type
+        super().__init__(f"unknown tube type {type!r}{suggestion(type, known)}{why}")
+
+
+class IncompleteDriver(TubeError, TypeError):
+    """A driver does not implement all of the driver API; ``missing`` names every gap."""
+
+    def __init__(self, driver: str, missing: Iterable[str]) -> None:
+        self.driver = driver
+        self.missing = tuple(missing)
+        super().__init__(f"driver {driver} is incomplete, it lacks: {', '.join(self.missing)}")
+
+
+class BadOption(TubeError, ValueError):
+    """An option, a name or an argument that cannot be; the message says what can."""
+
+    def __init__(self, message: str, *, option: str | None = None, value: object = None) -> None:
+        self.option = option
+        self.value = value
+        super().__init__(message)
+
+
+class NotSupported(BadOption):
+    """The tube's type or its store does not do that."""
+
+
+class TubeExists(TubeError):
+    """``create_tube`` of a name that is taken, or with ``if_not_exists`` by another type."""
+
+    def __init__(self, name: str, detail: str = "; pass if_not_exists=True to open it") -> None:
+        self.name = name
+        super().__init__(f"tube {name!r} already exists{detail}")
+
+
+class NoSuchTube(TubeError, LookupError):
+    """There is no tube of that name (any more)."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        self.name = name
+        super().__init__(f"there is no tube {name!r}{suggestion(name, known)}")
+
+
+class NoSuchSession(TubeError, LookupError):
+    """``identify`` of a session that is unknown or over."""
+
+    def __init__(self, session: object) -> None:
+        self.session = session
+        super().__init__(f"session {session} is unknown, or it is over")
+
+
+class TaskNotFound(TubeError, LookupError):
+    """The tube holds no task with this id."""
+
+    def __init__(self, tube: str, id: int) -> None:
+        self.tube = tube
+        self.id = id
+        super().__init__(f"tube {tube!r} has no task {id}")
+
+
+class NotTaken(TubeError):
+    """This session does not hold the task: it never did, or it has lost it."""
+
+    def __init__(self, tube: str, id: int, detail: str = "is not taken by this session") -> None:
+        self.tube = tube
+        self.id = id
+        super().__init__(f"task {id} of tube {tube!r} {detail}")
+
+
+class LeaseLost(NotTaken):
+    """This session took the task, but not last: its time ran out, or it was released since."""
+
+    def __init__(self, tube: str, id: int, token: int) -> None:
+        self.token = token
+        super().__init__(tube, id, f"is no longer held by take {token} of it")
+
+
+class TubeFull(TubeError):
+    """A bounded tube had no room until the put's ``timeout`` was over. Nothing was stored."""
+
+    def __init__(self, tube: str, capacity: int, wanted: int) -> None:
+        self.tube = tube
+        self.capacity = capacity
+        self.wanted = wanted
+        super().__init__(f"tube {tube!r} is full: capacity {capacity}, no room for {wanted} more")
+
+
+class TubeBusy(TubeError):
+    """The tube cannot be dropped now."""
+
+    def __init__(self, tube: str, why: str) -> None:
+        self.tube = tube
+        super().__init__(f"tube {tube!r} cannot be dropped: {why}")
+
+
+class DuplicateKey(TubeError):
+    """A task with this key is stored already."""
+
+
+class StoreError(TubeError):
+    """The store could not do it. The foreign error is the ``__cause__``."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be used: no such file, a full disk, a server that is down, a closed queue."""
+
+
+class StoreBusy(StoreError):
+    """Somebody else held the store's lock for longer than the timeout. Nothing was changed."""
+
+
+class Conflict(StoreError):
+    """A conflict with other transactions that retries did not settle. Nothing was changed."""
+
+
+class OutcomeUnknown(StoreError):
+    """The connection died during the commit: the change may have been made, or not."""
+
+
+class SchemaMismatch(StoreError):
+    """The store's tables are of a version that this version of tubes does not know."""
+
+
+class TubesWarning(UserWarning):
+    """Something that works, but hardly as it was meant."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?", or what is known, or nothing."""
+    words = sorted(known)
+    close = get_close_matches(word, words, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are: {', '.join(words)}" if words else ""

@@ -1,0 +1,45 @@
+"""Hands committed changes to the user's callbacks: in commit order, one at a time, each isolated."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from tubes.task import Event, Task
+
+Listener = Callable[[Task, Event], object]
+"""A user's callback: the task after the change, and what happened to it."""
+
+log = logging.getLogger("tubes.events")
+
+
+class Deliveries:
+    """One line of changes on their way to callbacks, for all tubes of a queue.
+
+    Whoever adds to an idle line delivers it, after its own commit and outside every lock; a callback that
+    calls the tube again only appends. A callback that raises is logged and changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[tuple[tuple[Listener, ...], Task, Event]] = deque()
+        self._delivering = threading.Lock()
+
+    def add(self, listeners: tuple[Listener, ...], task: Task, event: Event) -> None:
+        """Append one change. Called in the order of the commits."""
+        self._line.append((listeners, task, event))
+
+    def deliver(self) -> None:
+        """Call back until the line is empty, unless somebody is at it already."""
+        while self._line and self._delivering.acquire(blocking=False):
+            try:
+                while self._line:
+                    listeners, task, event = self._line.popleft()
+                    for listener in listeners:
+                        try:
+                            listener(task, event)
+                        except Exception:
+                            log.exception("callback %r failed on %s of %r", listener, event, task)
+            finally:
+                self._delivering.release()

@@ -1,0 +1,116 @@
+"""User's arguments become checked, stored values here, once: seconds to milliseconds, names, ids."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from tubes.errors import BadOption, NotSupported, suggestion
+
+Seconds = float | int | timedelta
+"""A public duration: a number of seconds or a timedelta."""
+
+LONGEST_MS = 2**53 - 1
+"""No duration is longer: 285,000 years, and exact in every store and in JSON."""
+
+LARGEST_ID = 2**63 - 1
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
+
+
+def tube_name(name: object) -> str:
+    """Check a tube's name (Tarantool queue README, ``create_tube``)."""
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise BadOption(
+        f"bad tube name {name!r}: letters, digits and _, at most 32, not starting with a digit",
+        option="name",
+        value=name,
+    )
+
+
+def milliseconds(option: str, value: object, *, least: int = 0) -> int:
+    """Turn seconds or a timedelta into whole milliseconds, rounded up so that nothing ends early."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise BadOption(f"{option} must be seconds or a timedelta, not {value!r}", option=option, value=value)
+    if value < least or value * 1000 > LONGEST_MS:
+        raise BadOption(
+            f"{option} must be from {least} to {LONGEST_MS // 1000} seconds, not {value!r}",
+            option=option,
+            value=value,
+        )
+    return math.ceil(round(value * 1000, 6))
+
+
+def optional_milliseconds(option: str, value: object) -> int | None:
+    """The same, where ``None`` means "never"."""
+    return None if value is None else milliseconds(option, value)
+
+
+def seconds(option: str, value: object) -> float:
+    """Check a duration that is only waited for, never stored."""
+    return milliseconds(option, value) / 1000
+
+
+def timeout_seconds(value: object) -> float | None:
+    """A take's ``timeout``: ``None`` waits for ever; a negative one tries once, as in Tarantool."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value <= 0:
+            return 0.0
+        if value == math.inf:
+            return None
+    return seconds("timeout", value)
+
+
+def whole(option: str, value: object, *, least: int = 0, most: int = LARGEST_ID) -> int:
+    """Check a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadOption(
+            f"{option} must be a whole number from {least} to {most}, not {value!r}",
+            option=option,
+            value=value,
+        )
+    return value
+
+
+def sub_queue(value: object) -> str:
+    """Check a sub-queue's name. Names are compared as text: 1 is "1", as in Tarantool."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadOption(f"utube {value!r} is not valid text", option="utube", value=value) from error
+        if "\0" not in value:
+            return str(value)
+    raise BadOption(f"utube must be text without NUL, not {value!r}", option="utube", value=value)
+
+
+def check_names(given: Iterable[str], allowed: Iterable[str], supported: Iterable[str], where: str) -> None:
+    """Refuse an option that nobody knows, and one that this type does not support, by name."""
+    supported = set(supported)
+    for option in given:
+        if option in supported:
+            continue
+        if option in set(allowed):
+            raise NotSupported(
+                f"{where} does not support {option!r}; it supports: {', '.join(sorted(supported)) or 'none'}",
+                option=option,
+            )
+        raise BadOption(f"{where} has no option {option!r}{suggestion(option, supported)}", option=option)
+
+
+def only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The named options among those given."""
+    return {name: given[name] for name in names if name in given}

@@ -1,0 +1,68 @@
+"""What a task carries: anything that JSON can carry, or bytes as they are. Never pickle.
+
+msgspec does the work; it is the fast codec that carries whole numbers of any size. It would also turn dates,
+sets and nested bytes silently into text, so what comes back is compared with what went in, and whatever
+differs is looked at closely: a tuple becomes a list, everything else that JSON has no form for is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def encode(data: Any) -> tuple[str | bytes, Any]:
+    """Return what is stored (JSON text or bytes) and what it will come back as; TypeError if neither can be."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        carried = bytes(data)
+        return carried, carried
+    try:
+        encoded = _encode(data)
+        back = _decode(encoded)
+        if back == data:
+            return encoded.decode(), back
+    except Exception:  # whatever the fast codec or a foreign __eq__ raised: the closer look says what is wrong
+        pass
+    try:
+        _check(data, "data")
+        text = json.dumps(data, allow_nan=False)
+        return text, json.loads(text)
+    except RecursionError:
+        raise TypeError("data cannot be carried as JSON: it is nested too deeply, or contains itself") from None
+
+
+def decode(payload: str | bytes) -> Any:
+    """Return what a stored payload means."""
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return _decode(payload)
+    except msgspec.DecodeError:  # escaped lone surrogates, which only the standard library accepts
+        return json.loads(payload)
+
+
+def _check(value: Any, where: str) -> None:
+    if value is None or isinstance(value, (str, bool, int)):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise TypeError(f"{where} cannot be carried as JSON: {value!r} is not a finite number")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check(item, f"{where}[{index}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} cannot be carried as JSON: key {key!r} is not text")
+            _check(item, f"{where}[{key!r}]")
+    else:
+        raise TypeError(
+            f"{where} cannot be carried as JSON: {type(value).__name__} is not None, bool, int, float, str, "
+            "list, tuple or dict (bytes are carried when they are the whole payload)"
+        )

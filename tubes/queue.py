@@ -1,0 +1,466 @@
+"""A Queue: one connection to a store, with the tubes in it, a session, and the background sweep."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+from uuid import UUID
+
+from tubes import options as checked
+from tubes.clock import Clock, SystemClock, real_monotonic
+from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
+from tubes.errors import (
+    BadOption,
+    NoSuchTube,
+    StoreError,
+    StoreUnavailable,
+    TubeBusy,
+    TubeExists,
+    TubesWarning,
+)
+from tubes.events import Deliveries, Listener
+from tubes.options import Seconds
+from tubes.registry import driver_names, find_driver, find_store
+from tubes.stats import FLUSH_AFTER
+from tubes.store import Store, Unit
+from tubes.sweeper import Sweeper
+from tubes.task import Event, State
+from tubes.tube import ALL_TUBE_OPTIONS, TUBE_OPTIONS, Tube, supported
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks for dead sessions by consumers that find enough to do."""
+
+_open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+
+def connect(
+    url: str,
+    *,
+    clock: Clock | None = None,
+    sweep: bool = True,
+    durability: str = "full",
+    session_ttr: Seconds = 0,
+    namespace: str = "tubes",
+    migrate: bool | None = None,
+    busy_timeout: Seconds = 5,
+) -> Queue:
+    """Open a queue: ``sqlite:///file.db`` (relative), ``sqlite:////abs/file.db``, ``sqlite://`` (in memory).
+
+    ``durability``: ``full`` (what ``put`` returned survives a power cut), ``normal`` (survives a crash of the
+    process, a power cut may lose the last moments) or ``off``. ``session_ttr``: seconds for which this session
+    keeps its tasks after its last connection has gone. ``namespace``: prefix of the tables, so that several
+    queues can share one database. ``migrate``: bring the schema up; by itself for a SQLite file. ``busy_timeout``:
+    seconds to wait for a lock that others hold, then StoreBusy. ``sweep=False``: no background sweep; takes
+    settle what is due all the same, and ``queue.sweep()`` does it at once. ``clock``: for tests.
+
+    Raises StoreUnavailable when the store cannot be used, SchemaMismatch when its schema is another version's.
+    """
+    scheme = url.partition(":")[0] if isinstance(url, str) else ""
+    if not scheme or ":" not in url:
+        raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {url!r}", option="url")
+    if durability not in ("full", "normal", "off"):
+        raise BadOption(
+            f"durability must be full, normal or off, not {durability!r}", option="durability", value=durability
+        )
+    store = find_store(scheme)(
+        url,
+        clock=clock or SystemClock(),
+        durability=durability,
+        session_ttr_ms=checked.milliseconds("session_ttr", session_ttr),
+        namespace=checked.tube_name(namespace),
+        migrate=migrate,
+        busy_timeout=checked.seconds("busy_timeout", busy_timeout),
+    )
+    return Queue(store, sweep=sweep)
+
+
+class Tubes:
+    """``queue.tube``: tubes by name, as attributes or items."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def __getitem__(self, name: str) -> Tube:
+        return self._queue.get_tube(name)
+
+    def __getattr__(self, name: str) -> Tube:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._queue.get_tube(name)
+        except NoSuchTube as error:
+            raise AttributeError(str(error)) from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._queue.tubes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queue.tubes())
+
+    def __len__(self) -> int:
+        return len(self._queue.tubes())
+
+    def __dir__(self) -> list[str]:
+        return self._queue.tubes()
+
+
+class Queue:
+    """A connection to a store. Threads may share it; a forked child gets a session of its own.
+
+    Use it as a context manager, or call ``close``: its session then ends, and what it holds is released.
+    """
+
+    def __init__(self, store: Store, *, sweep: bool = True) -> None:
+        self.store = store
+        self.clock = store.clock
+        self.tube = Tubes(self)
+        self.deliveries = Deliveries()
+        self.is_closed = False
+        self._sweeps = sweep
+        self._tubes: dict[str, Tube] = {}
+        self._lock = threading.RLock()
+        self._sweeper = Sweeper(self._background)
+        self._look_at = 0.0
+        _open_queues.add(self)
+        self._open_all()
+
+    # Tubes
+
+    def create_tube(
+        self,
+        name: str,
+        type: str,
+        *,
+        if_not_exists: bool = False,
+        temporary: bool = False,
+        on_task_change: Listener | None = None,
+        **options: Any,
+    ) -> Tube:
+        """Create a tube, or with ``if_not_exists`` open the one that is there (with its stored options).
+
+        Options, by type (seconds): ``ttl``, ``ttr``, ``pri``: defaults of its tasks; ``capacity``: most stored
+        tasks, 0 for no limit. ``temporary``: its tasks do not outlive the last process that has the store open.
+        Raises TubeExists, UnknownDriver, NotSupported, BadOption (Tarantool: ``queue.create_tube``).
+        """
+        self.check_open()
+        checked.tube_name(name)
+        if not isinstance(type, str):
+            raise BadOption(f"a tube type is given by its name, not {type!r}", option="type", value=type)
+        definition = find_driver(type)
+        if on_task_change is not None and not callable(on_task_change):
+            raise BadOption(f"a callback must be callable, not {on_task_change!r}", option="on_task_change")
+        if not isinstance(temporary, bool):
+            raise BadOption(f"temporary must be true or false, not {temporary!r}", option="temporary")
+        stored = self._stored_options(definition, type, name, options)
+        with self._lock:
+
+            def step(tx: Any) -> tuple[TubeRecord, Driver, bool]:
+                tx.begin()
+                record = next((known for known in self.store.tubes(tx) if known.name == name), None)
+                if record is None:
+                    record = self.store.add_tube(tx, name, type, stored, temporary)
+                    driver = self._make_driver(definition, record)
+                    driver.create_space(tx, record)
+                    return record, driver, True
+                if not if_not_exists:
+                    raise TubeExists(name)
+                if record.type != type:
+                    raise TubeExists(name, f" as a {record.type}, not a {type}")
+                return record, self._make_driver(definition, record), False
+
+            record, driver, _ = self.store.transact(step)
+            tube = self._opened(record, driver)
+        if on_task_change is not None:
+            tube.on_task_change(on_task_change)
+        if driver.features.timed and record.options.get("ttl_ms") is not None:
+            if record.options.get("ttr_ms") is None:
+                warnings.warn(
+                    f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
+                    "vanishes; give a ttr, or a ttl that is longer than any work",
+                    TubesWarning,
+                    stacklevel=2,
+                )
+        return tube
+
+    def get_tube(self, name: str) -> Tube:
+        """Return a tube that exists; NoSuchTube if not, UnknownDriver if its type is not registered."""
+        tube = self._tubes.get(name)
+        if tube is not None:
+            return tube
+        self.check_open()
+        with self._lock:
+            records = {record.name: record for record in self.store.read(self.store.tubes)}
+            if name not in records:
+                raise NoSuchTube(name, records)
+            record = records[name]
+            return self._opened(record, self._make_driver(find_driver(record.type), record))
+
+    def tubes(self) -> list[str]:
+        """The names of all tubes in the store, in the order of their creation (``queue.tube()``)."""
+        return [record.name for record in self.store.read(self.store.tubes)]
+
+    def records(self) -> Sequence[TubeRecord]:
+        """All tubes as the catalogue has them, those whose type is not registered here too."""
+        return self.store.read(self.store.tubes)
+
+    def drop_tube(self, tube: Tube | str) -> None:
+        """Remove a tube and its tasks; TubeBusy while tasks are taken or consumers of this process wait."""
+        if isinstance(tube, str):
+            tube = self.get_tube(tube)
+        dropped = tube
+        if self.store.waiters.count(dropped.record.id):
+            raise TubeBusy(dropped.name, "consumers are waiting")
+
+        def step(tx: Any) -> None:
+            tx.begin()
+            if not self.store.has_tube(tx, dropped.record):
+                raise NoSuchTube(dropped.name)
+            taken = dropped.driver.count(tx).get(State.TAKEN, 0)
+            if taken:
+                raise TubeBusy(dropped.name, f"{taken} of its tasks are taken")
+            dropped.driver.drop(tx)
+            self.store.remove_tube(tx, dropped.record)
+
+        with self._lock:
+            self.store.transact(step)
+            if self._tubes.get(dropped.name) is dropped:
+                del self._tubes[dropped.name]
+        dropped.driver.stop()
+        self.store.wake(dropped.record.id, 2**31)
+
+    def statistics(self, name: str | None = None) -> dict[str, Any]:
+        """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``)."""
+        if name is not None:
+            return self.get_tube(name).statistics()
+        return {tube.name: tube.statistics() for tube in self._open_all()}
+
+    # Sessions
+
+    def identify(self, session: UUID | str | None = None) -> UUID:
+        """Return this connection's session; given another's UUID, join that one first.
+
+        What the left session held is released, unless it has other connections or a session_ttr. BadOption for
+        what is no UUID, NoSuchSession for one that is unknown or over (Tarantool: ``queue.identify``).
+        """
+        self.check_open()
+        if session is not None:
+            try:
+                wanted = session if isinstance(session, UUID) else UUID(session)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise BadOption(f"a session is a UUID, not {session!r}", option="session") from error
+            self.store.join(wanted.hex)
+            self.rescue()
+        return UUID(self.store.session)
+
+    def configure(self, **settings: Any) -> None:
+        """Change settings of this connection: ``session_ttr``, in seconds (Tarantool: ``queue.cfg``)."""
+        checked.check_names(settings, (), ("session_ttr",), "configure")
+        if "session_ttr" in settings:
+            self.store.set_session_ttr(checked.milliseconds("session_ttr", settings["session_ttr"]))
+
+    def look_for_the_dead(self) -> bool:
+        """Now and then, tell whether a session may have ended; what a busy consumer can afford."""
+        now = real_monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_EVERY
+        return self.store.deaths_suspected()
+
+    def rescue(self) -> int:
+        """Release what ended sessions hold, in every open tube; return how many tasks that were."""
+        released = 0
+        ended = self.store.transact(lambda tx: self.store.ended_sessions(tx, self.clock.now_ms()))
+        if ended:
+            tubes = self._open_all()
+            complete = len(tubes) == len(self.records())
+            for session in ended:
+                for tube in tubes:
+                    released += tube.release_owner(session)
+                if complete:
+                    self.store.transact(lambda tx, gone=session: self.store.forget_session(tx, gone))  # type: ignore[misc]
+        return released
+
+    # Transactions
+
+    @contextmanager
+    def transaction(self) -> Iterator[Unit]:
+        """Make several calls one: each takes ``unit=``. Committed when the block ends, rolled back if it raises.
+
+        Callbacks and wake-ups come after the commit, and never after a rollback. Other threads' writes wait.
+        """
+        self.check_open()
+        unit: Unit | None = None
+
+        def committed() -> None:
+            if unit is not None:
+                for tube, changes in unit.changes():
+                    tube.line_up(changes)
+
+        with self.store.transaction(committed) as tx:
+            unit = Unit(tx)
+            try:
+                yield unit
+            finally:
+                unit.is_open = False
+        for tube, changes in unit.changes():
+            tube.publish(changes)
+        self.deliveries.deliver()
+
+    # Time
+
+    def sweep(self) -> int:
+        """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
+        self.check_open()
+        changed = self.rescue() if self.store.deaths_suspected() else 0
+        for tube in self._open_all():
+            with suppress(NoSuchTube):
+                changed += tube.expire()
+        self.flush_counts()
+        return changed
+
+    def due_at(self, due_ms: int) -> None:
+        """A task is due then: let the sweeper come in time."""
+        if self._sweeps:
+            self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
+
+    def count(self, tube: int, event: Event, count: int) -> None:
+        """Count calls; they are stored a second later."""
+        if self.store.counts.add(tube, event, count):
+            self._sweeper.nudge(FLUSH_AFTER)
+
+    def flush_counts(self) -> None:
+        """Store the calls that this process has counted."""
+        counts = self.store.counts
+        if counts.is_dirty:
+            deltas = counts.drain()
+            try:
+                self.store.add_calls(deltas)
+            except StoreError:
+                counts.restore(deltas)
+                raise
+
+    def _background(self) -> float | None:
+        if self.is_closed:
+            return None
+        self.flush_counts()
+        if not self._sweeps:
+            return None
+        self.sweep()
+        dues = [due for tube in self._open_all() if (due := tube.next_due_ms()) is not None]
+        return (min(dues) - self.clock.now_ms()) / 1000 if dues else None
+
+    # Life
+
+    def close(self) -> None:
+        """End waiting takes, this session and its background work. Calling it again is harmless.
+
+        What the session holds goes back to ready at once (or after its session_ttr), unless other connections
+        share it.
+        """
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+        self.store.waiters.wake_all()
+        self._sweeper.stop()
+        try:
+            with suppress(StoreError):
+                self.flush_counts()
+            self.store.leave()
+            with suppress(StoreError):
+                self.rescue()
+        finally:
+            self.store.close()
+            for tube in self._tubes.values():
+                tube.driver.stop()
+            _open_queues.discard(self)
+        self.deliveries.deliver()
+
+    def check_open(self) -> None:
+        """Raise StoreUnavailable when this queue was closed."""
+        if self.is_closed:
+            raise StoreUnavailable("this queue is closed")
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Queue on {self.store}{' (closed)' if self.is_closed else ''}>"
+
+    def forked(self) -> None:
+        """Called in a forked child: nothing of the parent's is used again, or closed."""
+        self.store.forked()
+        self._lock = threading.RLock()
+        self.deliveries = Deliveries()
+        self._sweeper = Sweeper(self._background)
+
+    # Within
+
+    def _open_all(self) -> list[Tube]:
+        """Open every tube whose type is registered here; the others wait until theirs is."""
+        known = set(driver_names())
+        with self._lock:
+            records = self.records()
+            for record in records:
+                if record.type in known and self._is_new(record):
+                    self._opened(record, self._make_driver(find_driver(record.type), record))
+            ids = {record.id for record in records}
+            return [tube for tube in self._tubes.values() if tube.record.id in ids]
+
+    def _is_new(self, record: TubeRecord) -> bool:
+        tube = self._tubes.get(record.name)
+        return tube is None or tube.record.id != record.id
+
+    def _opened(self, record: TubeRecord, driver: Driver) -> Tube:
+        if self._is_new(record):
+            self.store.transact(driver.start)
+            self._tubes[record.name] = Tube(self, record, driver)
+        return self._tubes[record.name]
+
+    def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
+        if isinstance(definition, TubeType):
+            return self.store.realise(definition, record)
+        driver = cast("Driver", definition(self.store, record))
+        check_driver(driver)
+        return driver
+
+    def _stored_options(
+        self, definition: Any, type: str, name: str, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        features = getattr(definition, "features", None)
+        if not isinstance(features, Features):  # a factory function: what it makes knows
+            features = self._make_driver(definition, TubeRecord(0, name, type, {}, False)).features
+        where = f"{type} tube {name!r}"
+        checked.check_names(options, ALL_TUBE_OPTIONS, supported(features, TUBE_OPTIONS), where)
+        stored: dict[str, Any] = {}
+        for option in ("ttl", "ttr"):
+            if options.get(option) is not None:
+                stored[f"{option}_ms"] = checked.milliseconds(option, options[option])
+        for option in ("pri", "capacity"):
+            if option in options:
+                stored[option] = checked.whole(option, options[option])
+        return stored
+
+
+def _after_fork() -> None:
+    for queue in list(_open_queues):
+        queue.forked()
+
+
+def _at_exit() -> None:
+    for queue in list(_open_queues):
+        with suppress(Exception):
+            queue.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,76 @@
+"""Finds drivers by type name and stores by URL scheme: registered by hand, or through entry points."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+from tubes.driver import DriverFactory, TubeType, check_driver
+from tubes.errors import BadOption, StoreUnavailable, UnknownDriver, suggestion
+from tubes.options import tube_name
+
+_registered: dict[str, TubeType | DriverFactory] = {}
+_found: dict[str, dict[str, EntryPoint]] = {}
+_lock = threading.Lock()
+
+
+def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
+    """Make ``create_tube(name, type)`` known in this process.
+
+    ``driver`` is a TubeType, or a callable ``(store, tube) -> Driver``, usually a class. An incomplete one is
+    refused with IncompleteDriver, a type that is registered already with BadOption. Tubes of this type that
+    exist in a store open from now on (Tarantool: ``queue.register_driver``).
+    """
+    tube_name(type)
+    if not isinstance(driver, TubeType) and not callable(driver):
+        raise BadOption(f"a driver is a TubeType or a callable (store, tube), not {driver!r}", value=driver)
+    check_driver(driver)
+    with _lock:
+        known = _registered.get(type)
+        if known is driver:
+            return
+        if known is not None or type in _entries("tubes.drivers"):
+            raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
+        _registered[type] = driver
+
+
+def find_driver(type: str) -> TubeType | DriverFactory:
+    """Return what is registered under a type name, or raise UnknownDriver."""
+    driver = _registered.get(type)
+    if driver is not None:
+        return driver
+    entry = _entries("tubes.drivers").get(type)
+    if entry is None:
+        raise UnknownDriver(type, {*_registered, *_entries("tubes.drivers")})
+    try:
+        loaded = entry.load()
+    except ImportError as error:
+        raise UnknownDriver(type, why=f": its module cannot be imported ({error})") from error
+    check_driver(loaded)
+    _registered[type] = loaded
+    return cast("TubeType | DriverFactory", loaded)
+
+
+def driver_names() -> list[str]:
+    """All type names that ``create_tube`` accepts."""
+    return sorted({*_registered, *_entries("tubes.drivers")})
+
+
+def find_store(scheme: str) -> Callable[..., Any]:
+    """Return the store of a URL scheme, or raise BadOption that lists the schemes."""
+    entry = _entries("tubes.stores").get(scheme.partition("+")[0])
+    if entry is None:
+        known = _entries("tubes.stores")
+        raise BadOption(f"no store for URLs that begin with {scheme!r}{suggestion(scheme, known)}", option="url")
+    try:
+        return cast("Callable[..., Any]", entry.load())
+    except ImportError as error:
+        raise StoreUnavailable(f"the store for {scheme!r} needs a package that is not installed: {error}") from error
+
+
+def _entries(group: str) -> dict[str, EntryPoint]:
+    if group not in _found:
+        _found[group] = {entry.name: entry for entry in entry_points(group=group)}
+    return _found[group]

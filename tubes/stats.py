@@ -1,0 +1,72 @@
+"""Counts calls. Each process counts for itself and stores what it counted at most a second later."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tubes.task import Event, State
+
+FLUSH_AFTER = 1.0
+"""Seconds after which counts are stored; what a SIGKILL can lose."""
+
+
+class Deltas(NamedTuple):
+    """Calls of one tube that are not stored yet: by event name, how many."""
+
+    tube: int
+    calls: Mapping[str, int]
+
+
+class Counts:
+    """The calls that this process made on one store and has not stored yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[int, Counter[str]] = {}
+        self.is_dirty = False
+
+    def add(self, tube: int, event: Event, count: int) -> bool:
+        """Count; tell whether these are the first since the last flush."""
+        with self._lock:
+            calls = self._pending.get(tube)
+            if calls is None:
+                calls = self._pending[tube] = Counter()
+            calls[event] += count
+            first = not self.is_dirty
+            self.is_dirty = True
+            return first
+
+    def pending(self, tube: int) -> Mapping[str, int]:
+        """The counts of one tube that are not stored yet."""
+        with self._lock:
+            return dict(self._pending.get(tube, {}))
+
+    def drain(self) -> Sequence[Deltas]:
+        """Hand over all counts. Whoever fails to store them gives them back with ``restore``."""
+        with self._lock:
+            pending, self._pending, self.is_dirty = self._pending, {}, False
+        return [Deltas(tube, calls) for tube, calls in pending.items()]
+
+    def restore(self, deltas: Sequence[Deltas]) -> None:
+        """Take back counts that could not be stored."""
+        with self._lock:
+            for tube, calls in deltas:
+                self._pending.setdefault(tube, Counter()).update(calls)
+            self.is_dirty = self.is_dirty or bool(deltas)
+
+
+def statistics(states: Mapping[State, int], calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Tarantool's keys (queue README, ``queue.statistics``): tasks by state, calls by event."""
+    counts = {event.value: calls.get(event.value, 0) for event in Event}
+    tasks: dict[str, Any] = {
+        "ready": states.get(State.READY, 0),
+        "taken": states.get(State.TAKEN, 0),
+        "buried": states.get(State.BURIED, 0),
+        "delayed": states.get(State.DELAYED, 0),
+    }
+    tasks["total"] = sum(tasks.values())
+    tasks["done"] = sum(counts[event] for event in (Event.ACK, Event.DELETE, Event.TTL))
+    return {"tasks": tasks, "calls": counts}

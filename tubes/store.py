@@ -1,0 +1,137 @@
+"""What a store is: the only one that opens and commits transactions.
+
+A store retries conflicts, translates foreign errors, keeps the catalogue of tubes, the sessions and the
+counters, and wakes those who wait. It knows nothing of states and verbs; those are the drivers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tubes.clock import Clock
+from tubes.stats import Counts, Deltas
+from tubes.waiting import Waiters
+
+if TYPE_CHECKING:
+    from tubes.driver import Change, Driver, TubeRecord, TubeType
+    from tubes.tube import Tube
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """The seam between the framework and a database. ``tx`` is the store's own open transaction."""
+
+    waiters: Waiters
+    counts: Counts
+    clock: Clock
+
+    @property
+    def session(self) -> str:
+        """The session of this connection, as stored (32 hexadecimal digits)."""
+        ...
+
+    def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+        """Run ``work`` in a transaction and commit it.
+
+        ``work`` may run again after a conflict, so it must have no other effect. ``on_commit`` is called once
+        with its answer, in the order of the commits.
+        """
+        ...
+
+    def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
+        """Open a transaction that lasts as long as the ``with`` block; an exception rolls it back."""
+        ...
+
+    def read(self, work: Callable[[Any], T]) -> T:
+        """Run ``work``, which only reads, on what is committed."""
+        ...
+
+    def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
+        """Make the driver of a tube whose type is a TubeType."""
+        ...
+
+    # The catalogue of tubes
+
+    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
+        """All tubes, in the order of their creation."""
+        ...
+
+    def add_tube(
+        self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
+    ) -> TubeRecord: ...
+
+    def remove_tube(self, tx: Any, tube: TubeRecord) -> None: ...
+
+    def has_tube(self, tx: Any, tube: TubeRecord) -> bool: ...
+
+    # Sessions
+
+    def join(self, session: str) -> None:
+        """Make this connection part of an existing session, or raise NoSuchSession."""
+        ...
+
+    def set_session_ttr(self, ttr_ms: int) -> None:
+        """Set how long this session outlives its last connection."""
+        ...
+
+    def deaths_suspected(self) -> bool:
+        """Tell cheaply whether a session may have ended since it was last looked."""
+        ...
+
+    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
+        """Notice dead connections, end the sessions whose grace is over, and return all ended ones."""
+        ...
+
+    def forget_session(self, tx: Any, session: str) -> None:
+        """Remove an ended session; its tasks are released."""
+        ...
+
+    # Waking
+
+    def wake(self, tube: int, count: int) -> None:
+        """Wake up to ``count`` consumers that wait for this tube, here and in other processes."""
+        ...
+
+    # Counters
+
+    def add_calls(self, deltas: Sequence[Deltas]) -> None: ...
+
+    def calls(self, tx: Any, tube: int) -> Mapping[str, int]: ...
+
+    # Life
+
+    def leave(self) -> None:
+        """End this connection's part in its session, which ends with its last connection."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back: files, locks, connections. Idempotent."""
+        ...
+
+    def forked(self) -> None:
+        """Called in a forked child: leave all of the parent's alone, and begin a session of its own."""
+        ...
+
+
+class Unit:
+    """A transaction that spans several calls: they pass it as ``unit=``.
+
+    Its changes reach the listeners after the commit; a rollback emits nothing.
+    """
+
+    def __init__(self, tx: Any) -> None:
+        self.tx = tx
+        self._changes: list[tuple[Tube, Sequence[Change]]] = []
+        self.is_open = True
+
+    def add(self, tube: Tube, changes: Sequence[Change]) -> None:
+        """Keep the changes that a step made in this transaction."""
+        if changes:
+            self._changes.append((tube, changes))
+
+    def changes(self) -> Sequence[tuple[Tube, Sequence[Change]]]:
+        """All changes so far, in order."""
+        return self._changes

@@ -1,0 +1,82 @@
+"""Runs what is due in the background. The only module that knows the scheduler (APScheduler 3.11).
+
+One interval job: it runs every FLOOR seconds, and sooner when somebody nudges. Date jobs would vanish when
+they are late or overlap, so it is always this one job whose next run is moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from tubes.clock import real_monotonic, real_now
+
+FLOOR = 1.0
+"""Seconds between two looks at what other processes may have left to do."""
+
+log = logging.getLogger("tubes.sweeper")
+
+
+class Sweeper:
+    """Calls ``work`` in a background thread. ``work`` returns seconds to its next turn, ``None``: no hurry."""
+
+    def __init__(self, work: Callable[[], float | None]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._next = float("inf")
+        self._scheduler: BackgroundScheduler | None = None
+        self._stopped = False
+
+    def nudge(self, seconds: float) -> None:
+        """Make sure that the work runs within ``seconds``. The first nudge starts the background thread."""
+        at = real_monotonic() + max(seconds, 0.0)
+        if at >= self._next:
+            return
+        with self._lock:
+            if at >= self._next or self._stopped:
+                return
+            self._next = at
+            when = real_now() + timedelta(seconds=max(seconds, 0.0))
+            if self._scheduler is None:
+                self._start(when)
+            else:
+                self._scheduler.modify_job("sweep", next_run_time=when)
+
+    def _start(self, when: datetime) -> None:
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC, executors={"default": ThreadPoolExecutor(1)}, daemon=True
+        )
+        self._scheduler.add_job(
+            self._run,
+            "interval",
+            seconds=FLOOR,
+            id="sweep",
+            next_run_time=when,
+            misfire_grace_time=None,
+            coalesce=True,
+            max_instances=1,
+        )
+        self._scheduler.start()
+
+    def _run(self) -> None:
+        self._next = real_monotonic() + FLOOR
+        try:
+            again = self._work()
+        except Exception:
+            log.exception("a background sweep failed; the next is in %s s", FLOOR)
+            again = None
+        if again is not None:
+            self.nudge(again)
+
+    def stop(self) -> None:
+        """End the background thread; waits for a running sweep, unless it is the one that calls."""
+        with self._lock:
+            scheduler, self._scheduler, self._stopped = self._scheduler, None, True
+        if scheduler is not None:
+            own = threading.current_thread().name.startswith("ThreadPoolExecutor")
+            scheduler.shutdown(wait=not own)

@@ -1,0 +1,194 @@
+"""What a task is: its states, the events that move it, and the value that users hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+
+class State(StrEnum):
+    """Where a task is in its life, with Tarantool's codes (queue README, "Task states")."""
+
+    READY = "r"
+    TAKEN = "t"
+    DELAYED = "~"
+    BURIED = "!"
+    DONE = "-"
+
+
+class Event(StrEnum):
+    """What happened to a task. One change of a task is exactly one event."""
+
+    PUT = "put"
+    TAKE = "take"
+    ACK = "ack"
+    DELETE = "delete"
+    RELEASE = "release"
+    TOUCH = "touch"
+    BURY = "bury"
+    KICK = "kick"
+    DELAY = "delay"
+    TTL = "ttl"
+    TTR = "ttr"
+
+
+class Transition(NamedTuple):
+    """One legal move: ``None`` as the source means that the task did not exist before."""
+
+    source: State | None
+    event: Event
+    target: State
+
+
+STORED = (State.READY, State.TAKEN, State.DELAYED, State.BURIED)
+"""The states that a stored task can have; a done task is gone."""
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(None, Event.PUT, State.READY),
+    Transition(None, Event.PUT, State.DELAYED),
+    Transition(State.READY, Event.TAKE, State.TAKEN),
+    Transition(State.TAKEN, Event.ACK, State.DONE),
+    *(Transition(state, Event.DELETE, State.DONE) for state in STORED),
+    Transition(State.TAKEN, Event.RELEASE, State.READY),
+    Transition(State.TAKEN, Event.RELEASE, State.DELAYED),
+    Transition(State.TAKEN, Event.TOUCH, State.TAKEN),
+    Transition(State.READY, Event.BURY, State.BURIED),
+    Transition(State.TAKEN, Event.BURY, State.BURIED),
+    Transition(State.DELAYED, Event.BURY, State.BURIED),
+    Transition(State.BURIED, Event.KICK, State.READY),
+    Transition(State.DELAYED, Event.DELAY, State.READY),
+    *(Transition(state, Event.TTL, State.DONE) for state in STORED),
+    Transition(State.TAKEN, Event.TTR, State.READY),
+)
+"""Every move that a task can make. Documentation, tests and the conformance kit read this table."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The fields of a task while it is being filled in.
+
+    A frozen dataclass sets its fields one by one through ``object.__setattr__``: 2.6 µs for these
+    fourteen. Filling a plain one and then making it a Task (the two have the same slots) takes 0.5.
+    """
+
+    id: int
+    tube: str
+    state: State
+    data: Any
+    pri: int
+    utube: str | None
+    created_at: datetime
+    updated_at: datetime
+    due_at: datetime | None
+    ttl: float | None
+    ttr: float | None
+    attempts: int
+    owner: UUID | None
+    token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task as it was when a call returned it. It does not change; ask ``peek`` for news.
+
+    ``ttl`` and ``ttr`` are seconds, ``None`` for "never". ``due_at`` is the instant of the next thing
+    that time will do to the task: the end of its delay, its ttr or its ttl. ``attempts`` counts its
+    takes. ``owner`` and ``token`` are set while it is taken: the session that holds it, and the number
+    of this very lease, which ``ack(task)`` and its kin present.
+    """
+
+    id: int
+    tube: str
+    state: State
+    data: Any
+    pri: int
+    utube: str | None
+    created_at: datetime
+    updated_at: datetime
+    due_at: datetime | None
+    ttl: float | None
+    ttr: float | None
+    attempts: int
+    owner: UUID | None
+    token: int | None
+
+    def __repr__(self) -> str:
+        data = repr(self.data)
+        shown = data if len(data) <= 60 else f"{data[:57]}..."
+        return f"<Task {self.tube}:{self.id} {self.state.name.lower()} {shown}>"
+
+
+@lru_cache(maxsize=4096)
+def instant(ms: int) -> datetime:
+    """Turn stored milliseconds into an aware UTC datetime; neighbours share few distinct values."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+@lru_cache(maxsize=1024)
+def session_id(text: str) -> UUID:
+    """Turn a stored session id into the UUID that users see."""
+    return UUID(text)
+
+
+def make_task(
+    id: int,
+    tube: str,
+    state: State,
+    data: Any,
+    *,
+    pri: int = 0,
+    utube: str | None = None,
+    created_ms: int,
+    updated_ms: int,
+    due_ms: int | None = None,
+    ttl_ms: int | None = None,
+    ttr_ms: int | None = None,
+    attempts: int = 0,
+    owner: str | None = None,
+) -> Task:
+    """Build a Task from what a store holds (milliseconds, text). Drivers call this in normalize_task."""
+    taken = state is State.TAKEN
+    draft = _Draft(
+        id,
+        tube,
+        state,
+        data,
+        pri,
+        utube,
+        instant(created_ms),
+        instant(updated_ms),
+        None if due_ms is None else instant(due_ms),
+        None if ttl_ms is None else ttl_ms / 1000,
+        None if ttr_ms is None else ttr_ms / 1000,
+        attempts,
+        session_id(owner) if taken and owner else None,
+        attempts if taken else None,
+    )
+    draft.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
+    return cast(Task, draft)
+
+
+def done(task: Task, now_ms: int) -> Task:
+    """The task as it was when it ended: done, and in nobody's hands."""
+    draft = _Draft(
+        task.id,
+        task.tube,
+        State.DONE,
+        task.data,
+        task.pri,
+        task.utube,
+        task.created_at,
+        instant(now_ms),
+        None,
+        task.ttl,
+        task.ttr,
+        task.attempts,
+        None,
+        None,
+    )
+    draft.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
+    return cast(Task, draft)

@@ -1,0 +1,67 @@
+"""A clock that tests move by hand."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from tubes.clock import Signal
+
+
+class FakeClock:
+    """Time stands still until ``advance``; nothing sleeps.
+
+    Pass it to ``tubes.connect(url, clock=clock, sweep=False)``, then advance it and call ``queue.sweep()``. A
+    ``take`` that waits in another thread wakes when the clock passes its timeout, or the next thing that is due.
+    """
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        self._lock = threading.Lock()
+        self._now_ms = start_ms
+        self._passed_ms = 0
+        self._waits: dict[int, tuple[float, Signal]] = {}
+        self._late: set[int] = set()
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._passed_ms / 1000
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass, rounded to milliseconds, and wake whoever has waited long enough."""
+        with self._lock:
+            passed = math.ceil(round(seconds * 1000, 6))
+            self._now_ms += passed
+            self._passed_ms += passed
+            for key, (deadline, signal) in self._waits.items():
+                if deadline <= self._passed_ms and not signal.is_set:
+                    self._late.add(key)
+                    signal.set()
+
+    def step(self, seconds: float) -> None:
+        """Change the time of day alone, as when a host's clock is set; no time passes."""
+        with self._lock:
+            self._now_ms += round(seconds * 1000)
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait now and have not been woken."""
+        with self._lock:
+            return sum(not signal.is_set for _, signal in self._waits.values())
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        key = threading.get_ident()
+        with self._lock:
+            deadline = math.inf if timeout is None else self._passed_ms + math.ceil(round(timeout * 1000, 6))
+            if deadline <= self._passed_ms and not signal.is_set:
+                return False
+            self._waits[key] = (deadline, signal)
+        try:
+            signal.wait(None)
+        finally:
+            with self._lock:
+                del self._waits[key]
+                late = key in self._late
+                self._late.discard(key)
+        return not late

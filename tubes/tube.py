@@ -1,0 +1,656 @@
+"""The user's verbs: a Tube checks arguments, runs driver steps through the store, and publishes changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from tubes import options as checked
+from tubes.driver import STEP_LIMIT, Change, Driver, Features, NewTask, Ref, TubeRecord
+from tubes.errors import BadOption, LeaseLost, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeFull
+from tubes.events import Listener
+from tubes.options import Seconds
+from tubes.payload import encode
+from tubes.stats import statistics
+from tubes.store import Unit
+from tubes.task import Event, State, Task
+
+if TYPE_CHECKING:
+    from tubes.queue import Queue
+
+PUT_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "timed": ("ttl", "ttr", "delay"),
+    "priority": ("pri",),
+    "grouped": ("utube",),
+    "bounded": ("timeout",),
+}
+TUBE_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "timed": ("ttl", "ttr"),
+    "priority": ("pri",),
+    "grouped": (),
+    "bounded": ("capacity",),
+}
+
+
+class PutOptions(TypedDict, total=False):
+    """What a put may say of its tasks; durations in seconds. Which ones a type supports, its features say."""
+
+    pri: int
+    ttl: Seconds | None
+    ttr: Seconds | None
+    delay: Seconds
+    utube: str | int | None
+    timeout: Seconds | None
+    unit: Unit | None
+
+
+def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    """The options that a type with these features knows."""
+    return frozenset(
+        name for feature, names in table.items() if getattr(features, feature) for name in names
+    )
+
+
+ALL_PUT_OPTIONS = supported(Features(True, True, True, True), PUT_OPTIONS)
+ALL_TUBE_OPTIONS = supported(Features(True, True, True, True), TUBE_OPTIONS)
+
+_READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
+_FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
+
+
+class Tube:
+    """A named queue of tasks. ``queue.create_tube`` and ``queue.tube["NAME"]`` hand these out.
+
+    Every verb takes a task by its id or as the Task that a call returned. By Task, it is meant as it was when
+    it was taken: if it has been given to somebody else since, the verb raises LeaseLost. By id, only the
+    session is asked (``ack``, ``release``, ``touch``), or nobody (``bury``, ``delete``).
+    """
+
+    def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
+        self._queue = queue
+        self._store = queue.store
+        self._clock = queue.clock
+        self._record = record
+        self._id = record.id
+        self.driver = driver
+        self._listeners: tuple[Listener, ...] = ()
+        self._callback: Listener | None = None
+        self._others: list[Listener] = []
+        features = driver.features
+        self._allowed = supported(features, PUT_OPTIONS)
+        self._pri = record.options.get("pri", 0)
+        self._ttl_ms = record.options.get("ttl_ms")
+        self._ttr_ms = record.options.get("ttr_ms", self._ttl_ms)
+        self._capacity = record.options.get("capacity", 0)
+        self._unnamed = "" if features.grouped else None
+        self._waking = frozenset(
+            _READY_EVENTS | (_FREEING_EVENTS | {Event.BURY} if features.grouped else set())
+        )
+        self._room = (record.id, "room")
+        self._making_room = frozenset(_FREEING_EVENTS) if features.bounded else frozenset()
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """The tube's name."""
+        return self._record.name
+
+    @property
+    def type(self) -> str:
+        """The name of the tube's type, as given to ``create_tube``."""
+        return self._record.type
+
+    @property
+    def record(self) -> TubeRecord:
+        """The tube as the store's catalogue has it: id, stored options, whether it is temporary."""
+        return self._record
+
+    @property
+    def features(self) -> Features:
+        """What the tube's type can do."""
+        return self.driver.features
+
+    def __repr__(self) -> str:
+        return f"<Tube {self.name} ({self.type})>"
+
+    # Putting
+
+    def put(self, data: Any, **options: Unpack[PutOptions]) -> Task:
+        """Store a task and return it: ready, or delayed.
+
+        ``data`` is anything that JSON can carry, or bytes; anything else is a TypeError. Options (seconds):
+        ``pri`` (0 first), ``ttl`` (``None``: lives for ever), ``ttr`` (a taken task comes back after it), ``delay``
+        (added to the ttl), ``utube`` (the sub-queue), ``timeout`` (how long to wait for room, default 0; then
+        TubeFull). What is not given comes from the tube, then from the type. An option that the type does not
+        support is NotSupported, an unknown one BadOption (Tarantool: ``tube:put``).
+        """
+        payload, carried = encode(data)
+        if not options:
+            item = NewTask(payload, carried, self._pri, self._unnamed, self._ttl_ms, self._ttr_ms)
+            return self._put((item,), 0.0, None)[0]
+        return self._put((self._new(payload, carried, options),), *self._put_manner(options))[0]
+
+    def put_many(self, datas: Iterable[Any], **options: Unpack[PutOptions]) -> list[Task]:
+        """Store several tasks in one commit, all with the same options: all of them, or none."""
+        manner = self._put_manner(options)
+        shape = self._new("", None, options)
+        items = []
+        for data in datas:
+            payload, carried = encode(data)
+            items.append(
+                NewTask(
+                    payload, carried, shape.pri, shape.utube, shape.ttl_ms, shape.ttr_ms, shape.delay_ms
+                )
+            )
+        return self._put(items, *manner) if items else []
+
+    def _new(self, payload: str | bytes, data: Any, options: PutOptions) -> NewTask:
+        given = options.keys() - {"unit"}
+        if not given <= self._allowed:
+            checked.check_names(given, ALL_PUT_OPTIONS, self._allowed, f"put into {self._described()}")
+        item = NewTask(payload, data, self._pri, self._unnamed, self._ttl_ms, self._ttr_ms)
+        if "pri" in options:
+            item.pri = checked.whole("pri", options["pri"])
+        if "utube" in options:
+            item.utube = checked.sub_queue(options["utube"])
+        if "ttl" in options:
+            item.ttl_ms = checked.optional_milliseconds("ttl", options["ttl"])
+        if "ttr" in options:
+            item.ttr_ms = checked.optional_milliseconds("ttr", options["ttr"])
+        delay = options.get("delay")
+        if delay is not None:
+            item.delay_ms = checked.milliseconds("delay", delay)
+            if item.ttl_ms is not None:
+                item.ttl_ms += item.delay_ms
+        return item
+
+    def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:
+        timeout = checked.timeout_seconds(options["timeout"]) if "timeout" in options else 0.0
+        return timeout, options.get("unit")
+
+    def _put(self, items: Sequence[NewTask], timeout: float | None, unit: Unit | None) -> list[Task]:
+        driver, clock = self.driver, self._clock
+
+        def step(tx: Any) -> Sequence[Change]:
+            return driver.put(tx, items, now=clock.now_ms())
+
+        changes = self._run(step, unit)
+        if not changes:
+            changes = self._put_when_room(step, len(items), timeout, unit)
+        normalize = driver.normalize_task
+        return [normalize(change.raw) for change in changes]
+
+    def _put_when_room(
+        self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
+    ) -> Sequence[Change]:
+        if timeout == 0.0 or unit is not None or 0 < self._capacity < wanted:
+            raise TubeFull(self.name, self._capacity, wanted)
+        deadline = self._deadline(timeout)
+        signal = self._store.waiters.enter(self._room)
+        try:
+            while True:
+                changes = self._run(step)
+                if changes:
+                    return changes
+                self._queue.check_open()
+                remaining = self._remaining(deadline)
+                if remaining == 0.0:
+                    raise TubeFull(self.name, self._capacity, wanted)
+                pause = self._until_due(remaining)
+                if not self._clock.wait(signal, pause):
+                    self.expire()
+                signal.clear()
+        finally:
+            self._store.waiters.leave(self._room, signal)
+
+    # Taking
+
+    def take(
+        self,
+        timeout: Seconds | None = None,
+        *,
+        ack: Task | int | None = None,
+        unit: Unit | None = None,
+    ) -> Task | None:
+        """Take the next task, or return ``None`` when none came within ``timeout`` seconds.
+
+        ``None`` waits for ever, 0 tries once. Waiting consumers of a process are served in the order in which
+        they came. With ``ack=task`` the last task is acked in the same commit: when that is refused
+        (NotTaken, LeaseLost) nothing is taken; when nothing is ready, the ack stands and the wait begins
+        (Tarantool: ``tube:take``).
+        """
+        taken = self._take(1, timeout, ack, unit)
+        return taken[0] if taken else None
+
+    def take_many(
+        self, limit: int, timeout: Seconds | None = None, *, unit: Unit | None = None
+    ) -> list[Task]:
+        """Take up to ``limit`` tasks that are ready now, in order; wait for the first as ``take`` does."""
+        return self._take(checked.whole("limit", limit, least=1), timeout, None, unit)
+
+    def _take(
+        self, limit: int, timeout: Seconds | None, ack: Task | int | None, unit: Unit | None
+    ) -> list[Task]:
+        wait = checked.timeout_seconds(timeout)
+        if unit is not None and wait != 0.0:
+            raise BadOption("a take inside a transaction cannot wait: pass timeout=0", option="timeout")
+        kept: list[Task] = []
+        try:
+            self._take_now(limit, kept, ack, unit)
+            if not kept and wait != 0.0:
+                self._wait_and_take(limit, kept, wait)
+            return kept
+        except BaseException:
+            if kept and unit is None:  # interrupted between the commit and the return: nobody has these
+                self._give_back(kept)
+            raise
+
+    def _take_now(
+        self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
+    ) -> None:
+        """Try once; what was taken is in ``kept`` from the commit on."""
+        driver, store, clock = self.driver, self._store, self._clock
+        owner = store.session
+        acks = () if ack is None else (self._ref(ack),)
+        refused = False
+
+        def step(tx: Any) -> Sequence[Change]:
+            nonlocal refused
+            now = clock.now_ms()
+            if not acks:
+                return driver.take(tx, limit, owner=owner, now=now)
+            tx.begin()
+            acked = driver.ack(tx, acks, owner=owner, now=now)
+            refused = not acked
+            return acked if refused else [*acked, *driver.take(tx, limit, owner=owner, now=now)]
+
+        def keep(changes: Sequence[Change]) -> None:
+            for event, raw, _ in changes:
+                if event is Event.TAKE:
+                    kept.append(driver.normalize_task(raw))
+
+        if self._queue.look_for_the_dead():
+            self._queue.rescue()
+        self._run(step, unit, keep)
+        if refused:
+            raise self._not_taken(acks[0])
+        if not kept and unit is None:
+            if store.deaths_suspected() and self._queue.rescue():
+                self._run(step if not acks else (lambda tx: driver.take(tx, limit, owner=owner, now=clock.now_ms())), None, keep)
+            if not kept:
+                self._check_exists()
+
+    def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
+        waiters, clock, key = self._store.waiters, self._clock, self._id
+        deadline = self._deadline(timeout)
+        signal = waiters.enter(key)
+        try:
+            while True:
+                is_ready, due = self._look()
+                if is_ready or due == 0.0 or self._store.deaths_suspected():
+                    self._take_now(limit, kept)
+                    if kept:
+                        return
+                    is_ready, due = self._look()
+                if self._queue.is_closed:
+                    return
+                remaining = self._remaining(deadline)
+                if remaining == 0.0:
+                    return
+                pause = remaining if due is None else due if remaining is None else min(remaining, due)
+                clock.wait(signal, pause)
+                signal.clear()
+        finally:
+            woken = signal.is_set
+            waiters.leave(key, signal)
+            if (kept or woken) and waiters.count(key):
+                waiters.wake(key)  # there may be more where this came from
+
+    def _look(self) -> tuple[bool, float | None]:
+        """Without a write: whether a task is ready, and in how many seconds the next thing is due."""
+        driver, clock = self.driver, self._clock
+
+        def look(tx: Any) -> tuple[bool, int | None]:
+            ready = driver.tasks_by_state(tx, State.READY, after=-1, limit=1)
+            if not ready and not self._store.has_tube(tx, self._record):
+                raise NoSuchTube(self.name)
+            return bool(ready), driver.next_due(tx)
+
+        is_ready, due_ms = self._store.read(look)
+        return is_ready, None if due_ms is None else max(due_ms - clock.now_ms(), 0) / 1000
+
+    def _give_back(self, tasks: Sequence[Task]) -> None:
+        refs = [Ref(task.id, task.token) for task in tasks]
+        owner = self._store.session
+        self._run(
+            lambda tx: self.driver.release(tx, refs, delay_ms=0, owner=owner, now=self._clock.now_ms())
+        )
+
+    # Finishing and giving back
+
+    def ack(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+        """Finish a task that this session holds; it is gone. Returns it, done.
+
+        NotTaken when this session does not hold it, LeaseLost when it did and has lost it (Tarantool:
+        ``tube:ack``).
+        """
+        ref = self._ref(task)
+        owner = self._store.session
+        changes = self._run(
+            lambda tx: self.driver.ack(tx, (ref,), owner=owner, now=self._clock.now_ms()), unit
+        )
+        return self._one(changes) if changes else self._refuse(ref)
+
+    def ack_many(self, tasks: Iterable[Task | int], *, unit: Unit | None = None) -> list[Task]:
+        """Finish those of these tasks that this session holds, in one commit; return those."""
+        refs = [self._ref(task) for task in tasks]
+        owner = self._store.session
+        changes = self._run(lambda tx: self.driver.ack(tx, refs, owner=owner, now=self._clock.now_ms()), unit)
+        return [self.driver.normalize_task(change.raw) for change in changes]
+
+    def release(self, task: Task | int, *, delay: Seconds | None = None, unit: Unit | None = None) -> Task:
+        """Give back a task that this session holds: to its old place, or after ``delay`` seconds.
+
+        The delay is added to its ttl. NotTaken and LeaseLost as for ``ack`` (Tarantool: ``tube:release``).
+        """
+        delay_ms = 0 if delay is None else checked.milliseconds("delay", delay)
+        if delay is not None and not self.features.timed:
+            raise NotSupported(f"release in {self._described()} does not support 'delay'", option="delay")
+        ref = self._ref(task)
+        owner = self._store.session
+        changes = self._run(
+            lambda tx: self.driver.release(
+                tx, (ref,), delay_ms=delay_ms, owner=owner, now=self._clock.now_ms()
+            ),
+            unit,
+        )
+        return self._one(changes) if changes else self._refuse(ref)
+
+    def touch(self, task: Task | int, delta: Seconds, *, unit: Unit | None = None) -> Task | None:
+        """Add ``delta`` seconds to the ttr, the ttl and the deadline of a task that this session holds.
+
+        By 0 it does nothing and returns ``None``. NotSupported where the type has no ttr; NotTaken and
+        LeaseLost as for ``ack`` (Tarantool: ``tube:touch``).
+        """
+        delta_ms = checked.milliseconds("delta", delta)
+        if delta_ms == 0:
+            return None
+        ref = self._ref(task)
+        if not self.features.timed:
+            raise NotSupported(f"{self._described()} does not support touch")
+        owner = self._store.session
+        changes = self._run(
+            lambda tx: self.driver.touch(tx, (ref,), delta_ms, owner=owner, now=self._clock.now_ms()), unit
+        )
+        return self._one(changes) if changes else self._refuse(ref)
+
+    # Administration: asks for no ownership
+
+    def bury(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+        """Put a task aside until it is kicked. Burying a buried one is harmless.
+
+        TaskNotFound when there is none; LeaseLost when a Task that was taken is no longer held by that take
+        (Tarantool: ``tube:bury``).
+        """
+        ref = self._ref(task)
+        changes = self._run(
+            lambda tx: self.driver.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
+        )
+        if changes:
+            return self._one(changes)
+        stored = self.peek(ref.id, unit=unit)
+        if stored.state is State.BURIED:
+            return stored
+        raise self._not_taken(ref)
+
+    def delete(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+        """Remove a task in any state. TaskNotFound and LeaseLost as for ``bury`` (``tube:delete``)."""
+        ref = self._ref(task)
+        changes = self._run(
+            lambda tx: self.driver.delete(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
+        )
+        if changes:
+            return self._one(changes)
+        self.peek(ref.id, unit=unit)
+        raise self._not_taken(ref)
+
+    def kick(self, count: int = 1, *, unit: Unit | None = None) -> int:
+        """Make up to ``count`` buried tasks ready again; return how many (Tarantool: ``tube:kick``)."""
+        most = checked.whole("count", count)
+        kicked = 0
+        while kicked < most:
+            limit = min(most - kicked, STEP_LIMIT)
+            changes = self._run(lambda tx, n=limit: self.driver.kick(tx, n, now=self._clock.now_ms()), unit)  # type: ignore[misc]
+            kicked += len(changes)
+            if len(changes) < limit:
+                break
+        return kicked
+
+    def peek(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+        """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""
+        id = self._ref(task).id
+
+        def look(tx: Any) -> Sequence[Any]:
+            return self.driver.peek(tx, (id,))
+
+        raws = self._store.read(look) if unit is None else look(unit.tx)
+        if not raws:
+            self._check_exists(unit)
+            raise TaskNotFound(self.name, id)
+        return self.driver.normalize_task(raws[0])
+
+    def tasks(self, state: State | str, *, after: int = -1, limit: int = 100) -> list[Task]:
+        """Return up to ``limit`` tasks in a state, by id, from the one after ``after`` on."""
+        wanted = State(state)
+        after = checked.whole("after", after, least=-1)
+        limit = checked.whole("limit", limit)
+        raws = self._store.read(
+            lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit)
+        )
+        return [self.driver.normalize_task(raw) for raw in raws]
+
+    def release_all(self) -> int:
+        """Release every taken task, whoever holds it; return how many (Tarantool: ``tube:release_all``)."""
+        return self.release_owner(None)
+
+    def truncate(self) -> int:
+        """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
+        removed = 0
+        while True:
+            count = self._store.transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+            removed += count
+            if count < STEP_LIMIT:
+                self._store.waiters.wake(self._room, removed)
+                return removed
+
+    def drop(self) -> None:
+        """Remove the tube. TubeBusy while tasks are taken or consumers wait (Tarantool: ``tube:drop``)."""
+        self._queue.drop_tube(self)
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """``tasks`` by state and ``calls`` by event, of all processes (Tarantool: ``queue.statistics``).
+
+        Tasks are exact now; calls of other processes are at most a second old.
+        """
+
+        def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
+            return self.driver.count(tx), self._store.calls(tx, self._id)
+
+        self._queue.flush_counts()
+        return statistics(*self._store.read(look))
+
+    # Callbacks
+
+    def on_task_change(self, callback: Listener | None) -> Listener | None:
+        """Call ``callback(task, event)`` after every change that this process makes; return the old one.
+
+        It runs after the commit, outside every lock, one at a time in commit order, and may call the tube
+        again. If it raises, that is logged and changes nothing (Tarantool: ``tube:on_task_change``).
+        """
+        if callback is not None and not callable(callback):
+            raise BadOption(f"a callback must be callable, not {callback!r}", value=callback)
+        old, self._callback = self._callback, callback
+        self._set_listeners()
+        return old
+
+    def add_listener(self, listener: Listener) -> Callable[[], None]:
+        """Add one more callback beside ``on_task_change``'s; return a function that removes it."""
+        if not callable(listener):
+            raise BadOption(f"a listener must be callable, not {listener!r}", value=listener)
+        self._others.append(listener)
+        self._set_listeners()
+
+        def remove() -> None:
+            if listener in self._others:
+                self._others.remove(listener)
+                self._set_listeners()
+
+        return remove
+
+    def _set_listeners(self) -> None:
+        own = () if self._callback is None else (self._callback,)
+        self._listeners = (*own, *self._others)
+
+    # Called by the queue
+
+    def expire(self) -> int:
+        """Do what time asks for; return how many tasks that changed. Called by ``queue.sweep``."""
+        expired = 0
+        while True:
+            due = self.next_due_ms()
+            if due is None or due > self._clock.now_ms():
+                return expired
+            changes = self._run(lambda tx: self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms()))
+            expired += len(changes)
+            if not changes:
+                return expired
+
+    def next_due_ms(self) -> int | None:
+        """The instant of the next thing that time does here."""
+        return self._store.read(self.driver.next_due) if self.features.timed else None
+
+    def release_owner(self, owner: str | None) -> int:
+        """Release the tasks of a session that is over; ``None``: of every session."""
+        released = 0
+        while True:
+            changes = self._run(
+                lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms())
+            )
+            released += len(changes)
+            if len(changes) < STEP_LIMIT:
+                return released
+
+    def publish(self, changes: Sequence[Change]) -> None:
+        """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
+        if not changes:
+            return
+        queue = self._queue
+        event = changes[0].event
+        if len(changes) == 1:
+            queue.count(self._id, event, 1)
+            if event in self._waking:
+                self._store.wake(self._id, 1)
+            if event in self._making_room:
+                self._store.waiters.wake(self._room)
+            due = changes[0].due_ms
+            if due is not None:
+                queue.due_at(due)
+            return
+        tally: dict[Event, int] = {}
+        for change in changes:
+            tally[change.event] = tally.get(change.event, 0) + 1
+        waking = 0
+        for event, count in tally.items():
+            queue.count(self._id, event, count)
+            if event in self._waking:
+                waking += count
+            if event in self._making_room:
+                self._store.waiters.wake(self._room, count)
+        if waking:
+            self._store.wake(self._id, waking)
+        dues = [change.due_ms for change in changes if change.due_ms is not None]
+        if dues:
+            queue.due_at(min(dues))
+
+    def line_up(self, changes: Sequence[Change]) -> None:
+        """Put changes in the line of the user's callbacks; called in commit order."""
+        listeners = self._listeners
+        if listeners:
+            for event, raw, _ in changes:
+                self._queue.deliveries.add(listeners, self.driver.normalize_task(raw), event)
+
+    # Within
+
+    def _run(
+        self,
+        step: Callable[[Any], Sequence[Change]],
+        unit: Unit | None = None,
+        on_commit: Callable[[Sequence[Change]], None] | None = None,
+    ) -> Sequence[Change]:
+        """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
+        if unit is not None:
+            if not unit.is_open:
+                raise BadOption("this transaction is over", option="unit")
+            changes = step(unit.tx)
+            unit.add(self, changes)
+            if on_commit is not None:
+                on_commit(changes)
+            return changes
+        if not self._listeners:
+            changes = self._store.transact(step, on_commit)
+            self.publish(changes)
+            return changes
+
+        def committed(changes: Sequence[Change]) -> None:
+            if on_commit is not None:
+                on_commit(changes)
+            self.line_up(changes)
+
+        changes = self._store.transact(step, committed)
+        self.publish(changes)
+        self._queue.deliveries.deliver()
+        return changes
+
+    def _one(self, changes: Sequence[Change]) -> Task:
+        return self.driver.normalize_task(changes[0].raw)
+
+    def _ref(self, task: Task | int) -> Ref:
+        if isinstance(task, Task):
+            if task.tube != self._record.name:
+                raise BadOption(f"{task!r} is not a task of tube {self.name!r}", value=task)
+            return Ref(task.id, task.token, task)
+        return Ref(checked.whole("task id", task))
+
+    def _refuse(self, ref: Ref) -> Task:
+        raise self._not_taken(ref)
+
+    def _not_taken(self, ref: Ref) -> NotTaken:
+        known = ref.task
+        if known is not None and ref.token is not None and known.owner is not None:
+            if known.owner.hex == self._store.session:
+                return LeaseLost(self.name, ref.id, ref.token)
+        return NotTaken(self.name, ref.id)
+
+    def _check_exists(self, unit: Unit | None = None) -> None:
+        def look(tx: Any) -> bool:
+            return self._store.has_tube(tx, self._record)
+
+        if not (self._store.read(look) if unit is None else look(unit.tx)):
+            raise NoSuchTube(self.name)
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._clock.monotonic() + timeout
+
+    def _remaining(self, deadline: float | None) -> float | None:
+        return None if deadline is None else max(deadline - self._clock.monotonic(), 0.0)
+
+    def _until_due(self, remaining: float | None) -> float | None:
+        due = self.next_due_ms()
+        if due is None:
+            return remaining
+        pause = max(due - self._clock.now_ms(), 0) / 1000
+        return pause if remaining is None else min(pause, remaining)
+
+    def _described(self) -> str:
+        return f"{self.type} tube {self.name!r}"
