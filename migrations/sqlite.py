@@ -7,12 +7,12 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from tubes.errors import SchemaMismatch
-from tubes.migrations import HEAD, LABEL
+
+from . import HEAD, LABEL
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from alembic.config import Config
-
     from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
 
 
@@ -40,9 +40,9 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
         if version != HEAD:
             with engine.connect() as connection:
                 _upgrade(connection, namespace, version, what)
-        return version != HEAD
+        return bool(version != HEAD)
 
-    return writer.transact(step, None)
+    return bool(writer.transact(step, None))
 
 
 class _Lent:

@@ -211,7 +211,9 @@ def check_driver(driver: object) -> None:
         return
     missing = [name for name in api_methods() if not callable(getattr(driver, name, None))]
     if isinstance(driver, type):
-        declared = any("features" in vars(base) or "features" in _annotations(base) for base in driver.__mro__)
+        declared = any(
+            "features" in vars(base) or "features" in _annotations(base) for base in driver.__mro__
+        )
     else:
         declared = isinstance(getattr(driver, "features", None), Features)
     if not declared:

@@ -27,14 +27,18 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
         back = _decode(encoded)
         if back == data:
             return encoded.decode(), back
-    except Exception:  # whatever the fast codec or a foreign __eq__ raised: the closer look says what is wrong
+    except (
+        Exception
+    ):  # whatever the fast codec or a foreign __eq__ raised: the closer look says what is wrong
         pass
     try:
         _check(data, "data")
         text = json.dumps(data, allow_nan=False)
         return text, json.loads(text)
     except RecursionError:
-        raise TypeError("data cannot be carried as JSON: it is nested too deeply, or contains itself") from None
+        raise TypeError(
+            "data cannot be carried as JSON: it is nested too deeply, or contains itself"
+        ) from None
 
 
 def decode(payload: str | bytes) -> Any:

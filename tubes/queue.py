@@ -66,7 +66,9 @@ def connect(
         raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {url!r}", option="url")
     if durability not in ("full", "normal", "off"):
         raise BadOption(
-            f"durability must be full, normal or off, not {durability!r}", option="durability", value=durability
+            f"durability must be full, normal or off, not {durability!r}",
+            option="durability",
+            value=durability,
         )
     store = find_store(scheme)(
         url,

@@ -63,11 +63,15 @@ def find_store(scheme: str) -> Callable[..., Any]:
     entry = _entries("tubes.stores").get(scheme.partition("+")[0])
     if entry is None:
         known = _entries("tubes.stores")
-        raise BadOption(f"no store for URLs that begin with {scheme!r}{suggestion(scheme, known)}", option="url")
+        raise BadOption(
+            f"no store for URLs that begin with {scheme!r}{suggestion(scheme, known)}", option="url"
+        )
     try:
         return cast("Callable[..., Any]", entry.load())
     except ImportError as error:
-        raise StoreUnavailable(f"the store for {scheme!r} needs a package that is not installed: {error}") from error
+        raise StoreUnavailable(
+            f"the store for {scheme!r} needs a package that is not installed: {error}"
+        ) from error
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:

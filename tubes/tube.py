@@ -46,9 +46,7 @@ class PutOptions(TypedDict, total=False):
 
 def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     """The options that a type with these features knows."""
-    return frozenset(
-        name for feature, names in table.items() if getattr(features, feature) for name in names
-    )
+    return frozenset(name for feature, names in table.items() if getattr(features, feature) for name in names)
 
 
 ALL_PUT_OPTIONS = supported(Features(True, True, True, True), PUT_OPTIONS)
@@ -139,9 +137,7 @@ class Tube:
         for data in datas:
             payload, carried = encode(data)
             items.append(
-                NewTask(
-                    payload, carried, shape.pri, shape.utube, shape.ttl_ms, shape.ttr_ms, shape.delay_ms
-                )
+                NewTask(payload, carried, shape.pri, shape.utube, shape.ttl_ms, shape.ttr_ms, shape.delay_ms)
             )
         return self._put(items, *manner) if items else []
 
@@ -274,10 +270,16 @@ class Tube:
             self._queue.rescue()
         self._run(step, unit, keep)
         if refused:
-            raise self._not_taken(acks[0])
+            raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
         if not kept and unit is None:
             if store.deaths_suspected() and self._queue.rescue():
-                self._run(step if not acks else (lambda tx: driver.take(tx, limit, owner=owner, now=clock.now_ms())), None, keep)
+                self._run(
+                    step
+                    if not acks
+                    else (lambda tx: driver.take(tx, limit, owner=owner, now=clock.now_ms())),
+                    None,
+                    keep,
+                )
             if not kept:
                 self._check_exists()
 
@@ -323,9 +325,7 @@ class Tube:
     def _give_back(self, tasks: Sequence[Task]) -> None:
         refs = [Ref(task.id, task.token) for task in tasks]
         owner = self._store.session
-        self._run(
-            lambda tx: self.driver.release(tx, refs, delay_ms=0, owner=owner, now=self._clock.now_ms())
-        )
+        self._run(lambda tx: self.driver.release(tx, refs, delay_ms=0, owner=owner, now=self._clock.now_ms()))
 
     # Finishing and giving back
 
@@ -445,9 +445,7 @@ class Tube:
         wanted = State(state)
         after = checked.whole("after", after, least=-1)
         limit = checked.whole("limit", limit)
-        raws = self._store.read(
-            lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit)
-        )
+        raws = self._store.read(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
         return [self.driver.normalize_task(raw) for raw in raws]
 
     def release_all(self) -> int:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
-from tubes.drivers.sql.statements import Statement, Statements
 from tubes.errors import NotSupported
 from tubes.payload import decode
 from tubes.task import Event, State, Task, done, make_task
+
+from .statements import Statement, Statements
 
 Row = tuple[Any, ...]
 

@@ -18,14 +18,15 @@ from sqlalchemy.dialects import sqlite as dialects
 
 from tubes.clock import Clock
 from tubes.driver import Driver, TubeRecord, TubeType
-from tubes.drivers.sql.driver import SqlDriver
-from tubes.drivers.sql.sqlite_errors import translated
-from tubes.drivers.sql.sqlite_shared import SharedFile
-from tubes.drivers.sql.sqlite_writer import Row, SqliteTx, SqliteWriter, is_busy
-from tubes.drivers.sql.statements import Statement, Statements, statements
-from tubes.errors import BadOption, NoSuchSession, NoSuchTube, StoreBusy, StoreUnavailable
+from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
 from tubes.stats import Counts, Deltas
 from tubes.waiting import Waiters
+
+from .driver import SqlDriver
+from .sqlite_errors import translated
+from .sqlite_shared import SharedFile
+from .sqlite_writer import Row, SqliteTx, SqliteWriter
+from .statements import Statement, Statements, statements
 
 T = TypeVar("T")
 
@@ -360,7 +361,9 @@ class SqliteStore:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
             if self.path is None:
-                raise StoreUnavailable("an in-memory queue does not outlive a fork: connect again in the child")
+                raise StoreUnavailable(
+                    "an in-memory queue does not outlive a fork: connect again in the child"
+                )
             self._is_stale = False
             self._left = False
             self._open(migrate=False)

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import ClassVar
 
 from tubes.clock import pause
 from tubes.stats import Counts
@@ -154,8 +155,8 @@ def _inotify(path: str) -> int | None:
 class SharedFile:
     """One a process and file; every queue on the file holds it. See the module."""
 
-    _all: dict[tuple[int, int], SharedFile] = {}
-    _all_lock = threading.Lock()
+    _all: ClassVar[dict[tuple[int, int], SharedFile]] = {}
+    _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, path: str, key: tuple[int, int]) -> None:
         self.path = path

@@ -17,9 +17,10 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
-from tubes.drivers.sql.sqlite_errors import translated
-from tubes.drivers.sql.statements import Statement
 from tubes.errors import StoreBusy
+
+from .sqlite_errors import translated
+from .statements import Statement
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

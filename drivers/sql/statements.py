@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
-from tubes.drivers.sql.tables import tables
+from .tables import tables
 
 RAW = (
     "id",
@@ -34,8 +34,8 @@ RAW = (
 )
 """The columns of a raw task, in order: what the driver's steps return, and normalize_task reads."""
 
-ONE = sa.literal_column("1")
-ZERO = sa.literal_column("0")
+ONE: sa.ColumnElement[int] = sa.literal_column("1")
+ZERO: sa.ColumnElement[int] = sa.literal_column("0")
 
 
 class Statement:
@@ -56,7 +56,7 @@ class Statement:
 
     def bind(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Put the parameters in the order of the text."""
-        return given if self._order is None else self._order(given)  # type: ignore[no-any-return]
+        return given if self._order is None else self._order(given)
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,24 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
 
     # Put
 
-    columns = ("tube", "state", "pri", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms", "data", "bytes")
+    columns = (
+        "tube",
+        "state",
+        "pri",
+        "created_ms",
+        "updated_ms",
+        "due_ms",
+        "ttl_ms",
+        "ttr_ms",
+        "data",
+        "bytes",
+    )
     values: dict[str, Any] = {name: bind(name) for name in columns}
     values |= {"front": bind("front"), "utube": bind("utube"), "attempts": ZERO}
     front = sa.alias(task, "front")
-    behind_another = sa.exists(sa.select(ONE).where(
-        of_tube(front), front.c.utube == bind("utube"), front.c.front == ONE
-    ))
+    behind_another = sa.exists(
+        sa.select(ONE).where(of_tube(front), front.c.utube == bind("utube"), front.c.front == ONE)
+    )
     insert_names = (
         "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
         "data", "bytes",
@@ -176,7 +187,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "updated_ms": bind("now"),
         }
         if timed:
-            until = bind("now") + c.ttr_ms
+            until: sa.ColumnElement[int] = bind("now") + c.ttr_ms
             set_["due_ms"] = sa.case(
                 (c.ttr_ms.is_(None), c.due_ms),
                 (sa.and_(c.due_ms.is_not(None), c.due_ms <= until), c.due_ms),
@@ -258,7 +269,8 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             sa.select(*raw)
             .where(aside, c.state == sa.literal_column("'!'"))
             .order_by(c.pri, c.id)
-            .limit(bind("limit")).offset(ZERO),
+            .limit(bind("limit"))
+            .offset(ZERO),
             "tube",
             "limit",
         ),
@@ -266,17 +278,23 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             sa.select(*raw)
             .where(of_tube(task), c.due_ms <= bind("now"))
             .order_by(c.due_ms, c.id)
-            .limit(bind("limit")).offset(ZERO),
+            .limit(bind("limit"))
+            .offset(ZERO),
             "tube",
             "now",
             "limit",
         ),
-        taken=make(sa.select(*raw).where(taken).order_by(c.pri, c.id).limit(bind("limit")).offset(ZERO), "tube", "limit"),
+        taken=make(
+            sa.select(*raw).where(taken).order_by(c.pri, c.id).limit(bind("limit")).offset(ZERO),
+            "tube",
+            "limit",
+        ),
         taken_by=make(
             sa.select(*raw)
             .where(taken, c.owner == bind("owner"))
             .order_by(c.id)
-            .limit(bind("limit")).offset(ZERO),
+            .limit(bind("limit"))
+            .offset(ZERO),
             "tube",
             "owner",
             "limit",
@@ -305,7 +323,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "gone",
         ),
         tubes=make(
-            sa.select(tube.c.id, tube.c.name, tube.c.type, tube.c.options, tube.c.temporary).order_by(tube.c.id)
+            sa.select(tube.c.id, tube.c.name, tube.c.type, tube.c.options, tube.c.temporary).order_by(
+                tube.c.id
+            )
         ),
         tube_named=make(sa.select(tube.c.id).where(tube.c.name == bind("name")), "name"),
         has_tube=make(sa.select(ONE).where(tube.c.id == bind("id")), "id"),
@@ -329,7 +349,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         ),
         session=make(sa.select(session.c.ends_ms).where(session.c.id == bind("id")), "id"),
         set_session=make(
-            sa.update(session).where(session.c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id_"
+            sa.update(session).where(session.c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")),
+            "ttr_ms",
+            "id_",
         ),
         end_session=make(
             sa.update(session).where(session.c.id == bind("id_")).values(ends_ms=bind("ends_ms")),
@@ -369,7 +391,5 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "now",
         ),
         add_calls=make(upsert, "tube", "event", "count"),
-        calls=make(
-            sa.select(t.calls.c.event, t.calls.c.count).where(t.calls.c.tube == bind("tube")), "tube"
-        ),
+        calls=make(sa.select(t.calls.c.event, t.calls.c.count).where(t.calls.c.tube == bind("tube")), "tube"),
     )
