@@ -1,0 +1,144 @@
+"""Signals, the host's clock, and the clock that tests move by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tubes.clock import Signal, SystemClock
+from tubes.testing import FakeClock
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Wait for another thread to come so far."""
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Waiting(threading.Thread):
+    """A thread that waits for a signal, and what its wait said."""
+
+    def __init__(self, clock: SystemClock | FakeClock, timeout: float | None) -> None:
+        super().__init__(daemon=True)
+        self.signal = Signal()
+        self.answer: bool | None = None
+        self._clock = clock
+        self._timeout = timeout
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._clock.wait(self.signal, self._timeout)
+
+    def result(self) -> bool | None:
+        self.join(10)
+        assert not self.is_alive()
+        return self.answer
+
+
+def test_a_set_signal_ends_a_wait() -> None:
+    waiting = Waiting(SystemClock(), None)
+    waiting.signal.set()
+    assert waiting.result() is True
+
+
+def test_a_signal_set_before_the_wait_lets_it_return_at_once() -> None:
+    signal = Signal()
+    signal.set()
+    assert signal.wait(None) is True
+
+
+def test_setting_twice_is_setting_once() -> None:
+    signal = Signal()
+    signal.set()
+    signal.set()
+    signal.clear()
+    assert signal.is_set is False
+    assert signal.wait(0) is False
+
+
+def test_a_cleared_signal_can_be_waited_for_again() -> None:
+    signal = Signal()
+    for _ in range(3):
+        signal.set()
+        assert signal.wait(1) is True
+        signal.clear()
+        assert signal.wait(0) is False
+
+
+def test_a_wait_ends_with_its_timeout() -> None:
+    assert Waiting(SystemClock(), 0.01).result() is False
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+def test_a_wait_of_no_time_only_looks(timeout: float) -> None:
+    assert SystemClock().wait(Signal(), timeout) is False
+
+
+def test_a_timeout_of_ages_is_no_overflow() -> None:
+    waiting = Waiting(SystemClock(), 1e12)
+    waiting.signal.set()
+    assert waiting.result() is True
+
+
+def test_the_systems_clock_tells_milliseconds_since_the_epoch() -> None:
+    before = time.time_ns() // 1_000_000
+    assert before <= SystemClock().now_ms() <= time.time_ns() // 1_000_000
+
+
+def test_the_fake_clock_stands_still_until_it_is_advanced() -> None:
+    clock = FakeClock(start_ms=5000)
+    assert (clock.now_ms(), clock.monotonic()) == (5000, 0)
+    clock.advance(1.5)
+    assert (clock.now_ms(), clock.monotonic()) == (6500, 1.5)
+    clock.advance(0.0001)
+    assert clock.now_ms() == 6501
+
+
+def test_a_step_moves_the_time_of_day_alone() -> None:
+    clock = FakeClock(start_ms=5000)
+    clock.step(-3)
+    assert (clock.now_ms(), clock.monotonic()) == (2000, 0)
+
+
+def test_a_wait_on_the_fake_clock_ends_when_its_time_has_been_advanced() -> None:
+    clock = FakeClock()
+    waiting = Waiting(clock, 10)
+    eventually(lambda: clock.waiting == 1)
+    clock.advance(9.999)
+    assert clock.waiting == 1
+    clock.advance(0.001)
+    assert waiting.result() is False
+    assert clock.waiting == 0
+
+
+def test_a_signal_ends_a_wait_on_the_fake_clock() -> None:
+    clock = FakeClock()
+    waiting = Waiting(clock, None)
+    eventually(lambda: clock.waiting == 1)
+    clock.advance(1e6)
+    assert clock.waiting == 1
+    waiting.signal.set()
+    assert waiting.result() is True
+
+
+def test_advancing_wakes_only_those_whose_time_has_come() -> None:
+    clock = FakeClock()
+    short, long = Waiting(clock, 1), Waiting(clock, 100)
+    eventually(lambda: clock.waiting == 2)
+    clock.advance(2)
+    assert short.result() is False
+    assert clock.waiting == 1
+    long.signal.set()
+    assert long.result() is True
+
+
+def test_a_wait_of_no_time_on_the_fake_clock_returns_at_once() -> None:
+    assert FakeClock().wait(Signal(), 0) is False
+    signal = Signal()
+    signal.set()
+    assert FakeClock().wait(signal, 0) is True

@@ -1,0 +1,75 @@
+"""One tree of errors: each is a relative of a built-in one where there is one, and carries its data."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tubes
+from tubes import errors
+
+ALL = {
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, (errors.TubeError, Warning))
+}
+
+
+def test_every_error_is_a_tube_error() -> None:
+    assert all(issubclass(value, tubes.TubeError) for value in ALL.values() if not issubclass(value, Warning))
+
+
+def test_every_error_is_public() -> None:
+    assert all(getattr(tubes, name) is value and name in tubes.__all__ for name, value in ALL.items())
+
+
+def test_the_tree_drawn_in_the_module_is_the_tree() -> None:
+    drawn = {}
+    above = {0: "TubeError"}
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"([│ ]*)[├└]── (\w+)(?: \((\w+)\))?", line)
+        if found:
+            depth = len(found[1]) // 4 + 1
+            above[depth] = found[2]
+            drawn[found[2]] = (above[depth - 1], found[3])
+    assert drawn.keys() == ALL.keys() - {"TubeError", "TubesWarning"}
+    for name, (parent, relative) in drawn.items():
+        bases = [base.__name__ for base in ALL[name].__bases__]
+        assert bases == ([parent] if relative is None else [parent, relative]), name
+
+
+@pytest.mark.parametrize(
+    ("error", "relative"),
+    [
+        (tubes.UnknownDriver("x"), LookupError),
+        (tubes.IncompleteDriver("x", ["put"]), TypeError),
+        (tubes.BadOption("x"), ValueError),
+        (tubes.NotSupported("x"), ValueError),
+        (tubes.NoSuchTube("x"), LookupError),
+        (tubes.NoSuchSession("x"), LookupError),
+        (tubes.TaskNotFound("x", 1), LookupError),
+    ],
+)
+def test_ordinary_except_works(error: tubes.TubeError, relative: type[Exception]) -> None:
+    assert isinstance(error, relative)
+
+
+def test_errors_carry_their_data_and_show_it() -> None:
+    lost = tubes.LeaseLost("jobs", 7, 2)
+    assert (lost.tube, lost.id, lost.token) == ("jobs", 7, 2)
+    assert str(lost) == "task 7 of tube 'jobs' is no longer held by take 2 of it"
+    full = tubes.TubeFull("jobs", 10, 3)
+    assert (full.tube, full.capacity, full.wanted) == ("jobs", 10, 3)
+    assert "capacity 10, no room for 3 more" in str(full)
+    assert tubes.IncompleteDriver("Lifo", ["put", "take"]).missing == ("put", "take")
+    assert tubes.BadOption("no", option="ttl", value=-1).value == -1
+    busy = tubes.TubeBusy("jobs", "consumers are waiting")
+    assert (busy.tube, str(busy)) == ("jobs", "tube 'jobs' cannot be dropped: consumers are waiting")
+
+
+def test_a_near_miss_is_suggested_and_otherwise_everything_that_there_is() -> None:
+    assert errors.suggestion("fifottll", ["fifo", "fifottl"]) == "; did you mean 'fifottl'?"
+    assert errors.suggestion("zzz", ["utube", "fifo"]) == "; there are: fifo, utube"
+    assert errors.suggestion("zzz", []) == ""
+    assert str(tubes.NoSuchTube("job", ["jobs"])) == "there is no tube 'job'; did you mean 'jobs'?"

@@ -1,0 +1,103 @@
+"""Deliveries: callbacks get changes in order, one at a time, and none can disturb another."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from tubes.events import Deliveries
+from tubes.task import Event, State, Task, make_task
+
+
+def task(id: int) -> Task:
+    return make_task(id, "jobs", State.READY, None, pri=0, utube=None, created_ms=0, updated_ms=0)
+
+
+def test_changes_arrive_in_the_order_in_which_they_were_added() -> None:
+    deliveries, seen = Deliveries(), []
+    for id in range(3):
+        deliveries.add((lambda task, event: seen.append((task.id, event)),), task(id), Event.PUT)
+    assert seen == []
+    deliveries.deliver()
+    assert seen == [(0, Event.PUT), (1, Event.PUT), (2, Event.PUT)]
+    deliveries.deliver()
+    assert len(seen) == 3
+
+
+def test_every_listener_sees_a_change_before_any_sees_the_next() -> None:
+    deliveries, seen = Deliveries(), []
+    first = lambda task, event: seen.append(("first", task.id))  # noqa: E731
+    second = lambda task, event: seen.append(("second", task.id))  # noqa: E731
+    deliveries.add((first, second), task(1), Event.PUT)
+    deliveries.add((first, second), task(2), Event.PUT)
+    deliveries.deliver()
+    assert seen == [("first", 1), ("second", 1), ("first", 2), ("second", 2)]
+
+
+def test_a_callback_that_raises_is_logged_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    deliveries, seen = Deliveries(), []
+
+    def broken(task: Task, event: Event) -> None:
+        raise ValueError("no luck")
+
+    deliveries.add((broken, lambda task, event: seen.append(task.id)), task(7), Event.ACK)
+    deliveries.add((lambda task, event: seen.append(task.id),), task(8), Event.ACK)
+    with caplog.at_level(logging.ERROR, "tubes.events"):
+        deliveries.deliver()
+    assert seen == [7, 8]
+    (record,) = caplog.records
+    assert "broken" in record.getMessage() and "jobs:7" in record.getMessage()
+    assert record.exc_info is not None and isinstance(record.exc_info[1], ValueError)
+
+
+def test_what_a_callback_causes_is_delivered_after_it_and_not_within_it() -> None:
+    deliveries, seen = Deliveries(), []
+
+    def follow_up(change: Task, event: Event) -> None:
+        seen.append(f"begin {change.id}")
+        if change.id < 3:
+            deliveries.add((follow_up,), task(change.id + 1), Event.PUT)
+            deliveries.deliver()
+        seen.append(f"end {change.id}")
+
+    deliveries.add((follow_up,), task(1), Event.PUT)
+    deliveries.deliver()
+    assert seen == ["begin 1", "end 1", "begin 2", "end 2", "begin 3", "end 3"]
+
+
+def test_one_thread_delivers_while_others_only_append() -> None:
+    """A callback that blocks holds up later callbacks, and no thread that makes changes."""
+    deliveries, seen = Deliveries(), []
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(task: Task, event: Event) -> None:
+        entered.set()
+        assert go_on.wait(10)
+        seen.append((task.id, threading.get_ident()))
+
+    deliveries.add((slow,), task(1), Event.PUT)
+    thread = threading.Thread(target=deliveries.deliver)
+    thread.start()
+    assert entered.wait(10)
+    deliveries.add((lambda task, event: seen.append((task.id, threading.get_ident())),), task(2), Event.PUT)
+    deliveries.deliver()
+    assert seen == []
+    go_on.set()
+    thread.join(10)
+    assert seen == [(1, thread.ident), (2, thread.ident)]
+
+
+def test_an_interrupt_in_a_callback_reaches_the_caller_and_the_line_goes_on_later() -> None:
+    deliveries, seen = Deliveries(), []
+
+    def interrupted(task: Task, event: Event) -> None:
+        raise KeyboardInterrupt
+
+    deliveries.add((interrupted,), task(1), Event.PUT)
+    deliveries.add((lambda task, event: seen.append(task.id),), task(2), Event.PUT)
+    with pytest.raises(KeyboardInterrupt):
+        deliveries.deliver()
+    deliveries.deliver()
+    assert seen == [2]

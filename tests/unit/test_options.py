@@ -1,0 +1,146 @@
+"""Arguments become checked, stored values: seconds to milliseconds, names, whole numbers."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tubes import options
+from tubes.errors import BadOption, NotSupported
+
+
+@pytest.mark.parametrize("name", ["a", "_", "jobs", "Jobs_2", "a" * 32])
+def test_letters_digits_and_underscores_make_a_tube_name(name: str) -> None:
+    assert options.tube_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "2jobs", "a" * 33, "a b", "a.b", "a-b", "jobs\n", "größe", "a;drop", None, 7, b"jobs"]
+)
+def test_anything_else_is_no_tube_name_and_the_error_shows_it(name: object) -> None:
+    with pytest.raises(BadOption) as caught:
+        options.tube_name(name)
+    assert repr(name) in str(caught.value)
+    assert caught.value.option == "name"
+    assert caught.value.value == name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stored"),
+    [
+        (0, 0),
+        (1, 1000),
+        (1.5, 1500),
+        (0.0001, 1),
+        (0.0011, 2),
+        (60.1, 60100),
+        (timedelta(minutes=2), 120_000),
+    ],
+)
+def test_seconds_become_milliseconds(seconds: object, stored: int) -> None:
+    assert options.milliseconds("ttl", seconds) == stored
+
+
+@given(st.integers(0, 10**12))
+def test_a_duration_that_is_whole_milliseconds_stays_exact(ms: int) -> None:
+    """Seconds are floats: 0.3 s is a hair more than 300 ms, and must not become 301."""
+    assert options.milliseconds("ttl", ms / 1000) == ms
+
+
+@given(st.floats(0, 1e9))
+def test_nothing_ends_early(seconds: float) -> None:
+    """Rounded up, but for the error of the float itself."""
+    assert options.milliseconds("ttl", seconds) >= Fraction(seconds) * 1000 - Fraction(1, 10**6)
+
+
+@pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf, -math.inf, "1", None, True, [], 1e300])
+def test_what_is_no_duration_is_refused_by_the_options_name(value: object) -> None:
+    with pytest.raises(BadOption, match=r"^ttl must be") as caught:
+        options.milliseconds("ttl", value)
+    assert caught.value.option == "ttl"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_none_means_never_where_that_is_allowed() -> None:
+    assert options.optional_milliseconds("ttl", None) is None
+    assert options.optional_milliseconds("ttl", 2) == 2000
+
+
+@pytest.mark.parametrize(
+    ("given_", "meant"),
+    [
+        (None, None),
+        (math.inf, None),
+        (0, 0.0),
+        (-3, 0.0),
+        (-math.inf, 0.0),
+        (2, 2.0),
+        (timedelta(seconds=3), 3.0),
+    ],
+)
+def test_a_takes_timeout_may_be_for_ever_and_a_negative_one_tries_once(
+    given_: object, meant: float | None
+) -> None:
+    assert options.timeout_seconds(given_) == meant
+
+
+@pytest.mark.parametrize("value", ["1", True, math.nan, object()])
+def test_a_timeout_that_is_no_duration_is_refused(value: object) -> None:
+    with pytest.raises(BadOption, match=r"^timeout must be"):
+        options.timeout_seconds(value)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**63 - 1])
+def test_whole_numbers_are_kept(value: int) -> None:
+    assert options.whole("pri", value) == value
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", True, None, 2**63])
+def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object) -> None:
+    with pytest.raises(BadOption, match=f"^pri must be a whole number from 0 to {2**63 - 1}"):
+        options.whole("pri", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (None, ""),
+        ("", ""),
+        ("nil", "nil"),
+        (1, "1"),
+        ("1", "1"),
+        (True, "true"),
+        (False, "false"),
+        ("größe", "größe"),
+    ],
+)
+def test_sub_queues_are_compared_as_text(value: object, name: str) -> None:
+    assert options.sub_queue(value) == name
+
+
+@pytest.mark.parametrize("value", [1.5, b"x", [], "a\0b", "\ud800"])
+def test_what_is_no_text_names_no_sub_queue(value: object) -> None:
+    with pytest.raises(BadOption, match="utube"):
+        options.sub_queue(value)
+
+
+def test_an_option_of_another_type_is_not_supported_and_says_what_is() -> None:
+    with pytest.raises(NotSupported, match=r"put does not support 'ttl'; it supports: pri, utube") as caught:
+        options.check_names(["pri", "ttl"], ["pri", "ttl", "utube"], ["utube", "pri"], "put")
+    assert caught.value.option == "ttl"
+
+
+def test_an_unknown_option_is_an_error_that_suggests_a_near_miss() -> None:
+    with pytest.raises(BadOption, match=r"put has no option 'dealy'; did you mean 'delay'\?") as caught:
+        options.check_names(["dealy"], ["delay"], ["delay", "ttl"], "put")
+    assert not isinstance(caught.value, NotSupported)
+
+
+def test_known_options_pass() -> None:
+    options.check_names(["delay"], ["delay"], ["delay"], "put")
+    options.check_names([], [], [], "put")

@@ -1,0 +1,145 @@
+"""A payload comes back as what it was, or is refused: nothing changes on the way without a word."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import math
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tubes.payload import decode, encode
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=())),  # lone surrogates and NUL among them
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in value and in type: 1 is not 1.0, and True is neither."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+@given(json_values)
+def test_whatever_json_can_carry_comes_back_the_same(data: Any) -> None:
+    stored, known = encode(data)
+    assert isinstance(stored, str)
+    stored.encode()  # a store can hold it
+    assert "\0" not in stored
+    assert same(decode(stored), data)
+    assert same(known, data)
+
+
+@given(st.binary())
+def test_bytes_are_stored_as_they_are(data: bytes) -> None:
+    for given_ in (data, bytearray(data), memoryview(data)):
+        stored, known = encode(given_)
+        assert type(stored) is bytes and stored == data == known
+        assert decode(stored) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [0, -1, 2**53 + 1, 2**64, -(2**80), 10**400, 0.1, 1e308, 5e-324, "", "a\0b", "\ud800x", "😀", [], {}],
+)
+def test_the_edges_come_back(data: Any) -> None:
+    assert same(decode(encode(data)[0]), data)
+
+
+def test_minus_zero_keeps_its_sign() -> None:
+    assert math.copysign(1, decode(encode(-0.0)[0])) == -1
+
+
+def test_a_tuple_becomes_a_list_and_the_caller_is_told_what_it_will_be() -> None:
+    stored, known = encode({"at": (1, (2, 3))})
+    assert known == {"at": [1, [2, 3]]} == decode(stored)
+
+
+def test_what_comes_back_is_a_copy() -> None:
+    data = {"list": [1]}
+    _, known = encode(data)
+    data["list"].append(2)
+    assert known == {"list": [1]}
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass
+class Point:
+    x: int
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {1, 2},
+        datetime.datetime(2026, 1, 1),
+        datetime.date(2026, 1, 1),
+        decimal.Decimal("1.5"),
+        uuid.UUID(int=0),
+        Colour.RED,
+        Point(1),
+        object(),
+        {"deep": [b"bytes"]},
+        {1: "key"},
+        {None: "key"},
+        math.nan,
+        [math.inf],
+        {"x": -math.inf},
+        1j,
+        LOOP,
+        range(3),
+    ],
+    ids=repr,
+)
+def test_what_json_has_no_form_for_is_a_type_error(data: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be carried as JSON"):
+        encode(data)
+
+
+def test_the_error_says_where() -> None:
+    with pytest.raises(TypeError, match=r"^data\['jobs'\]\[1\] cannot be carried as JSON: set is not None"):
+        encode({"jobs": [1, {2}]})
+
+
+def test_data_that_contains_itself_or_is_too_deep_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(TypeError, match="nested too deeply"):
+        encode(deep)
+
+
+def test_a_foreign_equality_that_raises_does_no_harm() -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError
+
+        __hash__ = None  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match="Odd is not"):
+        encode([Odd()])

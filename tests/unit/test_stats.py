@@ -1,0 +1,75 @@
+"""Counts: what a process counted and has not stored yet, and Tarantool's keys."""
+
+from __future__ import annotations
+
+import threading
+
+from tubes.stats import Counts, statistics
+from tubes.task import Event, State
+
+
+def test_the_first_count_after_a_flush_says_so() -> None:
+    """That is when a flush must be scheduled."""
+    counts = Counts()
+    assert counts.add(1, Event.PUT, 1) is True
+    assert counts.add(1, Event.PUT, 1) is False
+    assert counts.add(2, Event.TAKE, 1) is False
+    counts.drain()
+    assert counts.add(1, Event.PUT, 1) is True
+
+
+def test_drained_counts_are_handed_over_once() -> None:
+    counts = Counts()
+    counts.add(1, Event.PUT, 2)
+    counts.add(1, Event.ACK, 1)
+    counts.add(2, Event.PUT, 5)
+    assert counts.is_dirty
+    assert {(tube, event, n) for tube, calls in counts.drain() for event, n in calls.items()} == {
+        (1, "put", 2),
+        (1, "ack", 1),
+        (2, "put", 5),
+    }
+    assert not counts.is_dirty
+    assert list(counts.drain()) == []
+
+
+def test_restored_counts_are_added_to_those_that_came_since() -> None:
+    counts = Counts()
+    counts.add(1, Event.PUT, 2)
+    unstored = counts.drain()
+    counts.add(1, Event.PUT, 3)
+    counts.restore(unstored)
+    assert [dict(calls) for _, calls in counts.drain()] == [{"put": 5}]
+
+
+def test_restored_counts_wait_for_the_next_flush() -> None:
+    counts = Counts()
+    counts.add(1, Event.PUT, 2)
+    counts.restore(counts.drain())
+    assert counts.is_dirty
+    counts.drain()
+    counts.restore([])
+    assert not counts.is_dirty
+
+
+def test_threads_lose_no_counts() -> None:
+    counts, drained = Counts(), Counts()
+
+    def count() -> None:
+        for _ in range(2000):
+            counts.add(1, Event.PUT, 1)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        drained.restore(counts.drain())
+    drained.restore(counts.drain())
+    assert [dict(calls) for _, calls in drained.drain()] == [{"put": 8000}]
+
+
+def test_statistics_have_tarantools_keys_and_zeros_for_what_never_happened() -> None:
+    states = {State.READY: 3, State.TAKEN: 2, State.BURIED: 1}
+    found = statistics(states, {"put": 9, "ack": 1, "delete": 1, "ttl": 1})
+    assert found["tasks"] == {"ready": 3, "taken": 2, "buried": 1, "delayed": 0, "total": 6, "done": 3}
+    assert found["calls"] == {event.value: 0 for event in Event} | {"put": 9, "ack": 1, "delete": 1, "ttl": 1}
