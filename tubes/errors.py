@@ -4,7 +4,7 @@ TubeError
 ├── UnknownDriver (LookupError)      no driver of that name is registered
 ├── IncompleteDriver (TypeError)     a driver lacks methods; names them all
 ├── BadOption (ValueError)           an option, a name or an argument that cannot be
-├── NotSupported (BadOption)         the tube's type, or the store, cannot do that
+│   └── NotSupported                 the tube's type, or the store, cannot do that
 ├── TubeExists                       create_tube of a name that is taken
 ├── NoSuchTube (LookupError)
 ├── NoSuchSession (LookupError)

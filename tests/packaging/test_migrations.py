@@ -1,0 +1,160 @@
+"""The schema: its versions go up and down with rows in the tables, and keep to themselves."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from tubes.migrations import HEAD, LABEL
+
+import tubes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def config(namespace: str = "tubes") -> Config:
+    made = Config()
+    made.set_main_option("script_location", "tubes.migrations:")
+    made.attributes["namespace"] = namespace
+    return made
+
+
+def migrate(file: Path, target: str, *, up: bool, namespace: str = "tubes") -> None:
+    engine = sa.create_engine(f"sqlite:///{file}")
+    settings = config(namespace)
+    with engine.begin() as connection:
+        settings.attributes["connection"] = connection
+        (command.upgrade if up else command.downgrade)(settings, target)
+    engine.dispose()
+
+
+def schema(file: Path, namespace: str = "tubes") -> dict[str, str]:
+    """The SQL of all tables, indexes and triggers of a namespace, by name."""
+    db = sqlite3.connect(file)
+    rows = db.execute("SELECT name, sql FROM sqlite_master WHERE name GLOB ?", (f"{namespace}_*",)).fetchall()
+    db.close()
+    return dict(rows)
+
+
+def fill(file: Path, namespace: str = "tubes") -> None:
+    """Leave a tube of every type, and a task in every state."""
+    with tubes.connect(f"sqlite:///{file}", namespace=namespace, sweep=False) as queue:
+        for type in ("fifo", "fifottl", "limfifottl", "utube", "utubettl"):
+            tube = queue.create_tube(type, type)
+            tube.put_many(["first", "second", "third"])
+            taken = tube.take(timeout=0)
+            assert taken is not None
+            tube.bury(taken)
+        queue.tube["fifottl"].put("later", delay=3600)
+        queue.configure(session_ttr=3600)
+        assert queue.tube["utube"].take(timeout=0) is not None
+
+
+def test_the_head_that_connect_wants_is_alembics_head() -> None:
+    script = ScriptDirectory.from_config(config())
+    assert script.get_heads() == [HEAD]
+    head = script.get_revision(HEAD)
+    assert head is not None
+    assert LABEL in head.branch_labels
+
+
+def test_contributors_find_the_migrations_through_pyproject() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "alembic", "heads"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith(f"{HEAD} (tubes)")
+
+
+def test_the_schema_goes_down_and_up_again_with_rows_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    fill(file)
+    before = schema(file)
+    assert {"tubes_tube", "tubes_task", "tubes_session", "tubes_connection", "tubes_calls"} <= before.keys()
+    migrate(file, f"{LABEL}@base", up=False)
+    assert schema(file).keys() <= {"tubes_version"}
+    migrate(file, f"{LABEL}@head", up=True)
+    assert schema(file) == before
+    fill(file)
+
+
+def test_each_step_down_and_up_keeps_the_rows_that_it_can(tmp_path: Path) -> None:
+    """A step between two versions must not lose tasks; only the first version makes the tables."""
+    file = tmp_path / "jobs.db"
+    fill(file)
+    script = ScriptDirectory.from_config(config())
+    for revision in script.walk_revisions():
+        below = revision.down_revision
+        if below is None:
+            continue
+        assert isinstance(below, str)
+        before = count_tasks(file)
+        migrate(file, below, up=False)
+        assert count_tasks(file) == before
+        migrate(file, revision.revision, up=True)
+        assert count_tasks(file) == before
+    assert count_tasks(file) == 16
+
+
+def count_tasks(file: Path) -> int:
+    db = sqlite3.connect(file)
+    (count,) = db.execute("SELECT count(*) FROM tubes_task").fetchone()
+    db.close()
+    return int(count)
+
+
+def test_a_users_own_tables_and_migrations_stay_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "app.db"
+    db = sqlite3.connect(file)
+    db.executescript(
+        "CREATE TABLE alembic_version (version_num TEXT); INSERT INTO alembic_version VALUES ('app42');"
+        "CREATE TABLE task (id INTEGER); INSERT INTO task VALUES (7);"
+    )
+    db.close()
+    fill(file)
+    migrate(file, f"{LABEL}@base", up=False)
+    db = sqlite3.connect(file)
+    assert db.execute("SELECT version_num FROM alembic_version").fetchall() == [("app42",)]
+    assert db.execute("SELECT id FROM task").fetchall() == [(7,)]
+    db.close()
+
+
+def test_namespaces_share_a_file_and_go_their_own_ways(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    fill(file, "red")
+    fill(file, "blue")
+    migrate(file, f"{LABEL}@base", up=False, namespace="red")
+    assert "red_task" not in schema(file, "red")
+    with tubes.connect(f"sqlite:///{file}", namespace="blue") as queue:
+        assert queue.statistics("fifo")["tasks"]["total"] == 3
+
+
+def set_version(file: Path, version: str) -> None:
+    db = sqlite3.connect(file)
+    db.execute("UPDATE tubes_version SET version_num = ?", (version,))
+    db.commit()
+    db.close()
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    fill(file)
+    set_version(file, "9999")
+    with pytest.raises(tubes.SchemaMismatch, match=r"9999.*upgrade tubes"):
+        tubes.connect(f"sqlite:///{file}")
+    assert count_tasks(file) == 16
+    set_version(file, HEAD)
+    with tubes.connect(f"sqlite:///{file}") as queue:
+        assert queue.statistics("utube")["tasks"]["total"] == 3
+
+
+def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: Path) -> None:
+    with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
+        tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", migrate=False)
