@@ -377,6 +377,7 @@ class Queue:
             self.store.leave()
             with suppress(StoreError):
                 self.rescue()
+                self.flush_counts()
         finally:
             self.store.close()
             for tube in self._tubes.values():
