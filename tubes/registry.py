@@ -29,7 +29,7 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     check_driver(driver)
     with _lock:
         known = _registered.get(type)
-        if known is driver:
+        if known == driver:  # a TubeType is a value: a module imported twice registers the same
             return
         if known is not None or type in _entries("tubes.drivers"):
             raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
