@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: dict[int, Counter[str]] = {}
+        self._pending: dict[int, dict[str, int]] = {}
         self.is_dirty = False
 
     def add(self, tube: int, event: Event, count: int) -> bool:
@@ -33,11 +32,12 @@ class Counts:
         with self._lock:
             calls = self._pending.get(tube)
             if calls is None:
-                calls = self._pending[tube] = Counter()
-            calls[event] += count
-            first = not self.is_dirty
+                calls = self._pending[tube] = {}
+            calls[event] = calls.get(event, 0) + count
+            if self.is_dirty:
+                return False
             self.is_dirty = True
-            return first
+            return True
 
     def pending(self, tube: int) -> Mapping[str, int]:
         """The counts of one tube that are not stored yet."""
@@ -54,7 +54,9 @@ class Counts:
         """Take back counts that could not be stored."""
         with self._lock:
             for tube, calls in deltas:
-                self._pending.setdefault(tube, Counter()).update(calls)
+                pending = self._pending.setdefault(tube, {})
+                for event, count in calls.items():
+                    pending[event] = pending.get(event, 0) + count
             self.is_dirty = self.is_dirty or bool(deltas)
 
 

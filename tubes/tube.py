@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from tubes import options as checked
 from tubes.driver import STEP_LIMIT, Change, Driver, Features, NewTask, Ref, TubeRecord
-from tubes.errors import BadOption, LeaseLost, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeFull
+from tubes.errors import (
+    BadOption,
+    LeaseLost,
+    NoSuchTube,
+    NotSupported,
+    NotTaken,
+    StoreError,
+    TaskNotFound,
+    TubeFull,
+)
 from tubes.events import Listener
 from tubes.options import Seconds
 from tubes.payload import encode
@@ -180,7 +189,13 @@ class Tube:
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
     ) -> Sequence[Change]:
-        if timeout == 0.0 or unit is not None or 0 < self._capacity < wanted:
+        if unit is not None or 0 < self._capacity < wanted:
+            raise TubeFull(self.name, self._capacity, wanted)
+        if self.expire():  # what is over takes no room
+            changes = self._run(step)
+            if changes:
+                return changes
+        if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
         deadline = self._deadline(timeout)
         signal = self._store.waiters.enter(self._room)
@@ -237,15 +252,17 @@ class Tube:
             if not kept and wait != 0.0:
                 self._wait_and_take(limit, kept, wait)
             return kept
-        except BaseException:
-            if kept and unit is None:  # interrupted between the commit and the return: nobody has these
+        except BaseException as error:
+            # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
+            # answers to them, and this does nothing.
+            if kept and unit is None and not isinstance(error, StoreError):
                 self._give_back(kept)
             raise
 
     def _take_now(
         self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
     ) -> None:
-        """Try once; what was taken is in ``kept`` from the commit on."""
+        """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it."""
         driver, store, clock = self.driver, self._store, self._clock
         owner = store.session
         acks = () if ack is None else (self._ref(ack),)
@@ -254,32 +271,26 @@ class Tube:
         def step(tx: Any) -> Sequence[Change]:
             nonlocal refused
             now = clock.now_ms()
-            if not acks:
-                return driver.take(tx, limit, owner=owner, now=now)
-            tx.begin()
-            acked = driver.ack(tx, acks, owner=owner, now=now)
-            refused = not acked
-            return acked if refused else [*acked, *driver.take(tx, limit, owner=owner, now=now)]
-
-        def keep(changes: Sequence[Change]) -> None:
-            for event, raw, _ in changes:
-                if event is Event.TAKE:
-                    kept.append(driver.normalize_task(raw))
+            acked: Sequence[Change] = ()
+            if acks:
+                tx.begin()
+                acked = driver.ack(tx, acks, owner=owner, now=now)
+                refused = not acked
+                if refused:
+                    return ()
+            changes = driver.take(tx, limit, owner=owner, now=now)
+            kept[:] = [driver.normalize_task(raw) for event, raw, _ in changes if event is Event.TAKE]
+            return [*acked, *changes] if acks else changes
 
         if self._queue.look_for_the_dead():
             self._queue.rescue()
-        self._run(step, unit, keep)
+        self._run(step, unit)
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
         if not kept and unit is None:
+            acks = ()
             if store.deaths_suspected() and self._queue.rescue():
-                self._run(
-                    step
-                    if not acks
-                    else (lambda tx: driver.take(tx, limit, owner=owner, now=clock.now_ms())),
-                    None,
-                    keep,
-                )
+                self._run(step)
             if not kept:
                 self._check_exists()
 
@@ -541,17 +552,14 @@ class Tube:
 
     def publish(self, changes: Sequence[Change]) -> None:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
-        if not changes:
-            return
         queue = self._queue
-        event = changes[0].event
         if len(changes) == 1:
+            event, _, due = changes[0]
             queue.count(self._id, event, 1)
             if event in self._waking:
                 self._store.wake(self._id, 1)
             if event in self._making_room:
                 self._store.waiters.wake(self._room)
-            due = changes[0].due_ms
             if due is not None:
                 queue.due_at(due)
             return
@@ -580,32 +588,20 @@ class Tube:
 
     # Within
 
-    def _run(
-        self,
-        step: Callable[[Any], Sequence[Change]],
-        unit: Unit | None = None,
-        on_commit: Callable[[Sequence[Change]], None] | None = None,
-    ) -> Sequence[Change]:
+    def _run(self, step: Callable[[Any], Sequence[Change]], unit: Unit | None = None) -> Sequence[Change]:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
             if not unit.is_open:
                 raise BadOption("this transaction is over", option="unit")
             changes = step(unit.tx)
             unit.add(self, changes)
-            if on_commit is not None:
-                on_commit(changes)
             return changes
         if not self._listeners:
-            changes = self._store.transact(step, on_commit)
-            self.publish(changes)
+            changes = self._store.transact(step)
+            if changes:
+                self.publish(changes)
             return changes
-
-        def committed(changes: Sequence[Change]) -> None:
-            if on_commit is not None:
-                on_commit(changes)
-            self.line_up(changes)
-
-        changes = self._store.transact(step, committed)
+        changes = self._store.transact(step, self.line_up)
         self.publish(changes)
         self._queue.deliveries.deliver()
         return changes

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import NotSupported
 from tubes.payload import decode
-from tubes.task import Event, State, Task, done, make_task
+from tubes.task import STATES, Event, State, Task, done, make_task
 
 from .statements import Statement, Statements
 
@@ -58,11 +58,14 @@ class SqlDriver:
         if newest:
             self._take_one = s.take_newest_timed if timed else s.take_newest
             self._take_some = s.take_newest_timed_many if timed else s.take_newest_many
+            self._buried = s.buried_newest
             self._order: Callable[[Row], Any] = lambda row: -row[ID]
         else:
             self._take_one = s.take_timed if timed else s.take
             self._take_some = s.take_undue if timed else s.take_many
+            self._buried = s.buried
             self._order = lambda row: (row[PRI], row[ID])
+        self._is_plain = not timed and not type.features.grouped
         self._ready_front = 0 if type.features.grouped else 1
 
     # Life
@@ -89,9 +92,16 @@ class SqlDriver:
                 return []
         if len(items) == 1:
             item = items[0]
+            if self._is_plain and isinstance(item.payload, str):
+                id = tx.only_insert(self._sql.put_plain, (self._tube, item.pri, now, now, item.payload))
+                return (Change(Event.PUT, _plain(id, item, now)),)
             row, due = self._new_row(item, now)
             id = tx.only_insert(self._put_one, row)
-            return [Change(Event.PUT, _known(id, row, item), due)]
+            return (Change(Event.PUT, _known(id, row, item), due),)
+        if self._is_plain and all(isinstance(item.payload, str) for item in items):
+            tube = self._tube
+            ids = tx.insert(self._sql.put_plain, [(tube, item.pri, now, now, item.payload) for item in items])
+            return [Change(Event.PUT, _plain(id, item, now)) for id, item in zip(ids, items, strict=True)]
         rows = [self._new_row(item, now) for item in items]
         ids = tx.insert(self._put_one, [row for row, _ in rows])
         return [
@@ -131,7 +141,16 @@ class SqlDriver:
         if len(refs) == 1 and not self._capacity:
             return self._ack_one(tx, refs[0], owner, now)
         tx.begin()
+        if owner is not None and all(ref.token is not None and ref.task is not None for ref in refs):
+            return self._ack_known(tx, refs, owner, now)
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
+
+    def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
+        """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
+        leases: dict[int, int] = dict(tx.rows(self._sql.held, self._tube, _json_ids(refs), owner))  # type: ignore[arg-type]  # rows of two
+        known = {ref.id: ref.task for ref in refs if leases.get(ref.id) == ref.token}
+        self._give_room(tx, tx.many(self._sql.remove, [(id,) for id in known]) if known else 0)
+        return [Change(Event.ACK, done(task, now)) for task in known.values() if task is not None]
 
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
         """Ack in one statement; what is known of the task need not be read again."""
@@ -188,7 +207,7 @@ class SqlDriver:
 
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
-        rows = tx.rows(self._sql.buried, self._tube, limit)
+        rows = tx.rows(self._buried, self._tube, limit)
         moved = [_moved(row, "r", row[DUE], row[TTL], row[TTR], None, now) for row in rows]
         return self._write(tx, Event.KICK, moved, self._ready_front)
 
@@ -197,7 +216,10 @@ class SqlDriver:
             return []
         tx.begin()
         changes: list[Change] = []
-        for row in tx.rows(self._sql.due, self._tube, now, limit):
+        rows = tx.rows(self._sql.due, self._tube, now, limit)
+        rows += tx.rows(self._sql.overdue, self._tube, now, limit)
+        rows.sort(key=lambda row: (row[DUE], row[ID]))
+        for row in rows[:limit]:
             end = _end_of_life(row)
             if end is not None and end <= now:
                 changes += self._remove(tx, Event.TTL, [row], now)
@@ -242,36 +264,25 @@ class SqlDriver:
         totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
         for query in (self._sql.count_front, self._sql.count_behind, self._sql.count_aside):
             for state, count in tx.rows(query, self._tube):
-                totals[State(state)] += count
+                totals[STATES[state]] += count
         return totals
 
     def next_due(self, tx: SqlTx) -> int | None:
         if not self.features.timed:
             return None
-        due: int | None = tx.rows(self._sql.next_due, self._tube)[0][0]
-        return due
+        return min(
+            (due for due in tx.rows(self._sql.next_due, self._tube)[0] if due is not None), default=None
+        )
 
     def normalize_task(self, raw: Any) -> Task:
         if isinstance(raw, Task):
             return raw
-        payload = raw[DATA]
-        if payload is None:
-            payload = raw[BYTES]
+        id, state, data, blob, pri, utube, created, updated, due, ttl, ttr, attempts, owner = raw
+        if type(raw) is not Known:
+            data = blob if data is None else decode(data)
         return make_task(
-            raw[ID],
-            self._name,
-            State(raw[STATE]),
-            payload if type(raw) is Known else decode(payload),
-            pri=raw[PRI],
-            utube=raw[UTUBE] or None,
-            created_ms=raw[CREATED],
-            updated_ms=raw[UPDATED],
-            due_ms=raw[DUE],
-            ttl_ms=raw[TTL],
-            ttr_ms=raw[TTR],
-            attempts=raw[ATTEMPTS],
-            owner=raw[OWNER],
-        )
+            id, self._name, STATES[state], data, pri, utube or None, created, updated, due, ttl, ttr, attempts, owner
+        )  # fmt: skip
 
     # Within
 
@@ -285,19 +296,34 @@ class SqlDriver:
 
     def _stored(self, tx: SqlTx, refs: Sequence[Ref]) -> list[Row]:
         """The refs that are stored, each once; one with a token only while that lease lasts."""
-        rows = {}
-        for ref in refs:
-            for row in tx.rows(self._sql.peek, ref.id, self._tube):
-                if ref.token is None or (row[STATE] == "t" and row[ATTEMPTS] == ref.token):
-                    rows[ref.id] = row
-        return list(rows.values())
+        if len(refs) == 1:
+            found = tx.rows(self._sql.peek, refs[0].id, self._tube)
+        else:
+            found = tx.rows(self._sql.stored, self._tube, _json_ids(refs))
+        rows = {row[ID]: row for row in found}
+        chosen = {}
+        for id, token, _ in refs:
+            row = rows.get(id)
+            if row is not None and (token is None or (row[STATE] == "t" and row[ATTEMPTS] == token)):
+                chosen[id] = row
+        return list(chosen.values())
 
     def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
         if moved:
             tx.many(
                 self._sql.update,
                 [
-                    (row[STATE], front, row[DUE], row[TTL], row[TTR], row[OWNER], row[UPDATED], row[ID])
+                    (
+                        row[STATE],
+                        front,
+                        _place(row),
+                        row[DUE],
+                        row[TTL],
+                        row[TTR],
+                        row[OWNER],
+                        row[UPDATED],
+                        row[ID],
+                    )
                     for row in moved
                 ],
             )
@@ -313,10 +339,19 @@ class SqlDriver:
             tx.run(self._sql.give_room, self._tube, gone)
 
 
+def _json_ids(refs: Sequence[Ref]) -> str:
+    return f"[{','.join(str(ref.id) for ref in refs)}]"
+
+
 def _known(id: int, row: Row, item: NewTask) -> Known:
     """The raw task of an insert: its columns are those of ``_new_row``."""
     _, state, _, pri, utube, created, updated, due, ttl, ttr, _, _ = row
     return Known((id, state, item.data, item.data, pri, utube, created, updated, due, ttl, ttr, 0, None))
+
+
+def _plain(id: int, item: NewTask, now: int) -> Known:
+    data = item.data
+    return Known((id, "r", data, data, item.pri, None, now, now, None, None, None, 0, None))
 
 
 def _end_of_life(row: Row) -> int | None:
@@ -327,6 +362,12 @@ def _moved(
     row: Row, state: str, due: int | None, ttl: int | None, ttr: int | None, owner: str | None, now: int
 ) -> Row:
     return (*row[:STATE], state, *row[DATA:UPDATED], now, due, ttl, ttr, row[ATTEMPTS], owner)
+
+
+def _place(row: Row) -> int | None:
+    """Where a task stands in the front: a ready one by its priority, a taken one by the end of its time."""
+    place: int | None = row[DUE] if row[STATE] == "t" else row[PRI]
+    return place
 
 
 def _gone(row: Row, now: int) -> Row:

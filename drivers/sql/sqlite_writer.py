@@ -71,21 +71,23 @@ class SqliteTx:
         return range(last - len(given) + 1, last + 1)
 
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        if self.is_open:
-            return self._db.execute(statement.text, statement.bind(given)).fetchall()
-        return self._writer.patiently(statement.text, statement.bind(given)).fetchall()
+        return self._only(statement, given).fetchall()
 
     def only_run(self, statement: Statement, *given: Any) -> int:
-        if self.is_open:
-            return self._db.execute(statement.text, statement.bind(given)).rowcount
-        return self._writer.patiently(statement.text, statement.bind(given)).rowcount
+        return self._only(statement, given).rowcount
 
     def only_insert(self, statement: Statement, given: Row) -> int:
-        if self.is_open:
-            cursor = self._db.execute(statement.text, statement.bind(given))
-        else:
-            cursor = self._writer.patiently(statement.text, statement.bind(given))
-        return cursor.lastrowid  # type: ignore[return-value]
+        return self._only(statement, given).lastrowid  # type: ignore[return-value]
+
+    def _only(self, statement: Statement, given: Row) -> sqlite3.Cursor:
+        if statement.order is not None:
+            given = statement.order(given)
+        try:
+            return self._db.execute(statement.text, given)
+        except sqlite3.OperationalError as error:
+            if self.is_open or not is_busy(error):
+                raise
+        return self._writer.insist(statement.text, given)
 
 
 class SharedTx(SqliteTx):
@@ -113,17 +115,9 @@ class SharedTx(SqliteTx):
             self._db.execute("RELEASE member")
         return self.is_open or not self.wrote
 
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+    def _only(self, statement: Statement, given: Row) -> sqlite3.Cursor:
         self.wrote = True
-        return self._db.execute(statement.text, statement.bind(given)).fetchall()
-
-    def only_run(self, statement: Statement, *given: Any) -> int:
-        self.wrote = True
-        return self._db.execute(statement.text, statement.bind(given)).rowcount
-
-    def only_insert(self, statement: Statement, given: Row) -> int:
-        self.wrote = True
-        return self._db.execute(statement.text, statement.bind(given)).lastrowid  # type: ignore[return-value]
+        return self._db.execute(statement.text, statement.bind(given))
 
 
 class _Member:
@@ -162,18 +156,19 @@ class SqliteWriter:
         self._turn = threading.Lock()
         self._line: deque[_Member] = deque()
         self._holder = 0
-        self.begins = "BEGIN IMMEDIATE"
+        self._tx = SqliteTx(self, db)
 
     # A transaction each
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
         """Run ``work`` and commit it, alone or together with other threads' work."""
-        if self._turn.acquire(blocking=False):
+        if self._turn.acquire(False):
             return self._alone(work, on_commit)
         return self._stand_in_line(_Member(work, on_commit, alone=False))  # type: ignore[no-any-return]
 
     def _alone(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
-        tx = SqliteTx(self, self.db)
+        tx = self._tx
+        tx.is_open = False
         try:
             result = work(tx)
             if tx.is_open:
@@ -189,7 +184,12 @@ class SqliteWriter:
                 self._roll_back()
             raise
         finally:
-            self._pass_on()
+            if self._line:
+                self._pass_on()
+            else:
+                self._turn.release()
+                if self._line and self._turn.acquire(False):
+                    self._pass_on()
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
@@ -353,9 +353,10 @@ class SqliteWriter:
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-        return self._insist(text, given)
+        return self.insist(text, given)
 
-    def _insist(self, text: str, given: Row) -> sqlite3.Cursor:
+    def insist(self, text: str, given: Row) -> sqlite3.Cursor:
+        """Try again and again until the lock can be had, or raise StoreBusy."""
         deadline = real_monotonic() + self._busy_timeout
         wait = FIRST_PAUSE
         while True:

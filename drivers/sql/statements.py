@@ -6,6 +6,7 @@ engine, 50,000 on the driver's cursor), so what runs is the compiled text, on th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -41,7 +42,7 @@ ZERO: sa.ColumnElement[int] = sa.literal_column("0")
 class Statement:
     """Compiled text, and how to order its parameters: they are given in the order of ``names``."""
 
-    __slots__ = ("_order", "text")
+    __slots__ = ("order", "text")
 
     def __init__(self, clause: ClauseElement, dialect: Dialect, *names: str) -> None:
         compiled = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
@@ -49,14 +50,14 @@ class Statement:
         if set(used) != set(names):
             raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
         self.text = str(compiled)
-        self._order: Any = None
+        self.order: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
         if used != list(names):
             places = [names.index(name) for name in used]
-            self._order = itemgetter(*places) if len(places) > 1 else lambda given: (given[places[0]],)
+            self.order = itemgetter(*places) if len(places) > 1 else lambda given: (given[places[0]],)
 
     def bind(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Put the parameters in the order of the text."""
-        return given if self._order is None else self._order(given)
+        return given if self.order is None else self.order(given)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Statements:
     """All statements for one dialect and namespace."""
 
     put: Statement
+    put_plain: Statement
     put_grouped: Statement
     take: Statement
     take_many: Statement
@@ -78,9 +80,13 @@ class Statements:
     ack_any: Statement
     remove: Statement
     peek: Statement
+    stored: Statement
+    held: Statement
     update: Statement
     buried: Statement
+    buried_newest: Statement
     due: Statement
+    overdue: Statement
     taken: Statement
     taken_by: Statement
     next_due: Statement
@@ -132,6 +138,14 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
     def of_tube(table: sa.FromClause) -> sa.ColumnElement[bool]:
         return table.c.tube == bind("tube")
 
+    def due(table: sa.FromClause, until: Any) -> sa.ColumnElement[bool]:
+        not_taken = table.c.state != sa.literal_column("'t'")
+        return sa.and_(of_tube(table), not_taken, table.c.due_ms.is_not(None), table.c.due_ms <= until)
+
+    def overdue(table: sa.FromClause, until: Any) -> sa.ColumnElement[bool]:
+        is_taken = sa.and_(table.c.front == ONE, table.c.state == sa.literal_column("'t'"))
+        return sa.and_(of_tube(table), is_taken, table.c.place <= until)
+
     # Put
 
     columns = (
@@ -147,6 +161,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         "bytes",
     )
     values: dict[str, Any] = {name: bind(name) for name in columns}
+    values["place"] = bind("pri")
     values |= {"front": bind("front"), "utube": bind("utube"), "attempts": ZERO}
     front = sa.alias(task, "front")
     behind_another = sa.exists(
@@ -156,6 +171,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
         "data", "bytes",
     )  # fmt: skip
+    plain_names = ("tube", "pri", "created_ms", "updated_ms", "data")
+    plain: dict[str, Any] = {name: bind(name) for name in plain_names}
+    plain |= {"place": bind("pri"), "state": sa.literal_column("'r'"), "front": ONE, "attempts": ZERO}
     grouped = values | {
         "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
     }
@@ -170,9 +188,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         if timed:
             choice = choice.where(sa.or_(next_.c.due_ms.is_(None), next_.c.due_ms > bind("now")))
         if newest:
-            choice = choice.order_by(next_.c.pri.desc(), next_.c.id.desc())
+            choice = choice.order_by(next_.c.place.desc(), next_.c.id.desc())
         else:
-            choice = choice.order_by(next_.c.pri, next_.c.id)
+            choice = choice.order_by(next_.c.place, next_.c.id)
         names = ["owner", "now", "tube"]
         if many:
             choice = choice.limit(bind("limit")).offset(ZERO)
@@ -193,12 +211,12 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
                 (sa.and_(c.due_ms.is_not(None), c.due_ms <= until), c.due_ms),
                 else_=until,
             )
+            set_["place"] = set_["due_ms"]
         update = sa.update(task).where(chosen).values(set_)
         if timed and not undue:
-            over = sa.alias(task, "over")
-            update = update.where(
-                ~sa.exists(sa.select(ONE).where(of_tube(over), over.c.due_ms <= bind("now")))
-            )
+            over, late = sa.alias(task, "over"), sa.alias(task, "late")
+            update = update.where(~sa.exists(sa.select(ONE).where(due(over, bind("now")))))
+            update = update.where(~sa.exists(sa.select(ONE).where(overdue(late, bind("now")))))
         return make(update.returning(*raw), *names)
 
     # Ack and other guarded writes
@@ -214,10 +232,18 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         .values(
             {
                 name: bind(name)
-                for name in ("state", "front", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
+                for name in ("state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
             }
         )
     )
+
+    # Ids come as one parameter, a JSON array
+
+    ids: Any
+    if dialect.name == "postgresql":
+        ids = sa.select(sa.cast(sa.func.json_array_elements_text(bind("ids")), sa.BigInteger))
+    else:
+        ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
 
     # Looking
 
@@ -250,6 +276,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
 
     return Statements(
         put=make(sa.insert(task).values(values), *insert_names),
+        put_plain=make(sa.insert(task).values(plain), *plain_names),
         put_grouped=make(sa.insert(task).values(grouped), *insert_names),
         take=take(timed=False, many=False),
         take_many=take(timed=False, many=True),
@@ -264,7 +291,18 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         ack_any=make(ack_any, "id", "tube", "owner"),
         remove=make(sa.delete(task).where(c.id == bind("id")), "id"),
         peek=make(sa.select(*raw).where(ours), "id", "tube"),
-        update=make(update, "state", "front", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"),
+        stored=make(sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id), "tube", "ids"),
+        held=make(
+            sa.select(c.id, c.attempts).where(
+                of_tube(task), c.id.in_(ids), c.state == sa.literal_column("'t'"), c.owner == bind("owner")
+            ),
+            "tube",
+            "ids",
+            "owner",
+        ),
+        update=make(
+            update, "state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"
+        ),
         buried=make(
             sa.select(*raw)
             .where(aside, c.state == sa.literal_column("'!'"))
@@ -274,10 +312,29 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "tube",
             "limit",
         ),
+        buried_newest=make(
+            sa.select(*raw)
+            .where(aside, c.state == sa.literal_column("'!'"))
+            .order_by(c.pri.desc(), c.id.desc())
+            .limit(bind("limit"))
+            .offset(ZERO),
+            "tube",
+            "limit",
+        ),
         due=make(
             sa.select(*raw)
-            .where(of_tube(task), c.due_ms <= bind("now"))
-            .order_by(c.due_ms, c.id)
+            .where(due(task, bind("now")))
+            .order_by(c.due_ms)
+            .limit(bind("limit"))
+            .offset(ZERO),
+            "tube",
+            "now",
+            "limit",
+        ),
+        overdue=make(
+            sa.select(*raw)
+            .where(overdue(task, bind("now")))
+            .order_by(c.place)
             .limit(bind("limit"))
             .offset(ZERO),
             "tube",
@@ -299,7 +356,15 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "owner",
             "limit",
         ),
-        next_due=make(sa.select(sa.func.min(c.due_ms)).where(of_tube(task), c.due_ms.is_not(None)), "tube"),
+        next_due=make(
+            sa.select(
+                sa.select(sa.func.min(c.due_ms))
+                .where(of_tube(task), c.state != sa.literal_column("'t'"), c.due_ms.is_not(None))
+                .scalar_subquery(),
+                sa.select(sa.func.min(c.place)).where(taken).scalar_subquery(),
+            ),
+            "tube",
+        ),
         count_front=count(in_front),
         count_behind=count(behind),
         count_aside=count(aside),

@@ -1,17 +1,15 @@
 """The tables of a namespace, as SQLAlchemy sees them. ``migrations/`` makes them, with triggers and indexes.
 
 The heart is the task's ``front``. A task that may be taken now, or that is taken, stands in front (1); a ready
-task that waits behind another of its sub-queue does not (0); a buried or delayed one has no place (NULL). So
-every task is in exactly one of three indexes:
+task that waits behind another of its sub-queue does not (0); a buried or delayed one has no place (NULL). At most one
+task of a sub-queue stands in front, and triggers keep it so: whatever takes a task out of the front brings the best
+one from behind. A take therefore costs the same whatever lies in busy sub-queues. The indexes:
 
-* ``front``  (tube, state desc, pri, id) where front = 1: the next task of a tube, with the taken ones just before
-  it, so that a take moves its entry by a few places and touches one page;
-* ``behind`` (tube, utube, pri, id) where front = 0: the next of a sub-queue;
-* ``aside``  (tube, state, pri, id) where front is null: what a kick brings back.
-
-At most one task of a sub-queue stands in front: that is a unique index, ``sub_queue``. Triggers keep it filled:
-whatever takes a task out of the front brings the best one from behind. A take therefore costs the same whatever
-lies in busy sub-queues.
+* ``front``  (tube, state desc, place, id) where front = 1: the taken tasks of a tube, by the end of their time (their
+  ``place``), and right after them the ready ones, by ``pri`` (theirs): a take moves its entry by a few places;
+* ``member`` (tube, utube, front desc, pri, id): a sub-queue, first who stands in front, then who follows;
+* ``aside``  (tube, state, pri, id) where front is null: what a kick brings back;
+* ``due``    (tube, due_ms) of all that are not taken: what the sweeper looks for. A taken task's deadline is its place.
 """
 
 from __future__ import annotations
@@ -58,6 +56,7 @@ def tables(namespace: str) -> Tables:
             sa.Column("state", text, nullable=False),
             sa.Column("front", sa.SmallInteger),
             sa.Column("pri", big, nullable=False),
+            sa.Column("place", big),
             sa.Column("utube", text),
             sa.Column("created_ms", big, nullable=False),
             sa.Column("updated_ms", big, nullable=False),
