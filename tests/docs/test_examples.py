@@ -1,0 +1,82 @@
+"""Every Python block in README and docs runs and gives what it shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import blocks as runner
+from .blocks import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, runner.__file__, str(page)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_the_python_in_a_page_runs(page: Path, tmp_path: Path) -> None:
+    done = run(page, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_names_its_language_and_every_fence_is_closed(page: Path) -> None:
+    """A block without a language would not be run, and nobody would notice."""
+    fences = sum(line.lstrip().startswith("```") for line in page.read_text(encoding="utf-8").splitlines())
+    assert fences == 2 * len(blocks(page))
+    for block in blocks(page):
+        assert block.language in ("python", "console", "text", "sql", "json", "toml", "mermaid"), block
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["raise ValueError", "x = = 1", ">>> 1 + 1\n3", ">>> 1 / 0", "# worker.py\nx = = 1", "x = 1\n```\n\n```python\ny"],
+)
+def test_a_wrong_block_fails(wrong: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"Text.\n\n```python\n{wrong}\n```\n", encoding="utf-8")
+    assert run(page, tmp_path).returncode != 0
+
+
+def test_blocks_share_a_namespace_and_files_are_saved(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\n# worker.py\nX = 1\n```\n\n- a list\n\n  ```python\n  y = 2\n  ```\n\n"
+        "```python\n>>> y\n2\n>>> import worker; worker.X\n1\n```\n",
+        encoding="utf-8",
+    )
+    sys_path = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, runner.__file__, str(page)], cwd=tmp_path, env=sys_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_tutorials_programs_work_as_it_says(tmp_path: Path) -> None:
+    """They are saved as the tutorial says and started as it says, two workers at the same time."""
+    for block in blocks(ROOT / "docs" / "tutorial.md", "python"):
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+
+    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, program, *arguments]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    producer = start("produce.py")
+    assert producer.communicate(timeout=30)[0] == "20 tasks\n"
+    workers = [start("worker.py", name) for name in ("ann", "bob")]
+    outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    done = sorted(int(line.split()[-1]) for output in outputs for line in output.splitlines())
+    assert done == [n * n for n in range(20)]
+    report = start("report.py")
+    assert "'ack': 20" in report.communicate(timeout=30)[0]
