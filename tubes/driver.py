@@ -180,6 +180,13 @@ class Driver(Protocol):
         """Return up to ``limit`` raw tasks in a state whose id is above ``after``, by id."""
         ...
 
+    def can_take(self, tx: Any) -> bool:
+        """Tell cheaply, without a write, whether a take would find a ready task.
+
+        Consumers that wait ask before they try, so that many of them do not fight for the store's lock.
+        """
+        ...
+
     def count(self, tx: Any) -> Mapping[State, int]:
         """Return how many tasks are in each state."""
         ...

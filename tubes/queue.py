@@ -284,7 +284,9 @@ class Queue:
             for session in ended:
                 for tube in tubes:
                     released += tube.release_owner(session)
-                if complete:
+                if not complete:
+                    self.store.set_aside.add(session)
+                else:
                     self.store.transact(lambda tx, gone=session: self.store.forget_session(tx, gone))  # type: ignore[misc]
         return released
 
@@ -426,6 +428,7 @@ class Queue:
     def _opened(self, record: TubeRecord, driver: Driver) -> Tube:
         if self._is_new(record):
             self.store.transact(driver.start)
+            self.store.set_aside.clear()
             self._tubes[record.name] = Tube(self, record, driver)
         return self._tubes[record.name]
 

@@ -27,6 +27,8 @@ class Store(Protocol):
     waiters: Waiters
     counts: Counts
     clock: Clock
+    set_aside: set[str]
+    """Ended sessions whose tasks were released in all tubes that are open here; others wait for their drivers."""
 
     @property
     def session(self) -> str:
@@ -78,7 +80,7 @@ class Store(Protocol):
         ...
 
     def deaths_suspected(self) -> bool:
-        """Tell cheaply whether a session may have ended since it was last looked."""
+        """Tell cheaply whether a session may have ended, but for those set aside."""
         ...
 
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:

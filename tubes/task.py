@@ -135,6 +135,11 @@ def instant(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
+def seconds(ms: int | None) -> float | None:
+    """Turn a stored duration into seconds."""
+    return None if ms is None else ms / 1000
+
+
 @lru_cache(maxsize=1024)
 def session_id(text: str) -> UUID:
     """Turn a stored session id into the UUID that users see."""
@@ -168,12 +173,30 @@ def make_task(
         instant(created_ms),
         instant(updated_ms),
         None if due_ms is None else instant(due_ms),
-        None if ttl_ms is None else ttl_ms / 1000,
-        None if ttr_ms is None else ttr_ms / 1000,
+        seconds(ttl_ms),
+        seconds(ttr_ms),
         attempts,
         session_id(owner) if taken and owner else None,
         attempts if taken else None,
     )
+    draft.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
+    return cast(Task, draft)
+
+
+def new_task(
+    id: int,
+    tube: str,
+    state: State,
+    data: Any,
+    pri: int,
+    utube: str | None,
+    now: datetime,
+    due_at: datetime | None,
+    ttl: float | None,
+    ttr: float | None,
+) -> Task:
+    """Build the Task that a put returns: nobody has taken it yet."""
+    draft = _Draft(id, tube, state, data, pri, utube, now, now, due_at, ttl, ttr, 0, None, None)
     draft.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
     return cast(Task, draft)
 

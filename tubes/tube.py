@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -263,14 +264,15 @@ class Tube:
         self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
     ) -> None:
         """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it."""
-        driver, store, clock = self.driver, self._store, self._clock
-        owner = store.session
+        driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks = () if ack is None else (self._ref(ack),)
         refused = False
 
         def step(tx: Any) -> Sequence[Change]:
             nonlocal refused
-            now = clock.now_ms()
+            if queue.is_closed:
+                return ()
+            owner, now = store.session, clock.now_ms()
             acked: Sequence[Change] = ()
             if acks:
                 tx.begin()
@@ -282,14 +284,14 @@ class Tube:
             kept[:] = [driver.normalize_task(raw) for event, raw, _ in changes if event is Event.TAKE]
             return [*acked, *changes] if acks else changes
 
-        if self._queue.look_for_the_dead():
-            self._queue.rescue()
+        if queue.look_for_the_dead():
+            queue.rescue()
         self._run(step, unit)
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
         if not kept and unit is None:
             acks = ()
-            if store.deaths_suspected() and self._queue.rescue():
+            if store.deaths_suspected() and queue.rescue():
                 self._run(step)
             if not kept:
                 self._check_exists()
@@ -325,10 +327,10 @@ class Tube:
         driver, clock = self.driver, self._clock
 
         def look(tx: Any) -> tuple[bool, int | None]:
-            ready = driver.tasks_by_state(tx, State.READY, after=-1, limit=1)
-            if not ready and not self._store.has_tube(tx, self._record):
+            is_ready = driver.can_take(tx)
+            if not is_ready and not self._store.has_tube(tx, self._record):
                 raise NoSuchTube(self.name)
-            return bool(ready), driver.next_due(tx)
+            return is_ready, driver.next_due(tx)
 
         is_ready, due_ms = self._store.read(look)
         return is_ready, None if due_ms is None else max(due_ms - clock.now_ms(), 0) / 1000
@@ -563,9 +565,7 @@ class Tube:
             if due is not None:
                 queue.due_at(due)
             return
-        tally: dict[Event, int] = {}
-        for change in changes:
-            tally[change.event] = tally.get(change.event, 0) + 1
+        tally = Counter([change[0] for change in changes])
         waking = 0
         for event, count in tally.items():
             queue.count(self._id, event, count)
@@ -575,9 +575,10 @@ class Tube:
                 self._store.waiters.wake(self._room, count)
         if waking:
             self._store.wake(self._id, waking)
-        dues = [change.due_ms for change in changes if change.due_ms is not None]
-        if dues:
-            queue.due_at(min(dues))
+        if self.driver.features.timed:
+            dues = [change.due_ms for change in changes if change.due_ms is not None]
+            if dues:
+                queue.due_at(min(dues))
 
     def line_up(self, changes: Sequence[Change]) -> None:
         """Put changes in the line of the user's callbacks; called in commit order."""

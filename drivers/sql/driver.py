@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import NotSupported
 from tubes.payload import decode
-from tubes.task import STATES, Event, State, Task, done, make_task
+from tubes.task import STATES, Event, State, Task, done, instant, make_task, new_task, seconds
 
 from .statements import Statement, Statements
 
@@ -16,12 +16,6 @@ Row = tuple[Any, ...]
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
 """Places in a raw task, see RAW in ``statements``."""
-
-
-class Known(tuple[Any, ...]):
-    """A raw task whose data is what it means already, so that nobody decodes what was just encoded."""
-
-    __slots__ = ()
 
 
 class SqlTx(Protocol):
@@ -65,7 +59,8 @@ class SqlDriver:
             self._take_some = s.take_undue if timed else s.take_many
             self._buried = s.buried
             self._order = lambda row: (row[PRI], row[ID])
-        self._is_plain = not timed and not type.features.grouped
+        self._is_ranked = type.features.grouped and type.features.priority
+        self._is_plain = not (timed or type.features.grouped or type.features.priority)
         self._ready_front = 0 if type.features.grouped else 1
 
     # Life
@@ -90,38 +85,52 @@ class SqlDriver:
             room = tx.run(self._sql.make_room, self._tube, len(items), self._capacity)
             if not room:
                 return []
-        if len(items) == 1:
-            item = items[0]
-            if self._is_plain and isinstance(item.payload, str):
-                id = tx.only_insert(self._sql.put_plain, (self._tube, item.pri, now, now, item.payload))
-                return (Change(Event.PUT, _plain(id, item, now)),)
-            row, due = self._new_row(item, now)
-            id = tx.only_insert(self._put_one, row)
-            return (Change(Event.PUT, _known(id, row, item), due),)
-        if self._is_plain and all(isinstance(item.payload, str) for item in items):
-            tube = self._tube
-            ids = tx.insert(self._sql.put_plain, [(tube, item.pri, now, now, item.payload) for item in items])
-            return [Change(Event.PUT, _plain(id, item, now)) for id, item in zip(ids, items, strict=True)]
-        rows = [self._new_row(item, now) for item in items]
-        ids = tx.insert(self._put_one, [row for row, _ in rows])
-        return [
-            Change(Event.PUT, _known(id, row, item), due)
-            for id, (row, due), item in zip(ids, rows, items, strict=True)
-        ]
+        if self._is_ranked and len({(item.utube, item.pri) for item in items}) > 1:
+            return [change for item in items for change in self._put_alike(tx, (item,), now)]
+        return self._put_alike(tx, items, now)
 
-    def _new_row(self, item: NewTask, now: int) -> tuple[Row, int | None]:
-        """The columns of an insert, in the order of its parameters, and when the task is due."""
+    def _put_alike(self, tx: SqlTx, items: Sequence[NewTask], now: int) -> Sequence[Change]:
+        """Put tasks of one sub-queue and priority, where the type has both."""
+        if self._is_ranked and not items[0].delay_ms:
+            tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
+        if self._is_plain and all(type(item.payload) is str for item in items):
+            statement = self._sql.put_plain
+            rows: list[Row] = [(self._tube, now, now, item.payload) for item in items]
+        else:
+            statement = self._put_one
+            rows = [self._new_row(item, now) for item in items]
+        ids = (tx.only_insert(statement, rows[0]),) if len(items) == 1 else tx.insert(statement, rows)
+        return self._new_changes(ids, items, now)
+
+    def _new_row(self, item: NewTask, now: int) -> Row:
+        """The columns of an insert, in the order of its parameters."""
         payload = item.payload
         data, raw_bytes = (payload, None) if isinstance(payload, str) else (None, payload)
-        if item.delay_ms:
-            due: int | None = now + item.delay_ms
-            return (
-                self._tube, "~", None, item.pri, item.utube, now, now, due, item.ttl_ms, item.ttr_ms, data, raw_bytes,
-            ), due  # fmt: skip
-        due = None if item.ttl_ms is None else now + item.ttl_ms
+        state, front = ("~", None) if item.delay_ms else ("r", 1)
         return (
-            self._tube, "r", 1, item.pri, item.utube, now, now, due, item.ttl_ms, item.ttr_ms, data, raw_bytes,
-        ), due  # fmt: skip
+            self._tube, state, front, item.pri, item.utube, now, now, _first_due(item, now), item.ttl_ms, item.ttr_ms,
+            data, raw_bytes,
+        )  # fmt: skip
+
+    def _new_changes(self, ids: Sequence[int], items: Sequence[NewTask], now: int) -> Sequence[Change]:
+        name, put, at = self._name, Event.PUT, instant(now)
+        if not self.features.timed:
+            ready = State.READY
+            return [
+                Change(
+                    put,
+                    new_task(id, name, ready, item.data, item.pri, item.utube or None, at, None, None, None),
+                )
+                for id, item in zip(ids, items, strict=True)
+            ]
+        changes = []
+        for id, item in zip(ids, items, strict=True):
+            due = _first_due(item, now)
+            state = State.DELAYED if item.delay_ms else State.READY
+            due_at, ttl, ttr = instant(due) if due else None, seconds(item.ttl_ms), seconds(item.ttr_ms)
+            task = new_task(id, name, state, item.data, item.pri, item.utube or None, at, due_at, ttl, ttr)
+            changes.append(Change(put, task, due))
+        return changes
 
     def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         settled: Sequence[Change] = ()
@@ -147,9 +156,10 @@ class SqlDriver:
 
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
-        leases: dict[int, int] = dict(tx.rows(self._sql.held, self._tube, _json_ids(refs), owner))  # type: ignore[arg-type]  # rows of two
-        known = {ref.id: ref.task for ref in refs if leases.get(ref.id) == ref.token}
-        self._give_room(tx, tx.many(self._sql.remove, [(id,) for id in known]) if known else 0)
+        leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
+        acked = {id for (id,) in tx.rows(self._sql.ack_leases, f"{{{leases}}}", self._tube, owner)}
+        self._give_room(tx, len(acked))
+        known = {id: task for id, _, task in refs if id in acked}
         return [Change(Event.ACK, done(task, now)) for task in known.values() if task is not None]
 
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
@@ -252,13 +262,14 @@ class SqlDriver:
         return [row for id in ids for row in tx.rows(self._sql.peek, id, self._tube)]
 
     def tasks_by_state(self, tx: SqlTx, state: State, *, after: int, limit: int) -> Sequence[Row]:
-        if state in (State.BURIED, State.DELAYED):
-            return tx.rows(self._sql.by_state_aside, self._tube, state.value, after, limit)
-        rows = tx.rows(self._sql.by_state_front, self._tube, state.value, after, limit)
-        if state is State.READY and self.features.grouped and len(rows) < limit:
-            rows += tx.rows(self._sql.by_state_behind, self._tube, state.value, after, limit)
-            rows.sort()
-        return rows[:limit]
+        if state is State.READY:
+            return tx.rows(self._sql.ready_by_id, self._tube, after, limit)
+        query = self._sql.by_state_front if state is State.TAKEN else self._sql.by_state_aside
+        return tx.rows(query, self._tube, state.value, after, limit)
+
+    def can_take(self, tx: SqlTx) -> bool:
+        """Tell whether a task is ready that a take would get; see ``Tube``."""
+        return bool(tx.rows(self._sql.can_take, self._tube))
 
     def count(self, tx: SqlTx) -> Mapping[State, int]:
         totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
@@ -278,8 +289,7 @@ class SqlDriver:
         if isinstance(raw, Task):
             return raw
         id, state, data, blob, pri, utube, created, updated, due, ttl, ttr, attempts, owner = raw
-        if type(raw) is not Known:
-            data = blob if data is None else decode(data)
+        data = blob if data is None else decode(data)
         return make_task(
             id, self._name, STATES[state], data, pri, utube or None, created, updated, due, ttl, ttr, attempts, owner
         )  # fmt: skip
@@ -343,15 +353,10 @@ def _json_ids(refs: Sequence[Ref]) -> str:
     return f"[{','.join(str(ref.id) for ref in refs)}]"
 
 
-def _known(id: int, row: Row, item: NewTask) -> Known:
-    """The raw task of an insert: its columns are those of ``_new_row``."""
-    _, state, _, pri, utube, created, updated, due, ttl, ttr, _, _ = row
-    return Known((id, state, item.data, item.data, pri, utube, created, updated, due, ttl, ttr, 0, None))
-
-
-def _plain(id: int, item: NewTask, now: int) -> Known:
-    data = item.data
-    return Known((id, "r", data, data, item.pri, None, now, now, None, None, None, 0, None))
+def _first_due(item: NewTask, now: int) -> int | None:
+    if item.delay_ms:
+        return now + item.delay_ms
+    return None if item.ttl_ms is None else now + item.ttl_ms
 
 
 def _end_of_life(row: Row) -> int | None:

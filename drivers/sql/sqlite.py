@@ -103,7 +103,7 @@ class SqliteStore:
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.add_check(self.deaths_suspected)
             self._pid = os.getpid()
-            self._handled: set[str] = set()
+            self.set_aside: set[str] = set()
             self._begin_session()
         except sqlite3.Error as error:
             self._close_files(db)
@@ -249,8 +249,10 @@ class SqliteStore:
                 tx.run(self._sql.move_connection, session, self._connection)
                 tx.run(self._sql.end_lonely, now)
 
-        self.transact(step)
-        self._session = session
+        def joined(_: None) -> None:  # before anybody else's step can run
+            self._session = session
+
+        self.transact(step, joined)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
         self._ttr_ms = ttr_ms
@@ -266,7 +268,7 @@ class SqliteStore:
             if not all(is_alive(id) for id, _ in tx.rows(self._sql.connections)):
                 return True
             ended = tx.rows(self._sql.ended, self.clock.now_ms())
-            return any(session not in self._handled for (session,) in ended)
+            return any(session not in self.set_aside for (session,) in ended)
 
         try:
             return self.read(look)
@@ -276,9 +278,7 @@ class SqliteStore:
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
         tx.begin()
         self._notice_the_dead(tx, now)
-        ended = [session for (session,) in tx.rows(self._sql.ended, now)]
-        self._handled.update(ended)
-        return ended
+        return [session for (session,) in tx.rows(self._sql.ended, now)]
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         if self._shared is None:

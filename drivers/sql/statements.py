@@ -67,6 +67,7 @@ class Statements:
     put: Statement
     put_plain: Statement
     put_grouped: Statement
+    step_back: Statement
     take: Statement
     take_many: Statement
     take_timed: Statement
@@ -81,7 +82,7 @@ class Statements:
     remove: Statement
     peek: Statement
     stored: Statement
-    held: Statement
+    ack_leases: Statement
     update: Statement
     buried: Statement
     buried_newest: Statement
@@ -94,8 +95,9 @@ class Statements:
     count_behind: Statement
     count_aside: Statement
     by_state_front: Statement
-    by_state_behind: Statement
     by_state_aside: Statement
+    ready_by_id: Statement
+    can_take: Statement
     truncate_behind: Statement
     truncate_aside: Statement
     truncate_front: Statement
@@ -171,9 +173,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
         "data", "bytes",
     )  # fmt: skip
-    plain_names = ("tube", "pri", "created_ms", "updated_ms", "data")
+    plain_names = ("tube", "created_ms", "updated_ms", "data")
     plain: dict[str, Any] = {name: bind(name) for name in plain_names}
-    plain |= {"place": bind("pri"), "state": sa.literal_column("'r'"), "front": ONE, "attempts": ZERO}
+    plain |= {"pri": ZERO, "place": ZERO, "state": sa.literal_column("'r'"), "front": ONE, "attempts": ZERO}
     grouped = values | {
         "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
     }
@@ -237,18 +239,33 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         )
     )
 
-    # Ids come as one parameter, a JSON array
+    # Ids come as one parameter, a JSON array; leases as a JSON object of tokens by id
 
     ids: Any
     if dialect.name == "postgresql":
         ids = sa.select(sa.cast(sa.func.json_array_elements_text(bind("ids")), sa.BigInteger))
+        lease = sa.func.json_each_text(bind("leases")).table_valued("key", "value")
     else:
         ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
+        lease = sa.func.json_each(bind("leases")).table_valued("key", "value")
+    leased = sa.alias(task, "leased")
+    matching = (
+        sa.select(leased.c.id)
+        .select_from(lease)
+        .join(
+            leased,
+            sa.and_(
+                leased.c.id == sa.cast(lease.c.key, sa.BigInteger),
+                leased.c.attempts == sa.cast(lease.c.value, sa.Integer),
+            ),
+        )
+        .where(of_tube(leased), leased.c.state == sa.literal_column("'t'"), leased.c.owner == bind("owner"))
+    )
 
     # Looking
 
     in_front = sa.and_(of_tube(task), c.front == ONE)
-    behind = sa.and_(of_tube(task), c.front == ZERO)
+    behind = sa.and_(of_tube(task), c.front == ZERO, c.utube.is_not(None))
     aside = sa.and_(of_tube(task), c.front.is_(None))
     taken = sa.and_(in_front, c.state == sa.literal_column("'t'"))
 
@@ -278,6 +295,20 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         put=make(sa.insert(task).values(values), *insert_names),
         put_plain=make(sa.insert(task).values(plain), *plain_names),
         put_grouped=make(sa.insert(task).values(grouped), *insert_names),
+        step_back=make(
+            sa.update(task)
+            .where(
+                of_tube(task),
+                c.utube == bind("utube_"),
+                c.front == ONE,
+                c.state == sa.literal_column("'r'"),
+                c.pri > bind("pri_"),
+            )
+            .values(front=ZERO),
+            "tube",
+            "utube_",
+            "pri_",
+        ),
         take=take(timed=False, many=False),
         take_many=take(timed=False, many=True),
         take_timed=take(timed=True, many=False),
@@ -292,14 +323,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         remove=make(sa.delete(task).where(c.id == bind("id")), "id"),
         peek=make(sa.select(*raw).where(ours), "id", "tube"),
         stored=make(sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id), "tube", "ids"),
-        held=make(
-            sa.select(c.id, c.attempts).where(
-                of_tube(task), c.id.in_(ids), c.state == sa.literal_column("'t'"), c.owner == bind("owner")
-            ),
-            "tube",
-            "ids",
-            "owner",
-        ),
+        ack_leases=make(sa.delete(task).where(c.id.in_(matching)).returning(c.id), "leases", "tube", "owner"),
         update=make(
             update, "state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"
         ),
@@ -369,8 +393,21 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         count_behind=count(behind),
         count_aside=count(aside),
         by_state_front=by_state(in_front),
-        by_state_behind=by_state(behind),
         by_state_aside=by_state(aside),
+        ready_by_id=make(
+            sa.select(*raw)
+            .where(c.tube + ZERO == bind("tube"), c.state == sa.literal_column("'r'"), c.id > bind("after"))
+            .order_by(c.id)  # along the primary key: + 0 keeps the planner from sorting all ready tasks
+            .limit(bind("limit"))
+            .offset(ZERO),
+            "tube",
+            "after",
+            "limit",
+        ),
+        can_take=make(
+            sa.select(ONE).where(in_front, c.state == sa.literal_column("'r'")).limit(ONE).offset(ZERO),
+            "tube",
+        ),
         truncate_behind=truncate(behind),
         truncate_aside=truncate(aside),
         truncate_front=truncate(in_front),

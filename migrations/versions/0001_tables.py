@@ -98,12 +98,6 @@ SQLITE_TRIGGERS = {
     "aside": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN old.front = 1 AND new.front IS NULL AND new.utube IS NOT NULL
         BEGIN """ + BEST_BEHIND.replace("{of}", "new") + """; END""",
-    # A task came to stand behind a ready one that it should precede.
-    "put": """AFTER INSERT ON {ns}_task WHEN new.front = 0 AND EXISTS (""" + WORSE_IN_FRONT + """)
-        BEGIN
-            UPDATE {ns}_task SET front = 0 WHERE id = (""" + WORSE_IN_FRONT + """);
-            UPDATE {ns}_task SET front = 1 WHERE id = new.id;
-        END""",
     # A task was kicked, or its delay is over: in front if nobody is, or before a worse one.
     "back": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN new.front = 0 AND new.utube IS NOT NULL AND old.front IS NULL
