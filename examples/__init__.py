@@ -1,0 +1,1 @@
+"""Programs to read and to run: they are installed as ``tubes.examples``, and ``tubes demo`` runs the crawler."""

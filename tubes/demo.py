@@ -1,0 +1,231 @@
+"""``tubes demo``: a polite crawl by several processes, one of them killed in the middle of a page, and the proof.
+
+The crawler is ``examples/crawler.py``, unchanged; the site is ``tubes.demo_site``, whose counts are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tubes
+from tubes.demo_site import Report
+
+STUCK_AFTER = 20.0
+"""Seconds without a page after which the crawl counts as stuck."""
+
+LOOK_EVERY = 0.1
+
+CRAWLER = "tubes.examples.crawler"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the crawl is."""
+
+    fetched: int
+    pages: int
+    per_second: float
+    workers: int
+    ready: int
+    note: str
+    """What has just happened, if anything worth a line."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the crawl went. All but ``left`` and ``seconds`` is what the site saw."""
+
+    type: str
+    workers: int
+    hosts: int
+    pages: int
+    """Pages that the site's own links lead to."""
+    fetched: int
+    seconds: float
+    most_per_host: int
+    most_hosts_busy: int
+    missed: int
+    left: int
+    """Tasks that are still in the queue, in whatever state."""
+    killed: bool
+    rerun: int
+    failed: Sequence[str]
+    """What workers that failed had to say."""
+
+    @property
+    def lost(self) -> int:
+        return self.missed + self.left
+
+    @property
+    def per_second(self) -> float:
+        return self.fetched / self.seconds
+
+    def checks(self) -> dict[str, bool]:
+        """What the demo promises, and whether it held."""
+        return {
+            "every page was fetched, no task is lost or left": self.lost == 0,
+            "no host had two requests at once": self.most_per_host == 1,
+            "several hosts were busy at once": self.most_hosts_busy >= 2,
+            "a worker was killed in the middle of a page": self.killed,
+            "its task was run again": self.rerun >= 1,
+            "no other worker failed": not self.failed,
+        }
+
+    @property
+    def ok(self) -> bool:
+        return all(self.checks().values())
+
+    def as_json(self) -> dict[str, Any]:
+        more = {
+            "per_second": round(self.per_second, 1),
+            "lost": self.lost,
+            "checks": self.checks(),
+            "ok": self.ok,
+        }
+        return asdict(self) | {"seconds": round(self.seconds, 2)} | more
+
+
+def run(
+    *, pages: int, workers: int, hosts: int, type: str, on_progress: Callable[[Progress], None]
+) -> Outcome:
+    """Crawl up to ``pages`` pages on ``hosts`` hosts with ``workers`` processes; kill one at a third of the way."""
+    with TemporaryDirectory(prefix="tubes-demo-") as name, ExitStack() as stack:
+        folder = Path(name)
+        queue = stack.enter_context(tubes.connect(f"sqlite:///{folder}/crawl.db", durability="normal"))
+        tube = queue.create_tube("pages", type)
+        site = stack.enter_context(_site(hosts, pages))
+        crew = stack.enter_context(_crew(workers, folder, site.seeds))
+        return _watch(tube, site, crew, on_progress)
+
+
+class _Site:
+    """The site's process, from this side."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        known = self._answer()
+        self.seeds: list[str] = known["seeds"]
+        self.pages: int = known["pages"]
+
+    def ask(self, question: str) -> Report:
+        assert self._process.stdin is not None
+        self._process.stdin.write(question + "\n")
+        self._process.stdin.flush()
+        return Report(**self._answer())
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise tubes.StoreUnavailable("the demo's web site has ended by itself")
+        return json.loads(line)
+
+
+@contextmanager
+def _site(hosts: int, pages: int) -> Iterator[_Site]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tubes.demo_site", str(hosts), str(pages)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield _Site(process)
+        finally:
+            process.kill()
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    log: Path
+    was_killed: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def failure(self) -> str | None:
+        if self.was_killed or self.process.returncode == 0:
+            return None
+        return f"exit status {self.process.returncode}: {self.log.read_text(errors='replace').strip()[-400:]}"
+
+
+@contextmanager
+def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
+    """Start the crawlers, out of reach of a terminal's Ctrl-C; they are stopped from here."""
+    command = [sys.executable, "-m", CRAWLER, f"sqlite:///{folder}/crawl.db", f"{folder}/seen.db", *seeds]
+    crew: list[_Worker] = []
+    try:
+        for number in range(workers):
+            log = folder / f"worker{number}.log"
+            with log.open("wb") as errors:
+                process = subprocess.Popen(
+                    command, stderr=errors, start_new_session=True, env={**os.environ, "no_proxy": "*"}
+                )
+            crew.append(_Worker(process, log))
+        yield crew
+    finally:
+        for worker in crew:
+            with suppress(ProcessLookupError):
+                worker.process.kill()
+            worker.process.wait()
+
+
+def _watch(
+    tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Progress], None]
+) -> Outcome:
+    begun = moved = time.monotonic()
+    fetched, asked = 0, False
+    while any(worker.is_running for worker in crew):
+        time.sleep(LOOK_EVERY)
+        report, note = site.ask("look"), ""
+        now = time.monotonic()
+        if report.fetched > fetched:
+            fetched, moved = report.fetched, now
+        elif now - moved > STUCK_AFTER:
+            break
+        if not asked and fetched >= site.pages // 3:
+            asked = True
+            site.ask("hold")
+        for worker in crew:
+            if worker.process.pid == report.held_for and not worker.was_killed:
+                worker.was_killed = True
+                worker.process.kill()
+                note = f"killed process {worker.process.pid} in the middle of a page (SIGKILL)"
+        running = sum(worker.is_running for worker in crew)
+        ready = tube.statistics()["tasks"]["ready"]
+        on_progress(Progress(fetched, site.pages, fetched / (now - begun), running, ready, note))
+    seconds = time.monotonic() - begun
+    for worker in crew:
+        if worker.is_running:  # stuck
+            worker.process.kill()
+        worker.process.wait()
+    last = site.ask("finish")
+    return Outcome(
+        type=tube.type,
+        workers=len(crew),
+        hosts=len(site.seeds),
+        pages=last.reachable or 0,
+        fetched=last.fetched,
+        seconds=seconds,
+        most_per_host=max(last.at_once.values()),
+        most_hosts_busy=last.busy,
+        missed=last.missed or 0,
+        left=tube.statistics()["tasks"]["total"],
+        killed=any(worker.was_killed for worker in crew),
+        rerun=last.again,
+        failed=[failure for worker in crew if (failure := worker.failure())],
+    )
