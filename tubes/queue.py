@@ -193,7 +193,7 @@ class Queue:
     def get_tube(self, name: str) -> Tube:
         """Return a tube that exists; NoSuchTube if not, UnknownDriver if its type is not registered."""
         tube = self._tubes.get(name)
-        if tube is not None:
+        if tube is not None and self.store.read(lambda tx: self.store.has_tube(tx, tube.record)):
             return tube
         self.check_open()
         with self._lock:
@@ -240,7 +240,11 @@ class Queue:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``)."""
         if name is not None:
             return self.get_tube(name).statistics()
-        return {tube.name: tube.statistics() for tube in self._open_all()}
+        stats: dict[str, Any] = {}
+        for tube in self._open_all():
+            with suppress(NoSuchTube):  # dropped elsewhere since
+                stats[tube.name] = tube.statistics()
+        return stats
 
     # Sessions
 

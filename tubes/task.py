@@ -129,10 +129,17 @@ class Task:
         return f"<Task {self.tube}:{self.id} {self.state.name.lower()} {shown}>"
 
 
+LAST_MS = 253_402_300_800_000
+"""The first millisecond of the year 10000, which no datetime can show."""
+
+
 @lru_cache(maxsize=4096)
 def instant(ms: int) -> datetime:
-    """Turn stored milliseconds into an aware UTC datetime; neighbours share few distinct values."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
+    """Turn stored milliseconds into an aware UTC datetime; neighbours share few distinct values.
+
+    What lies beyond the year 9999 is shown as the last instant that a datetime can show.
+    """
+    return datetime.fromtimestamp(ms / 1000, UTC) if ms < LAST_MS else datetime.max.replace(tzinfo=UTC)
 
 
 def seconds(ms: int | None) -> float | None:

@@ -196,6 +196,7 @@ class Tube:
             changes = self._run(step)
             if changes:
                 return changes
+        self._check_exists()
         if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
         deadline = self._deadline(timeout)
@@ -206,6 +207,7 @@ class Tube:
                 if changes:
                     return changes
                 self._queue.check_open()
+                self._check_exists()
                 remaining = self._remaining(deadline)
                 if remaining == 0.0:
                     raise TubeFull(self.name, self._capacity, wanted)
@@ -353,7 +355,7 @@ class Tube:
         changes = self._run(
             lambda tx: self.driver.ack(tx, (ref,), owner=owner, now=self._clock.now_ms()), unit
         )
-        return self._one(changes) if changes else self._refuse(ref)
+        return self._one(changes) if changes else self._refuse(ref, unit)
 
     def ack_many(self, tasks: Iterable[Task | int], *, unit: Unit | None = None) -> list[Task]:
         """Finish those of these tasks that this session holds, in one commit; return those."""
@@ -378,25 +380,26 @@ class Tube:
             ),
             unit,
         )
-        return self._one(changes) if changes else self._refuse(ref)
+        return self._one(changes) if changes else self._refuse(ref, unit)
 
-    def touch(self, task: Task | int, delta: Seconds, *, unit: Unit | None = None) -> Task | None:
+    def touch(self, task: Task | int, delta: Seconds | None, *, unit: Unit | None = None) -> Task | None:
         """Add ``delta`` seconds to the ttr, the ttl and the deadline of a task that this session holds.
 
-        By 0 it does nothing and returns ``None``. NotSupported where the type has no ttr; NotTaken and
-        LeaseLost as for ``ack`` (Tarantool: ``tube:touch``).
+        By 0 or ``None`` it does nothing and returns ``None``. NotTaken and LeaseLost as for ``ack``; NotSupported
+        for a task of this session's where the type has no ttr (Tarantool: ``tube:touch``).
         """
-        delta_ms = checked.milliseconds("delta", delta)
-        if delta_ms == 0:
+        delta_ms = checked.optional_milliseconds("delta", delta)
+        if not delta_ms:
             return None
         ref = self._ref(task)
         if not self.features.timed:
+            self._check_held(ref, unit)
             raise NotSupported(f"{self._described()} does not support touch")
         owner = self._store.session
         changes = self._run(
             lambda tx: self.driver.touch(tx, (ref,), delta_ms, owner=owner, now=self._clock.now_ms()), unit
         )
-        return self._one(changes) if changes else self._refuse(ref)
+        return self._one(changes) if changes else self._refuse(ref, unit)
 
     # Administration: asks for no ownership
 
@@ -438,6 +441,8 @@ class Tube:
             kicked += len(changes)
             if len(changes) < limit:
                 break
+        if not kicked:
+            self._check_exists(unit)
         return kicked
 
     def peek(self, task: Task | int, *, unit: Unit | None = None) -> Task:
@@ -463,7 +468,10 @@ class Tube:
 
     def release_all(self) -> int:
         """Release every taken task, whoever holds it; return how many (Tarantool: ``tube:release_all``)."""
-        return self.release_owner(None)
+        released = self.release_owner(None)
+        if not released:
+            self._check_exists()
+        return released
 
     def truncate(self) -> int:
         """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
@@ -473,6 +481,8 @@ class Tube:
             removed += count
             if count < STEP_LIMIT:
                 self._store.waiters.wake(self._room, removed)
+                if not removed:
+                    self._check_exists()
                 return removed
 
     def drop(self) -> None:
@@ -486,6 +496,8 @@ class Tube:
         """
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
+            if not self._store.has_tube(tx, self._record):
+                raise NoSuchTube(self.name)
             return self.driver.count(tx), self._store.calls(tx, self._id)
 
         self._queue.flush_counts()
@@ -617,7 +629,8 @@ class Tube:
             return Ref(task.id, task.token, task)
         return Ref(checked.whole("task id", task))
 
-    def _refuse(self, ref: Ref) -> Task:
+    def _refuse(self, ref: Ref, unit: Unit | None = None) -> Task:
+        self._check_exists(unit)
         raise self._not_taken(ref)
 
     def _not_taken(self, ref: Ref) -> NotTaken:
@@ -626,6 +639,17 @@ class Tube:
             if known.owner.hex == self._store.session:
                 return LeaseLost(self.name, ref.id, ref.token)
         return NotTaken(self.name, ref.id)
+
+    def _check_held(self, ref: Ref, unit: Unit | None) -> None:
+        def look(tx: Any) -> Sequence[Any]:
+            return self.driver.peek(tx, (ref.id,))
+
+        for raw in self._store.read(look) if unit is None else look(unit.tx):
+            task = self.driver.normalize_task(raw)
+            is_ours = task.owner is not None and task.owner.hex == self._store.session
+            if is_ours and ref.token in (None, task.token):
+                return
+        self._refuse(ref, unit)
 
     def _check_exists(self, unit: Unit | None = None) -> None:
         def look(tx: Any) -> bool:
