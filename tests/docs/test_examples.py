@@ -21,7 +21,9 @@ def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.relative_to(ROOT).as_posix()
+    "page",
+    [page for page in PAGES if blocks(page, "python")],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_the_python_in_a_page_runs(page: Path, tmp_path: Path) -> None:
     done = run(page, tmp_path)
@@ -39,7 +41,14 @@ def test_every_block_names_its_language_and_every_fence_is_closed(page: Path) ->
 
 @pytest.mark.parametrize(
     "wrong",
-    ["raise ValueError", "x = = 1", ">>> 1 + 1\n3", ">>> 1 / 0", "# worker.py\nx = = 1", "x = 1\n```\n\n```python\ny"],
+    [
+        "raise ValueError",
+        "x = = 1",
+        ">>> 1 + 1\n3",
+        ">>> 1 / 0",
+        "# worker.py\nx = = 1",
+        "x = 1\n```\n\n```python\ny",
+    ],
 )
 def test_a_wrong_block_fails(wrong: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
@@ -56,7 +65,11 @@ def test_blocks_share_a_namespace_and_files_are_saved(tmp_path: Path) -> None:
     )
     sys_path = {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, runner.__file__, str(page)], cwd=tmp_path, env=sys_path, capture_output=True, text=True
+        [sys.executable, runner.__file__, str(page)],
+        cwd=tmp_path,
+        env=sys_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

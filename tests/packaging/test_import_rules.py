@@ -56,6 +56,8 @@ WRONG = {
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sqlalchemy.orm import Session",
     ),
     "the framework imports a database": ("tubes/queue.py", "import sqlite3"),
+    "a program imports a driver": ("tubes/demo.py", "from tubes.drivers import fifo"),
+    "a module whose name begins like a program's reads the clock": ("tubes/democracy.py", "import time"),
     "the framework imports Redis": ("tubes/queue.py", "from redis.asyncio import Redis"),
     "another module than the sweeper imports the scheduler": (
         "tubes/queue.py",
@@ -84,6 +86,7 @@ RIGHT = {
         "tubes/clock.py",
         "import time\nfrom datetime import datetime, UTC\ntime.time_ns()\ndatetime.now(UTC)",
     ),
+    "the demo shows how long it took": ("tubes/demo.py", "import time\ntime.monotonic()"),
     "the sweeper knows the scheduler": ("tubes/sweeper.py", "import apscheduler.schedulers.background"),
     "a driver knows the driver API": (
         "drivers/sql/driver.py",
