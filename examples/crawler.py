@@ -41,7 +41,8 @@ def put_unseen(pages: tubes.Tube, seen: sqlite3.Connection, urls: set[str]) -> N
         seen.execute("BEGIN IMMEDIATE")
         for url in urls:
             if seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (url,)).rowcount:
-                pages.put(url, **({"utube": urlsplit(url).netloc} if pages.features.grouped else {}))
+                grouped = pages.features.grouped  # a fifo is not: put the pages there, and the hosts suffer
+                pages.put(url, utube=urlsplit(url).netloc) if grouped else pages.put(url)
 
 
 def crawl(pages: tubes.Tube, seen: sqlite3.Connection, seeds: set[str]) -> None:

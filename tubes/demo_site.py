@@ -54,7 +54,9 @@ class Library:
             self.modules[name] = module
             public = getattr(module, "__all__", None)
             for key, value in inspect.getmembers(module, inspect.isclass):
-                is_own = value.__module__ == name and pydoc.visiblename(key, public, module)
+                is_own = (value.__module__, value.__name__) == (name, key) and pydoc.visiblename(
+                    key, public, module
+                )
                 if is_own and len(self) < pages:
                     self.classes[f"{name}.{key}"] = value, name
         self._of_modules, self._of_classes = ModulePages(), pydoc.HTMLDoc()

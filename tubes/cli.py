@@ -1,0 +1,655 @@
+"""The ``tubes`` command: the verbs of a queue for shells and pipes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+import tubes
+from tubes.cli_pipes import (
+    Closed,
+    Putting,
+    Taking,
+    Terminated,
+    base64_payload,
+    keep_secret,
+    line,
+    say,
+    shown,
+    write_line,
+)
+from tubes.errors import suggestion
+from tubes.options import tube_name
+from tubes.payload import decode
+from tubes.registry import driver_names, find_store
+from tubes.task import STORED, State, Task
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL = "sqlite:///tubes.db"
+KEPT_FOR = 60.0
+"""Seconds for which a task that was taken without --ack stays taken after the command has ended."""
+
+REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
+INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
+
+EXIT_CODES = f"""\b
+Exit status:
+    0  done
+    {REFUSED}  refused, or nothing taken
+    {USAGE}  wrong usage
+    {UNAVAILABLE}  the store cannot be used
+    {BAD_INPUT}  some lines of the input were bad (the others are stored)
+  {INTERRUPTED}  Ctrl-C   {CLOSED}  the reader of the output went away   {TERMINATED}  TERM"""
+
+
+# Where the queue is
+
+
+@dataclass
+class Place:
+    """Which store a command works on."""
+
+    url: str = DEFAULT_URL
+    namespace: str = "tubes"
+
+    def connect(self) -> tubes.Queue:
+        return tubes.connect(self.url, namespace=self.namespace)
+
+
+place = Place()
+"""One command, one place; set from the options before any command runs."""
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def keep(context: click.Context, option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            setattr(place, name, value)
+            if name == "url":
+                keep_secret(value)
+
+    return keep
+
+
+def placed(command: F) -> F:
+    """Add the options that say where the queue is; they may stand before or after the command's name."""
+    url = click.option(
+        "--url",
+        expose_value=False,
+        callback=_set("url"),
+        metavar="URL",
+        help=f"The store.  [env: TUBES_URL; default: {DEFAULT_URL}]",
+    )
+    namespace = click.option(
+        "--namespace",
+        expose_value=False,
+        callback=_set("namespace"),
+        metavar="NAME",
+        help="Prefix of the tables in the store.  [default: tubes]",
+    )
+    return url(namespace(command))
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line.")
+in_session = click.option(
+    "--session",
+    envvar="TUBES_SESSION",
+    show_envvar=True,
+    required=True,
+    metavar="UUID",
+    help="The session that took the task; `tubes take` prints it.",
+)
+ids_argument = click.argument("ids", nargs=-1, required=True, type=int, metavar="ID...")
+
+
+def print_table(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    with console.capture() as captured:
+        console.print(table)
+    write_line(captured.get().rstrip("\n"))
+
+
+def table_of(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in columns:
+        name = column.strip(">")
+        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
+    return table
+
+
+def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
+    if is_json:
+        for task in tasks:
+            write_line(line(shown(task)))
+        return
+    from rich.text import Text
+
+    table = table_of(title, ">id", "state", "data", "utube", ">pri", ">attempts", "due at")
+    for task in tasks:
+        due = "" if task.due_at is None else task.due_at.isoformat(timespec="seconds")
+        data = repr(task.data) if isinstance(task.data, bytes) else line(task.data)
+        data = data if len(data) <= 60 else f"{data[:57]}..."
+        state = task.state.name.lower()
+        row = (str(task.id), state, data, task.utube or "", str(task.pri), str(task.attempts), due)
+        table.add_row(*map(Text, row))
+    print_table(table)
+
+
+# The command and its parts
+
+
+class Commands(click.Group):
+    """The commands, in the order in which one meets them, with a suggestion for a misspelt one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}{suggestion(args[0], self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@placed
+@click.version_option(tubes.__version__, prog_name="tubes")
+def cli() -> None:
+    """Queues of tasks on a database: a plain SQLite file by default.
+
+    \b
+    Try it:
+      tubes create jobs fifo
+      tubes put jobs '{"hello": "world"}'
+      tubes take jobs --ack
+      tubes demo
+
+    \b
+    In pipes, one JSON value a line:
+      cat urls.ndjson | tubes put jobs
+      tubes take jobs --ack --all --timeout 5 | jq .data
+    """
+
+
+def command(*names: str) -> Callable[[F], F]:
+    def register(function: F) -> F:
+        made = cli.command(*names)(placed(function))
+        return cast("F", made)
+
+    return register
+
+
+@command("create")
+@click.argument("name")
+@click.argument("type", default="fifo")
+@click.option("--ttl", type=float, metavar="SECONDS", help="How long its tasks live.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="A taken task comes back after this.")
+@click.option("--pri", type=int, metavar="N", help="Priority of its tasks, 0 first.")
+@click.option("--capacity", type=int, metavar="N", help="Most tasks that it holds.")
+@click.option(
+    "--temporary", is_flag=True, help="Its tasks do not outlive the last process that uses the store."
+)
+@click.option("--if-not-exists", is_flag=True, help="Be content with one that is there, of the same type.")
+@as_json
+def create(name: str, type: str, temporary: bool, if_not_exists: bool, as_json: bool, **options: Any) -> None:
+    """Create a tube.
+
+    TYPE is fifo (the default), fifottl, limfifottl, utube, utubettl, or your own.
+
+    \b
+      tubes create jobs
+      tubes create sites utubettl --ttl 3600 --ttr 60
+      tubes create mails limfifottl --capacity 1000 --if-not-exists
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    with place.connect() as queue:
+        tube = queue.create_tube(name, type, temporary=temporary, if_not_exists=if_not_exists, **given)
+        if as_json:
+            write_line(line({"name": tube.name, "type": tube.type, "options": dict(tube.record.options)}))
+
+
+@command("ls")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option(
+    "--state", type=click.Choice([state.name.lower() for state in STORED]), help="Only tasks in this state."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most tasks of a state."
+)
+@as_json
+def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """List the tubes, or the tasks of one.
+
+    \b
+      tubes ls
+      tubes ls jobs --state buried
+      tubes ls jobs --json | jq .id
+    """
+    with place.connect() as queue:
+        if name is None:
+            list_tubes(queue, as_json)
+            return
+        tube = queue.get_tube(name)
+        states = STORED if state is None else (State[state.upper()],)
+        tasks = [task for wanted in states for task in tube.tasks(wanted, limit=limit)]
+        print_tasks(sorted(tasks, key=lambda task: task.id), f"Tasks in {name} ({tube.type})", as_json)
+
+
+def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
+    known = set(driver_names())
+    table = table_of("Tubes", "name", "type", ">ready", ">taken", ">delayed", ">buried", ">done")
+    for record in queue.records():
+        counts = queue.statistics(record.name)["tasks"] if record.type in known else None
+        if is_json:
+            row = {"name": record.name, "type": record.type, "options": dict(record.options), "tasks": counts}
+            write_line(line(row))
+        elif counts is None:
+            table.add_row(record.name, f"{record.type} (not registered here)")
+        else:
+            states = (str(counts[state]) for state in ("ready", "taken", "delayed", "buried", "done"))
+            table.add_row(record.name, record.type, *states)
+    if not is_json:
+        print_table(table)
+
+
+# Putting
+
+
+@command("put")
+@click.argument("name")
+@click.argument("data", required=False)
+@click.option("--pri", type=int, metavar="N", help="Priority, 0 first.")
+@click.option("--ttl", type=float, metavar="SECONDS", help="How long the task lives.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="It comes back when it was taken for so long.")
+@click.option("--delay", type=float, metavar="SECONDS", help="It becomes ready after this.")
+@click.option("--utube", metavar="NAME", help="The sub-queue.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="How long to wait for room in a full tube.")
+@click.option("--bytes", "as_bytes", is_flag=True, help="The input is base64 of payloads that are bytes.")
+@as_json
+def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: Any) -> None:
+    """Put one JSON value, or every line of input.
+
+    Puts DATA, one JSON value, into the tube NAME; without DATA, every line of standard input.
+
+    \b
+      tubes put jobs '{"url": "http://example.org/"}'
+      tubes put jobs '"text"' --delay 10
+      generate | tubes put jobs
+      echo aGVsbG8= | tubes put jobs --bytes
+
+    Lines are stored as they come, up to 500 in a commit. A line that is no JSON is reported with its number and
+    not stored, the others are; the exit status is then 4. Empty lines are passed over.
+
+    With --json, the tasks are printed as they are stored; else the id of a single one.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    parse = base64_payload if as_bytes else decode
+    with place.connect() as queue:
+        tube = queue.get_tube(name)
+        if data is None:
+            if Putting(tube, parse, given, as_json).run():
+                raise click.exceptions.Exit(BAD_INPUT)
+            return
+        try:
+            task = tube.put(parse(data), **given)
+        except tubes.TubeError:
+            raise
+        except (ValueError, TypeError, RecursionError) as error:
+            raise click.BadParameter(f"{error}: {short(data)}", param_hint="DATA") from error
+        write_line(line(shown(task)) if as_json else str(task.id))
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# Taking
+
+
+@command("take")
+@click.argument("name")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Most tasks."
+)
+@click.option("--all", "take_all", is_flag=True, help="No limit: end when none has come within --timeout.")
+@click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="Wait so long for each; 0: do not wait.  [default: for ever]",
+)
+@click.option("--ack", is_flag=True, help="Ack each task when it is printed.")
+@click.option(
+    "--session",
+    envvar="TUBES_SESSION",
+    show_envvar=True,
+    metavar="UUID",
+    help="Take for a session that exists.",
+)
+@click.option(
+    "--session-ttr",
+    type=float,
+    metavar="SECONDS",
+    help=f"Without --ack: how long the tasks stay taken after this command.  [default: {KEPT_FOR:.0f}]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line: as always.")
+def take(
+    name: str,
+    count: int,
+    take_all: bool,
+    timeout: float | None,
+    ack: bool,
+    session: str | None,
+    session_ttr: float | None,
+    as_json: bool,
+) -> None:
+    """Take tasks and print them, a line of JSON each.
+
+    Takes from the tube NAME. A line has the task's id, its data, and the rest of it.
+
+    \b
+      tubes take jobs --ack
+      tubes take jobs --ack --all --timeout 0 > all.ndjson
+      tubes take jobs --ack --all | while read -r task; do ...; done
+
+    With --ack, tasks are acked once they are written out: give it where the reader of the output can be trusted.
+    What could not be written goes back to the tube, whatever ends the command.
+
+    Without --ack, the tasks stay taken for --session-ttr seconds after the command. Finish them meanwhile, or they
+    go back to the tube:
+
+    \b
+      tubes take jobs --session-ttr 600 > task.json
+      tubes ack jobs --session "$(jq -r .session task.json)" "$(jq .id task.json)"
+    """
+    with place.connect() as queue:
+        tube = queue.get_tube(name)
+        if session is not None:
+            queue.identify(session)
+        if session_ttr is not None or not (ack or session):
+            queue.configure(session_ttr=KEPT_FOR if session_ttr is None else session_ttr)
+        taking = Taking(tube, None if take_all else count, timeout, ack)
+        printed = taking.run()
+    if not printed or taking.late:
+        raise click.exceptions.Exit(REFUSED)
+
+
+# One task, or some
+
+
+def each(
+    name: str, ids: Sequence[int], verb: str, session: str | None, is_json: bool, **options: Any
+) -> None:
+    """Do something to tasks by id. Those that refuse are reported; the others are done."""
+    refused = False
+    with place.connect() as queue:
+        tube = queue.get_tube(name)
+        if session is not None:
+            queue.identify(session)
+        tasks = []
+        for id in ids:
+            try:
+                task = getattr(tube, verb)(id, **options)
+                if task is not None:
+                    tasks.append(task)
+            except (tubes.NotTaken, tubes.TaskNotFound) as error:
+                refused = True
+                say(str(error))
+        if is_json or verb == "peek":
+            print_tasks(tasks, f"Tasks in {name}", is_json)
+    if refused:
+        raise click.exceptions.Exit(REFUSED)
+
+
+@command("ack")
+@click.argument("name")
+@ids_argument
+@in_session
+@as_json
+def ack(name: str, ids: tuple[int, ...], session: str, as_json: bool) -> None:
+    """Finish tasks that a session holds.
+
+    \b
+      tubes ack jobs --session 6f9c... 12 13
+    """
+    each(name, ids, "ack", session, as_json)
+
+
+@command("release")
+@click.argument("name")
+@ids_argument
+@in_session
+@click.option("--delay", type=float, metavar="SECONDS", help="Ready again only after this.")
+@as_json
+def release(name: str, ids: tuple[int, ...], session: str, delay: float | None, as_json: bool) -> None:
+    """Give back tasks that a session holds.
+
+    \b
+      tubes release jobs --session 6f9c... 12 --delay 30
+    """
+    each(name, ids, "release", session, as_json, **({} if delay is None else {"delay": delay}))
+
+
+@command("touch")
+@click.argument("name")
+@ids_argument
+@in_session
+@click.option("--by", "delta", type=float, required=True, metavar="SECONDS", help="How much more time.")
+@as_json
+def touch(name: str, ids: tuple[int, ...], session: str, delta: float, as_json: bool) -> None:
+    """Give tasks that a session holds more time.
+
+    \b
+      tubes touch jobs --session 6f9c... 12 --by 60
+    """
+    each(name, ids, "touch", session, as_json, delta=delta)
+
+
+@command("peek")
+@click.argument("name")
+@ids_argument
+@as_json
+def peek(name: str, ids: tuple[int, ...], as_json: bool) -> None:
+    """Show tasks and leave them as they are."""
+    each(name, ids, "peek", None, as_json)
+
+
+@command("bury")
+@click.argument("name")
+@ids_argument
+@as_json
+def bury(name: str, ids: tuple[int, ...], as_json: bool) -> None:
+    """Put tasks aside until they are kicked."""
+    each(name, ids, "bury", None, as_json)
+
+
+@command("delete")
+@click.argument("name")
+@ids_argument
+@as_json
+def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
+    """Remove tasks, in whatever state they are."""
+    each(name, ids, "delete", None, as_json)
+
+
+@command("kick")
+@click.argument("name")
+@click.argument("count", type=click.IntRange(min=0), default=1)
+@as_json
+def kick(name: str, count: int, as_json: bool) -> None:
+    """Make buried tasks ready again.
+
+    Up to COUNT (default 1) of them; prints how many that were.
+
+    \b
+      tubes kick jobs 100
+    """
+    with place.connect() as queue:
+        kicked = queue.get_tube(name).kick(count)
+    write_line(line({"kicked": kicked}) if as_json else str(kicked))
+
+
+@command("drop")
+@click.argument("name")
+def drop(name: str) -> None:
+    """Remove a tube and its tasks.
+
+    Refused while tasks are taken.
+    """
+    with place.connect() as queue:
+        queue.drop_tube(name)
+
+
+# The whole
+
+
+@command("stats")
+@click.argument("name", metavar="[NAME]", required=False)
+@as_json
+def stats(name: str | None, as_json: bool) -> None:
+    """Show counts of tasks and calls.
+
+    How many tasks are in which state, and how often what was done: of all tubes, or of NAME. Calls that were
+    never made are left out of the table.
+
+    \b
+      tubes stats jobs --json | jq .tasks.ready
+    """
+    with place.connect() as queue:
+        if as_json:
+            write_line(line(queue.statistics(name)))
+            return
+        chosen = queue.statistics() if name is None else {name: queue.statistics(name)}
+    for part, title in (("tasks", "Tasks"), ("calls", "Calls")):
+        keys = [
+            key
+            for key in next(iter(chosen.values()), {}).get(part, ())
+            if part == "tasks" or any(counts[part][key] for counts in chosen.values())
+        ]
+        table = table_of(title, "tube", *(f">{key}" for key in keys))
+        for tube, counts in chosen.items():
+            table.add_row(tube, *(str(counts[part][key]) for key in keys))
+        print_table(table)
+
+
+@command("migrate")
+@click.option("--sql", is_flag=True, help="Print the SQL instead; the store is not touched.")
+def migrate(sql: bool) -> None:
+    """Bring the store's tables up to date.
+
+    A SQLite file is brought up whenever it is opened; here it can be done beforehand.
+    """
+    if sql:
+        store = find_store(place.url.partition(":")[0])
+        print_sql = getattr(store, "migrate_sql", None)
+        if print_sql is None:
+            raise tubes.NotSupported("this store has no SQL to print", option="sql")
+        write_line(print_sql(tube_name(place.namespace)).rstrip("\n"))
+        return
+    tubes.connect(place.url, namespace=place.namespace, migrate=True).close()
+
+
+@command("demo")
+@click.option(
+    "--pages", type=click.IntRange(min=50), default=1500, show_default=True, help="Most pages to crawl."
+)
+@click.option(
+    "--workers", type=click.IntRange(2, 64), default=4, show_default=True, help="Crawlers, a process each."
+)
+@click.option(
+    "--hosts", type=click.IntRange(2, 64), default=4, show_default=True, help="Hosts of the web site."
+)
+@click.option(
+    "--type", default="utube", show_default=True, help="The tube's type; fifo shows what utube is for."
+)
+@as_json
+def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None:
+    """Crawl a web site politely, and prove it.
+
+    Several processes crawl; one is killed in the middle of a page, and nothing is lost.
+
+    The site is Python's own documentation of its library, served on several hosts of this machine. No host may
+    get two requests at once, whatever the number of crawlers; the site itself counts.
+    """
+    from tubes import demo as crawl
+    from tubes.demo_show import show, shown_live
+
+    with shown_live() if not as_json else nullcontext(lambda progress: None) as on_progress:
+        outcome = crawl.run(pages=pages, workers=workers, hosts=hosts, type=type, on_progress=on_progress)
+    if as_json:
+        write_line(line(outcome.as_json()))
+    else:
+        show(outcome)
+    if not outcome.ok:
+        raise click.exceptions.Exit(REFUSED)
+
+
+# From outside
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit status; every error becomes one line on stderr."""
+    place.url, place.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
+    keep_secret(place.url)
+    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
+    logging.basicConfig(format="tubes: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        status = cli.main(list(arguments), prog_name="tubes", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except tubes.TubeError as error:
+        say(str(error))
+        return status_of(error)
+    except Closed:
+        return CLOSED
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except Terminated:
+        return TERMINATED
+    except OSError as error:
+        say(str(error))
+        return UNAVAILABLE
+
+
+def status_of(error: tubes.TubeError) -> int:
+    if isinstance(error, tubes.StoreError):
+        return UNAVAILABLE
+    return USAGE if isinstance(error, (tubes.BadOption, tubes.UnknownDriver)) else REFUSED
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+if __name__ == "__main__":
+    main()

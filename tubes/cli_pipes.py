@@ -1,0 +1,250 @@
+"""Tasks as lines of JSON, in and out: what the commands of ``tubes.cli`` read and print."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import click
+
+import tubes
+from tubes.task import Task
+
+BATCH = 500
+"""Most lines that are put, or tasks that are taken, in one commit."""
+
+
+class Closed(Exception):
+    """Whoever read our output has gone away."""
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
+
+
+_secrets: set[str] = set()
+
+
+def keep_secret(url: str) -> None:
+    """Never print this URL's password."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:  # no URL at all: who knows what is in it
+        _secrets.add(url)
+        return
+    if password:
+        _secrets.update((password, unquote(password)))
+
+
+def _without_secrets(text: str) -> str:
+    for secret in _secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def say(text: str) -> None:
+    """Tell a person, on stderr."""
+    click.echo(f"tubes: {_without_secrets(text)}", err=True)
+
+
+def line(value: object) -> str:
+    """One line of NDJSON, readable; with escapes where text is not valid Unicode."""
+    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    return text
+
+
+def shown(task: Task) -> dict[str, Any]:
+    """A task as JSON: its payload as ``data``, or as ``bytes`` in base64."""
+    is_bytes = isinstance(task.data, bytes)
+    return {
+        "id": task.id,
+        "tube": task.tube,
+        "state": task.state.name.lower(),
+        **({"bytes": base64.b64encode(task.data).decode()} if is_bytes else {"data": task.data}),
+        "pri": task.pri,
+        "utube": task.utube,
+        "created_at": task.created_at.isoformat(),
+        "updated_at": task.updated_at.isoformat(),
+        "due_at": None if task.due_at is None else task.due_at.isoformat(),
+        "ttl": task.ttl,
+        "ttr": task.ttr,
+        "attempts": task.attempts,
+        "session": None if task.owner is None else str(task.owner),
+    }
+
+
+def write_line(text: str) -> None:
+    """Write a line to standard output, past every buffer: when this returns, the reader can have it."""
+    left = memoryview((text + "\n").encode())
+    try:
+        while left:
+            left = left[os.write(1, left) :]
+    except BrokenPipeError as error:
+        raise Closed from error
+
+
+@contextmanager
+def progress(verb: str, total: int | None, *, is_free: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr when that is a terminal; gives a function that is told how many more there are."""
+    if not (is_free and sys.stderr.isatty()):
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        job = bar.add_task(verb, total=total)
+        yield lambda count: bar.advance(job, count)
+
+
+def base64_payload(text: str) -> bytes:
+    """Return the payload that base64 text means, or raise ValueError."""
+    try:
+        return base64.b64decode(text.strip(), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64 ({error})") from error
+
+
+class Putting:
+    """Puts the lines of standard input."""
+
+    def __init__(
+        self, tube: tubes.Tube, parse: Callable[[str], Any], options: dict[str, Any], is_json: bool
+    ) -> None:
+        self._tube = tube
+        self._parse = parse
+        self._options = options
+        self._is_json = is_json
+        self._batch = 1 if tube.features.bounded else BATCH  # a full tube takes what it has room for
+        self._waiting: list[tuple[int, Any]] = []
+        self._stored = self._bad = 0
+        self._moved: Callable[[int], None] = lambda count: None
+
+    def run(self) -> int:
+        """Return how many lines were bad."""
+        try:
+            with progress("put", None) as self._moved:
+                number = 0
+                for lines in incoming():
+                    for text in lines:
+                        number += 1
+                        self._add(number, text)
+                    self._store()  # what has come is stored before more is waited for
+        except BaseException:
+            say(f"ended early: {self._stored} tasks were put{self._where()}")
+            raise
+        if self._bad:
+            say(f"{self._stored} tasks were put, {self._bad} lines were bad")
+        return self._bad
+
+    def _where(self) -> str:
+        return f"; line {self._waiting[0][0]} and what follows it were not" if self._waiting else ""
+
+    def _add(self, number: int, raw: bytes) -> None:
+        try:
+            text = raw.decode()
+            if text.strip():
+                self._waiting.append((number, self._parse(text)))
+        except (ValueError, RecursionError) as error:
+            self._report(number, error)
+        if len(self._waiting) >= self._batch:
+            self._store()
+
+    def _store(self) -> None:
+        while self._waiting:
+            batch = self._waiting[: self._batch]
+            try:
+                self._put(batch)
+            except TypeError:  # JSON that cannot be carried, such as NaN: find it
+                self._put_one_by_one(batch)
+            del self._waiting[: self._batch]
+
+    def _put_one_by_one(self, batch: list[tuple[int, Any]]) -> None:
+        for number, value in batch:
+            try:
+                self._put([(number, value)])
+            except TypeError as error:
+                self._report(number, error)
+
+    def _put(self, batch: list[tuple[int, Any]]) -> None:
+        tasks = self._tube.put_many([value for _, value in batch], **self._options)
+        self._stored += len(tasks)
+        self._moved(len(tasks))
+        if self._is_json:
+            for task in tasks:
+                write_line(line(shown(task)))
+
+    def _report(self, number: int, error: Exception) -> None:
+        self._bad += 1
+        say(f"line {number}: {error}")
+
+
+def incoming() -> Iterator[list[bytes]]:
+    """Lines of standard input, as many as have come whenever some have."""
+    unfinished: list[bytes] = []
+    while chunk := os.read(0, 1 << 18):
+        ends, newline, rest = chunk.rpartition(b"\n")
+        if newline:
+            yield b"".join((*unfinished, ends)).split(b"\n")
+            unfinished = [rest]
+        else:
+            unfinished.append(chunk)
+    if last := b"".join(unfinished):
+        yield [last]
+
+
+class Taking:
+    """Takes tasks and prints them."""
+
+    def __init__(self, tube: tubes.Tube, count: int | None, timeout: float | None, acks: bool) -> None:
+        self._tube = tube
+        self._count = count
+        self._timeout = timeout
+        self._acks = acks
+        self._printed = 0
+        self.late = False
+
+    def run(self) -> int:
+        """Return how many tasks were printed."""
+        with progress("take", self._count, is_free=not sys.stdout.isatty()) as moved:
+            while self._count is None or self._printed < self._count:
+                most = BATCH if self._count is None else min(BATCH, self._count - self._printed)
+                tasks = self._tube.take_many(most, self._timeout)
+                if not tasks:
+                    break
+                self._print(tasks)
+                moved(len(tasks))
+        return self._printed
+
+    def _print(self, tasks: list[Task]) -> None:
+        written = 0
+        try:
+            for task in tasks:
+                write_line(line(shown(task)))
+                written += 1
+        finally:  # a closed pipe, Ctrl-C and TERM come here too
+            self._printed += written
+            for task in tasks[written:]:
+                with suppress(tubes.NotTaken):  # its time was over: it is back already
+                    self._tube.release(task)
+            if self._acks and written:
+                self._ack(tasks[:written])
+
+    def _ack(self, printed: list[Task]) -> None:
+        acked = {task.id for task in self._tube.ack_many(printed)}
+        for task in printed:
+            if task.id not in acked:
+                self.late = True
+                say(str(tubes.NotTaken(self._tube.name, task.id, "was printed, but its ttl or ttr was over")))
