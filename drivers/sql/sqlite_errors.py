@@ -29,6 +29,8 @@ def translated(error: sqlite3.Error, what: str) -> TubeError:
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:
         return StoreError(f"the payload is larger than {what} can store: {error}")
+    if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
+        return StoreUnavailable("this queue is closed")
     if base in _REASONS:
         return StoreUnavailable(f"{what} cannot be used: {_REASONS[base]} ({error})")
     return StoreError(f"{what}: {error}")
