@@ -129,6 +129,7 @@ class Queue:
         self._lock = threading.RLock()
         self._sweeper = Sweeper(self._background)
         self._look_at = 0.0
+        self._units: set[Unit] = set()
         _open_queues.add(self)
         self._open_all()
 
@@ -270,13 +271,13 @@ class Queue:
         if "session_ttr" in settings:
             self.store.set_session_ttr(checked.milliseconds("session_ttr", settings["session_ttr"]))
 
-    def look_for_the_dead(self) -> bool:
-        """Now and then, tell whether a session may have ended; what a busy consumer can afford."""
+    def look_for_the_dead(self) -> None:
+        """Rescue what ended sessions hold, if the last look was a while ago; what a busy consumer can afford."""
         now = real_monotonic()
-        if now < self._look_at:
-            return False
-        self._look_at = now + LOOK_EVERY
-        return self.store.deaths_suspected()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            if self.store.deaths_suspected():
+                self.rescue()
 
     def rescue(self) -> int:
         """Release what ended sessions hold, in every open tube; return how many tasks that were."""
@@ -312,10 +313,12 @@ class Queue:
 
         with self.store.transaction(committed) as tx:
             unit = Unit(tx)
+            self._units.add(unit)
             try:
                 yield unit
             finally:
                 unit.is_open = False
+                self._units.discard(unit)
         for tube, changes in unit.changes():
             tube.publish(changes)
         self.deliveries.deliver()
@@ -380,10 +383,10 @@ class Queue:
         try:
             with suppress(StoreError):
                 self.flush_counts()
-            self.store.leave()
-            with suppress(StoreError):
-                self.rescue()
-                self.flush_counts()
+            if self.store.leave():
+                with suppress(StoreError):
+                    self.rescue()
+                    self.flush_counts()
         finally:
             self.store.close()
             for tube in self._tubes.values():
@@ -395,6 +398,7 @@ class Queue:
         """Raise StoreUnavailable when this queue was closed."""
         if self.is_closed:
             raise StoreUnavailable("this queue is closed")
+        self.store.refresh()
 
     def __enter__(self) -> Queue:
         return self
@@ -408,6 +412,9 @@ class Queue:
     def forked(self) -> None:
         """Called in a forked child: nothing of the parent's is used again, or closed."""
         self.store.forked()
+        for unit in self._units:
+            unit.is_open = False
+        self._units = set()
         self._lock = threading.RLock()
         self.deliveries = Deliveries()
         self._sweeper = Sweeper(self._background)
@@ -461,7 +468,17 @@ class Queue:
         return stored
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    for queue in list(_open_queues):
+        queue.store.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for queue in list(_open_queues):
+        queue.store.after_fork()
+
+
+def _after_fork_in_child() -> None:
     for queue in list(_open_queues):
         queue.forked()
 
@@ -472,5 +489,7 @@ def _at_exit() -> None:
             queue.close()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 atexit.register(_at_exit)

@@ -27,13 +27,11 @@ class Store(Protocol):
     waiters: Waiters
     counts: Counts
     clock: Clock
+    session: str
+    """The session of this connection, as stored (32 hexadecimal digits). Read it inside a transaction."""
+
     set_aside: set[str]
     """Ended sessions whose tasks were released in all tubes that are open here; others wait for their drivers."""
-
-    @property
-    def session(self) -> str:
-        """The session of this connection, as stored (32 hexadecimal digits)."""
-        ...
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
         """Run ``work`` in a transaction and commit it.
@@ -105,12 +103,24 @@ class Store(Protocol):
 
     # Life
 
-    def leave(self) -> None:
-        """End this connection's part in its session, which ends with its last connection."""
+    def leave(self) -> bool:
+        """End this connection's part in its session, which ends with its last one; tell whether it had a part."""
         ...
 
     def close(self) -> None:
         """Give everything back: files, locks, connections. Idempotent."""
+        ...
+
+    def refresh(self) -> None:
+        """Raise StoreUnavailable when closed; in a forked child, begin anew if that has not been done."""
+        ...
+
+    def before_fork(self) -> None:
+        """Called before the process forks: come to rest, so that a child inherits nothing in use."""
+        ...
+
+    def after_fork(self) -> None:
+        """Called after it in the parent: go on."""
         ...
 
     def forked(self) -> None:

@@ -181,7 +181,10 @@ class Tube:
         def step(tx: Any) -> Sequence[Change]:
             return driver.put(tx, items, now=clock.now_ms())
 
-        changes = self._run(step, unit)
+        try:
+            changes = self._run(step, unit)
+        except NoSuchTube as error:  # the store knows the tube by its number only
+            raise NoSuchTube(self.name) from error.__cause__
         if not changes:
             changes = self._put_when_room(step, len(items), timeout, unit)
         normalize = driver.normalize_task
@@ -214,7 +217,7 @@ class Tube:
                 pause = self._until_due(remaining)
                 if not self._clock.wait(signal, pause):
                     self.expire()
-                signal.clear()
+                self._store.waiters.heed(self._room, signal)
         finally:
             self._store.waiters.leave(self._room, signal)
 
@@ -286,13 +289,16 @@ class Tube:
             kept[:] = [driver.normalize_task(raw) for event, raw, _ in changes if event is Event.TAKE]
             return [*acked, *changes] if acks else changes
 
-        if queue.look_for_the_dead():
-            queue.rescue()
-        self._run(step, unit)
+        queue.look_for_the_dead()
+        changes = self._run(step, unit)
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
+        if kept:
+            return
+        acks = ()
+        while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
+            changes = self._run(step, unit)
         if not kept and unit is None:
-            acks = ()
             if store.deaths_suspected() and queue.rescue():
                 self._run(step)
             if not kept:
@@ -304,25 +310,23 @@ class Tube:
         signal = waiters.enter(key)
         try:
             while True:
-                is_ready, due = self._look()
-                if is_ready or due == 0.0 or self._store.deaths_suspected():
-                    self._take_now(limit, kept)
-                    if kept:
-                        return
+                pause = remaining = self._remaining(deadline)
+                is_first, is_called = waiters.heed(key, signal)
+                if is_first or is_called or remaining == 0.0:
                     is_ready, due = self._look()
-                if self._queue.is_closed:
+                    if is_ready or due == 0.0 or self._store.deaths_suspected():
+                        self._take_now(limit, kept)
+                        if kept:
+                            return
+                        is_ready, due = self._look()
+                    if is_first and due is not None:  # the first in line sees to it, the others wait on
+                        pause = due if remaining is None else min(remaining, due)
+                if self._queue.is_closed or remaining == 0.0:
                     return
-                remaining = self._remaining(deadline)
-                if remaining == 0.0:
-                    return
-                pause = remaining if due is None else due if remaining is None else min(remaining, due)
                 clock.wait(signal, pause)
-                signal.clear()
         finally:
-            woken = signal.is_set
             waiters.leave(key, signal)
-            if (kept or woken) and waiters.count(key):
-                waiters.wake(key)  # there may be more where this came from
+            waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
 
     def _look(self) -> tuple[bool, float | None]:
         """Without a write: whether a task is ready, and in how many seconds the next thing is due."""
@@ -339,8 +343,12 @@ class Tube:
 
     def _give_back(self, tasks: Sequence[Task]) -> None:
         refs = [Ref(task.id, task.token) for task in tasks]
-        owner = self._store.session
-        self._run(lambda tx: self.driver.release(tx, refs, delay_ms=0, owner=owner, now=self._clock.now_ms()))
+        store = self._store
+        self._run(
+            lambda tx: self.driver.release(
+                tx, refs, delay_ms=0, owner=store.session, now=self._clock.now_ms()
+            )
+        )
 
     # Finishing and giving back
 
@@ -351,17 +359,19 @@ class Tube:
         ``tube:ack``).
         """
         ref = self._ref(task)
-        owner = self._store.session
+        store = self._store
         changes = self._run(
-            lambda tx: self.driver.ack(tx, (ref,), owner=owner, now=self._clock.now_ms()), unit
+            lambda tx: self.driver.ack(tx, (ref,), owner=store.session, now=self._clock.now_ms()), unit
         )
         return self._one(changes) if changes else self._refuse(ref, unit)
 
     def ack_many(self, tasks: Iterable[Task | int], *, unit: Unit | None = None) -> list[Task]:
         """Finish those of these tasks that this session holds, in one commit; return those."""
         refs = [self._ref(task) for task in tasks]
-        owner = self._store.session
-        changes = self._run(lambda tx: self.driver.ack(tx, refs, owner=owner, now=self._clock.now_ms()), unit)
+        store = self._store
+        changes = self._run(
+            lambda tx: self.driver.ack(tx, refs, owner=store.session, now=self._clock.now_ms()), unit
+        )
         return [self.driver.normalize_task(change.raw) for change in changes]
 
     def release(self, task: Task | int, *, delay: Seconds | None = None, unit: Unit | None = None) -> Task:
@@ -373,10 +383,10 @@ class Tube:
         if delay is not None and not self.features.timed:
             raise NotSupported(f"release in {self._described()} does not support 'delay'", option="delay")
         ref = self._ref(task)
-        owner = self._store.session
+        store = self._store
         changes = self._run(
             lambda tx: self.driver.release(
-                tx, (ref,), delay_ms=delay_ms, owner=owner, now=self._clock.now_ms()
+                tx, (ref,), delay_ms=delay_ms, owner=store.session, now=self._clock.now_ms()
             ),
             unit,
         )
@@ -395,9 +405,10 @@ class Tube:
         if not self.features.timed:
             self._check_held(ref, unit)
             raise NotSupported(f"{self._described()} does not support touch")
-        owner = self._store.session
+        store = self._store
         changes = self._run(
-            lambda tx: self.driver.touch(tx, (ref,), delta_ms, owner=owner, now=self._clock.now_ms()), unit
+            lambda tx: self.driver.touch(tx, (ref,), delta_ms, owner=store.session, now=self._clock.now_ms()),
+            unit,
         )
         return self._one(changes) if changes else self._refuse(ref, unit)
 

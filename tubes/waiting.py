@@ -15,6 +15,9 @@ Key = Hashable
 class Waiters:
     """The waiting threads of one process on one store: first come, first served.
 
+    A waiter is called when there is something for it. Any other wake-up (a deadline, news from elsewhere, a queue
+    that closes) is for the first in line alone to look into; the others wait on, so that nobody overtakes.
+
     ``on_wait`` is called whenever somebody begins to wait, before they look a last time: the store's chance
     to listen to other processes.
     """
@@ -22,6 +25,7 @@ class Waiters:
     def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[Key, deque[Signal]] = {}
+        self._called: set[Signal] = set()
         self._on_wait = on_wait
 
     def enter(self, key: Key) -> Signal:
@@ -36,6 +40,7 @@ class Waiters:
     def leave(self, key: Key, signal: Signal) -> None:
         """Leave the line, wherever one stands in it."""
         with self._lock:
+            self._called.discard(signal)
             line = self._waiting.get(key)
             if line is not None:
                 line.remove(signal)
@@ -43,16 +48,32 @@ class Waiters:
                     del self._waiting[key]
 
     def wake(self, key: Key, count: int = 1) -> None:
-        """Set the signals of the first ``count`` in line that have none yet."""
+        """Call the first ``count`` in line that have not been called yet."""
         if key not in self._waiting:
             return
         with self._lock:
             for signal in self._waiting.get(key, ()):
                 if count <= 0:
                     break
-                if not signal.is_set:
+                if signal not in self._called:
+                    self._called.add(signal)
                     signal.set()
                     count -= 1
+
+    def wake_first(self, key: Key) -> None:
+        """Let the first in line look: something may have changed."""
+        with self._lock:
+            line = self._waiting.get(key)
+            if line:
+                line[0].set()
+
+    def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
+        """Answer a wake-up, before looking: clear the signal, tell whether one is first in line, and was called."""
+        with self._lock:
+            signal.clear()
+            called = signal in self._called
+            self._called.discard(signal)
+            return self._waiting[key][0] is signal, called
 
     def wake_all(self) -> None:
         """Wake everybody: the queue closes, or a clock was changed."""

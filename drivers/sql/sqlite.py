@@ -79,6 +79,7 @@ class SqliteStore:
         self._sql: Statements = statements(DIALECT, namespace)
         self._is_closed = False
         self._is_stale = False
+        self._is_parked = False
         self._left = False
         self._open(migrate is not False)
 
@@ -87,24 +88,29 @@ class SqliteStore:
 
     def _open(self, migrate: bool) -> None:
         """Open the connections, bring the schema up, and begin a session."""
+        if self.path is not None:
+            SharedFile.check_whole(self.path)
         db = self._connect()
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.Lock()
         try:
             self._prepare(db)
-            self.writer = SqliteWriter(db, self._what, self._busy_timeout)
+            self.writer = SqliteWriter(
+                db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
+            )
             self._bring_up(migrate)
             if self.path is None:
                 self.waiters, self.counts = Waiters(), Counts()
             else:
                 self._reader = self._connect()
-                self._shared = SharedFile.open(self.path)
+                self._shared = SharedFile.open(self.path, namespace=self._namespace)
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.add_check(self.deaths_suspected)
             self._pid = os.getpid()
             self.set_aside: set[str] = set()
             self._begin_session()
+            self.transact = self.writer.transact  # type: ignore[method-assign]  # one call less each time
         except sqlite3.Error as error:
             self._close_files(db)
             raise translated(error, self._what) from error
@@ -147,26 +153,33 @@ class SqliteStore:
 
         migrations.bring_up(self.writer, self._namespace, self._what, migrate=migrate)
 
+    @staticmethod
+    def migrate_sql(namespace: str) -> str:
+        """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
+        from tubes.migrations import sqlite as migrations
+
+        return str(migrations.print_sql(namespace))
+
     # Transactions
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        if self._is_stale or self._is_closed:
-            self._refresh()
+        # Only a closed or forked store comes here: an open one has its writer's method in this place.
+        self.refresh()
         return self.writer.transact(work, on_commit)
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
-        self._refresh()
+        self.refresh()
         return self.writer.transaction(on_commit)
 
     def read(self, work: Callable[[Any], T]) -> T:
         if self._is_stale or self._is_closed:
-            self._refresh()
+            self.refresh()
         try:
-            reader = self._reader
-            if reader is None:
+            if self._reader is None:
                 with self.writer.held() as db:
                     return work(ReadTx(db))
             with self._reading:
+                reader = self._reader  # another one after a fork
                 reader.execute("BEGIN")
                 try:
                     return work(ReadTx(reader))
@@ -202,17 +215,11 @@ class SqliteStore:
 
     # Sessions
 
-    @property
-    def session(self) -> str:
-        if self._is_stale:
-            self._refresh()
-        return self._session
-
     def _begin_session(self) -> None:
         """Add a session and a connection that proves its life before anybody else can see it."""
-        self._session = uuid.uuid4().hex
+        self.session = uuid.uuid4().hex
         if self._shared is None:
-            self.writer.transact(lambda tx: tx.run(self._sql.add_session, self._session, self._ttr_ms), None)
+            self.writer.transact(lambda tx: tx.run(self._sql.add_session, self.session, self._ttr_ms), None)
             return
         locks = self._shared.locks
 
@@ -221,9 +228,9 @@ class SqliteStore:
             others = [id for id, _ in tx.rows(self._sql.connections) if locks.is_alive(id)]
             if not others:
                 self._empty_temporary(tx)
-            tx.run(self._sql.add_session, self._session, self._ttr_ms)
+            tx.run(self._sql.add_session, self.session, self._ttr_ms)
             host = socket.gethostname()
-            (id,) = tx.insert(self._sql.add_connection, [(self._session, host, self._pid, now)])
+            (id,) = tx.insert(self._sql.add_connection, [(self.session, host, self._pid, now)])
             locks.hold(id)
             return id
 
@@ -237,7 +244,7 @@ class SqliteStore:
     def join(self, session: str) -> None:
         def step(tx: SqliteTx) -> None:
             now = self.clock.now_ms()
-            if session == self._session:
+            if session == self.session:
                 return
             tx.begin()
             self._notice_the_dead(tx, now)
@@ -250,13 +257,13 @@ class SqliteStore:
                 tx.run(self._sql.end_lonely, now)
 
         def joined(_: None) -> None:  # before anybody else's step can run
-            self._session = session
+            self.session = session
 
         self.transact(step, joined)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
         self._ttr_ms = ttr_ms
-        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self._session))
+        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
 
     def deaths_suspected(self) -> bool:
         shared = self._shared
@@ -309,27 +316,29 @@ class SqliteStore:
 
     # Life
 
-    def leave(self) -> None:
+    def leave(self) -> bool:
         if self._is_closed or self._left or self._is_stale:
-            return
+            return False
         self._left = True
 
         def step(tx: SqliteTx) -> None:
             now = self.clock.now_ms()
             tx.begin()
             if self._shared is None:
-                tx.run(self._sql.end_session, now + self._ttr_ms, self._session)
+                tx.run(self._sql.end_session, now + self._ttr_ms, self.session)
             else:
                 tx.run(self._sql.remove_connection, self._connection)
                 tx.run(self._sql.end_lonely, now)
 
         with suppress(StoreBusy, StoreUnavailable):
             self.transact(step)
+        return True
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
+        vars(self).pop("transact", None)
         if not self._is_stale:
             if self._shared is not None:
                 self._shared.locks.let_go(self._connection)
@@ -347,16 +356,56 @@ class SqliteStore:
             self._shared.release()
             self._shared = None
 
-    def forked(self) -> None:
-        self._is_stale = True
-        for inherited in (self.writer.db, self._reader):
-            if inherited is not None:  # never closed here: that could end the parent's log
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
-        if self._shared is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._shared))
-            SharedFile.forget_all()
+    def before_fork(self) -> None:
+        """Close what SQLite has open, as soon as nobody uses it.
 
-    def _refresh(self) -> None:
+        SQLite remembers for the whole process which locks it has on a file. A child inherits that memory and not
+        the locks: it would believe that it holds some, and lose what it writes when the parent closes the file; and
+        it would wait for ever for what other threads of the parent hold. The memory goes with the last connection.
+        """
+        if self._shared is None or self._is_closed or self._is_stale:
+            return
+        if not self.writer.park(self._busy_timeout):
+            return
+        self._is_parked = True
+        self._reading.acquire()
+        if self._reader is not None:
+            self._reader.close()
+        self.writer.db.close()
+        self._shared.park()
+
+    def after_fork(self) -> None:
+        if not self._is_parked:
+            return
+        self._is_parked = False
+        try:
+            db = self._connect()
+            self._prepare(db)
+            self.writer.use(db)
+            self._reader = self._connect()
+        except Exception:  # the next call says why, or begins anew
+            self._is_stale = True
+            vars(self).pop("transact", None)
+            raise
+        finally:
+            if self._shared is not None:
+                self._shared.unpark()
+            self._reading.release()
+            self.writer.unpark()
+
+    def forked(self) -> None:
+        vars(self).pop("transact", None)
+        if self._shared is not None and not self._is_stale:
+            if not self._is_parked:
+                SharedFile.tear(self._shared.path)
+            for inherited in (self.writer.db, self._reader, self._shared):  # the parent's: never closed here
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+            SharedFile.forget_all()
+        self.writer.is_inherited = True
+        self._is_stale, self._is_parked = True, False
+        self.waiters, self.counts = Waiters(), Counts()
+
+    def refresh(self) -> None:
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
@@ -382,4 +431,4 @@ def _path(url: str) -> str | None:
         )
     if parsed.database in (None, "", ":memory:"):
         return None
-    return os.path.abspath(str(parsed.database))
+    return os.path.realpath(str(parsed.database))  # as SQLite names its log: one file, one lock file

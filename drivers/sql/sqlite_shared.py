@@ -1,8 +1,8 @@
 """What all queues of one process on one SQLite file share: its lock file, those who wait, and the bell.
 
-The lock file lies beside the database (``tasks.db-tubes``). Each connection holds a POSIX lock on one byte of it
-for as long as its process lives: that is its proof of life, gone at once with the process, also while a forked
-child lives on. Closing any descriptor of that file would drop all locks of this process, so it is opened once.
+The lock file lies beside the database (``tasks.db-tubes``; other namespaces have their own). Each connection holds a
+POSIX lock on one byte of it for as long as its process lives: that is its proof of life, gone at once with the
+process, also while a forked child lives on. Closing any descriptor of that file would drop all locks of this process, so it is opened once.
 
 The bell is how a commit reaches consumers that wait in other processes: they arm it (a byte of the lock file,
 mapped into memory) and sleep on an inotify watch; whoever commits something takeable and finds it armed rings,
@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 from tubes.clock import pause
+from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
@@ -155,13 +156,15 @@ def _inotify(path: str) -> int | None:
 class SharedFile:
     """One a process and file; every queue on the file holds it. See the module."""
 
-    _all: ClassVar[dict[tuple[int, int], SharedFile]] = {}
+    _all: ClassVar[dict[tuple[int, int, str], SharedFile]] = {}
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
+    _torn: ClassVar[set[tuple[int, int]]] = set()
 
-    def __init__(self, path: str, key: tuple[int, int]) -> None:
+    def __init__(self, path: str, key: tuple[int, int, str]) -> None:
         self.path = path
         self.key = key
-        self.locks = LockFile(f"{path}-tubes")
+        namespace = key[2]
+        self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}")
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self._users = 0
@@ -169,14 +172,17 @@ class SharedFile:
         self._bell: Bell | None = None
         self._wanted = threading.Event()
         self._is_over = False
+        self._db: sqlite3.Connection | None = None
+        self._version = -1
+        self._asking = threading.RLock()
         self._checks: list[Callable[[], bool]] = []
 
     @classmethod
-    def open(cls, path: str) -> SharedFile:
-        """Return the one of this file, which must exist."""
+    def open(cls, path: str, namespace: str) -> SharedFile:
+        """Return the one of this file, which must exist, and of the tables of this namespace."""
         with cls._all_lock:
             status = os.stat(path)
-            key = (status.st_dev, status.st_ino)
+            key = (status.st_dev, status.st_ino, namespace)
             shared = cls._all.get(key)
             if shared is None:
                 shared = cls._all[key] = SharedFile(path, key)
@@ -216,6 +222,38 @@ class SharedFile:
         cls._all = {}
         cls._all_lock = threading.Lock()
 
+    # Around a fork
+
+    def park(self) -> None:
+        """Close the listener's connection, and keep it from opening another."""
+        self._asking.acquire()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def unpark(self) -> None:
+        """Let the listener go on."""
+        self._asking.release()
+
+    @classmethod
+    def tear(cls, path: str) -> None:
+        """In a forked child: the parent had this file in use, so it cannot be used here."""
+        with suppress(OSError):
+            status = os.stat(path)
+            cls._torn.add((status.st_dev, status.st_ino))
+
+    @classmethod
+    def check_whole(cls, path: str) -> None:
+        """Raise StoreUnavailable for a file that was in use when this process was forked."""
+        if cls._torn:
+            with suppress(OSError):
+                status = os.stat(path)
+                if (status.st_dev, status.st_ino) in cls._torn:
+                    raise StoreUnavailable(
+                        f"SQLite file {path} cannot be used in this process: it was forked while a transaction "
+                        "was open on the file; fork before it, or start a new program"
+                    )
+
     # Listening to other processes
 
     def _on_wait(self) -> None:
@@ -232,8 +270,6 @@ class SharedFile:
                         self._listener.start()
 
     def _listen(self, bell: Bell) -> None:
-        db = sqlite3.connect(f"file:{_quoted(self.path)}?mode=ro", uri=True, isolation_level=None, timeout=1)
-        version = -1
         try:
             while not self._is_over:
                 if not self.waiters:
@@ -243,22 +279,39 @@ class SharedFile:
                     continue
                 self.locks.arm()
                 try:
-                    now = db.execute("PRAGMA data_version").fetchone()[0]
+                    is_news = self._has_changed()
                 except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
-                    now = version + 1
+                    is_news = True
                     pause(FLOOR)
-                if now != version:
-                    version = now
-                    self._wake_one_each()
+                if is_news:
+                    self._wake_the_first()
                 if not bell.wait() and any(check() for check in list(self._checks)):
-                    self._wake_one_each()
+                    self._wake_the_first()
         finally:
-            db.close()
+            with self._asking:
+                if self._db is not None:
+                    self._db.close()
+                    self._db = None
             bell.close()
 
-    def _wake_one_each(self) -> None:
+    def _has_changed(self) -> bool:
+        """Tell whether anybody has committed since the last look."""
+        with self._asking:
+            if self._db is None:
+                self._db = sqlite3.connect(
+                    f"file:{_quoted(self.path)}?mode=ro",
+                    uri=True,
+                    isolation_level=None,
+                    timeout=1,
+                    check_same_thread=False,
+                )
+                self._version = -1
+            last, self._version = self._version, self._db.execute("PRAGMA data_version").fetchone()[0]
+            return self._version != last
+
+    def _wake_the_first(self) -> None:
         for key in self.waiters.keys():
-            self.waiters.wake(key)
+            self.waiters.wake_first(key)
 
 
 def _quoted(path: str) -> str:

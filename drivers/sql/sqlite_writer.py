@@ -1,9 +1,11 @@
 """The one connection of a process that writes to a SQLite file, and how threads share its commits.
 
 A thread that finds the writer free runs its work and commits: a step of one statement without BEGIN and COMMIT.
-A thread that finds it taken stands in line; whoever finishes hands the writer to the first in line, who runs the
-work of all that stand there (each guarded by a savepoint of its own) and commits once for everybody. With
-``durability="full"`` a commit is an fsync, and that is what they share.
+
+What a thread does that finds it taken depends on what a commit costs. With ``durability="full"`` it is an fsync, so
+threads share it: they stand in line, and the next leader runs the work of all that stand there (each guarded by a
+savepoint of its own) and commits once for everybody. Else a commit costs less than a switch between threads, so they
+sleep a moment and try again: whoever is at it runs on without a switch for each call.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
-from tubes.errors import StoreBusy
+from tubes.errors import StoreBusy, StoreUnavailable
 
 from .sqlite_errors import translated
 from .statements import Statement
@@ -27,6 +29,9 @@ Row = tuple[Any, ...]
 
 MOST_AT_ONCE = 64
 """Works that share one commit at most."""
+
+FIRST_NAP, LONGEST_NAP = 0.0005, 0.004
+"""Seconds that a thread sleeps while another is at the writer, where commits are not shared."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
 """Seconds between two tries for the file's write lock: short, or waiting processes starve."""
@@ -123,15 +128,16 @@ class SharedTx(SqliteTx):
 class _Member:
     """One thread's work in the line."""
 
-    __slots__ = ("alone", "error", "leads", "lock", "on_commit", "result", "retry", "work")
+    __slots__ = ("alone", "error", "is_settled", "leads", "lock", "on_commit", "result", "retry", "work")
 
     def __init__(
-        self, work: Callable[[Any], Any] | None, on_commit: Callable[[Any], None] | None, alone: bool
+        self, work: Callable[[Any], Any] | None, on_commit: Callable[[Any], None] | None, alone: bool = False
     ) -> None:
         self.work = work
         self.on_commit = on_commit
         self.alone = alone
         self.lock = threading.Lock()
+        self.lock.acquire()
         self.reset()
 
     def reset(self) -> None:
@@ -139,7 +145,12 @@ class _Member:
         self.error: BaseException | None = None
         self.leads = False
         self.retry = False
-        self.lock.acquire(blocking=False)
+        self.is_settled = False
+
+    def stir(self) -> None:
+        """Let the thread look: at its outcome, or whether the writer is free."""
+        with suppress(RuntimeError):  # it was stirred and has not looked yet
+            self.lock.release()
 
 
 class _Spoiled(Exception):
@@ -149,22 +160,31 @@ class _Spoiled(Exception):
 class SqliteWriter:
     """Serialises and commits all writes of one process to one file (or memory) through one connection."""
 
-    def __init__(self, db: sqlite3.Connection, what: str, busy_timeout: float) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, what: str, busy_timeout: float, *, shares_commits: bool
+    ) -> None:
         self.db = db
+        self._shares_commits = shares_commits
         self._what = what
         self._busy_timeout = busy_timeout
         self._turn = threading.Lock()
         self._line: deque[_Member] = deque()
         self._holder = 0
         self._tx = SqliteTx(self, db)
+        self.is_inherited = False
+        """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
 
     # A transaction each
 
-    def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
+    def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
         """Run ``work`` and commit it, alone or together with other threads' work."""
-        if self._turn.acquire(False):
-            return self._alone(work, on_commit)
-        return self._stand_in_line(_Member(work, on_commit, alone=False))  # type: ignore[no-any-return]
+        if not self._turn.acquire(False):
+            if self._shares_commits:
+                return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
+            self._snatch_turn()
+        if self._line:
+            return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
+        return self._alone(work, on_commit)
 
     def _alone(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
         tx = self._tx
@@ -185,22 +205,29 @@ class SqliteWriter:
             raise
         finally:
             if self._line:
-                self._pass_on()
+                self._give_up_turn()
             else:
                 self._turn.release()
-                if self._line and self._turn.acquire(False):
-                    self._pass_on()
+                if self._line:
+                    self._stir_first()
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
         """Hold the writer for as long as the block lasts."""
         if not self._turn.acquire(blocking=False):
-            self._stand_in_line(_Member(None, None, alone=True))
+            if self._shares_commits:
+                self._stand_in_line(_Member(None, None, alone=True))
+            else:
+                self._snatch_turn()
         self._holder = get_ident()
         tx = SqliteTx(self, self.db)
         try:
             tx.begin()
             yield tx
+            if self.is_inherited:
+                raise StoreUnavailable(
+                    "this transaction is the parent process's: a forked child cannot commit it"
+                )
             self.db.execute("COMMIT")
             on_commit()
         except sqlite3.Error as error:
@@ -210,8 +237,9 @@ class SqliteWriter:
             self._roll_back()
             raise
         finally:
-            self._holder = 0
-            self._pass_on()
+            if not self.is_inherited:
+                self._holder = 0
+                self._give_up_turn()
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
@@ -220,64 +248,112 @@ class SqliteWriter:
             yield self.db
             return
         if not self._turn.acquire(blocking=False):
-            self._stand_in_line(_Member(None, None, alone=True))
+            if self._shares_commits:
+                self._stand_in_line(_Member(None, None, alone=True))
+            else:
+                self._snatch_turn()
         try:
             yield self.db
         finally:
-            self._pass_on()
+            self._give_up_turn()
 
-    # The line
+    # Around a fork
 
-    def _stand_in_line(self, member: _Member) -> Any:
+    def park(self, timeout: float) -> bool:
+        """Get the turn and keep it; tell whether that succeeded in time."""
+        return self._holder != get_ident() and self._turn.acquire(timeout=timeout)
+
+    def use(self, db: sqlite3.Connection) -> None:
+        """Write through another connection from now on. Only between ``park`` and ``unpark``."""
+        self.db = db
+        self._tx = SqliteTx(self, db)
+
+    def unpark(self) -> None:
+        """Let the others go on."""
+        self._give_up_turn()
+
+    # Those who find it taken
+
+    def _refuse_to_wait_for_oneself(self) -> None:
         if self._holder == get_ident():
             raise StoreBusy(
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call"
             )
-        while True:
-            self._line.append(member)
-            if self._turn.acquire(blocking=False):
-                self._line.remove(member)
-                member.leads = True
-            else:
-                self._wait(member)
-            if member.leads:
-                return None if member.work is None else self._lead(member)
-            if not member.retry:
-                if member.error is not None:
-                    raise member.error
-                return member.result
-            member.reset()
+
+    def _snatch_turn(self) -> None:
+        self._refuse_to_wait_for_oneself()
+        wait = FIRST_NAP
+        while not self._turn.acquire(False):
+            pause(wait)
+            wait = min(wait * 2, LONGEST_NAP)
+
+    def _stand_in_line(self, member: _Member) -> Any:
+        self._refuse_to_wait_for_oneself()
+        self._line.append(member)
+        try:
+            self._wait(member)
+        except BaseException:
+            self._leave_line(member)
+            raise
+        if member.leads:
+            return None if member.work is None else self._lead(member)
+        return self._outcome(member)
 
     def _wait(self, member: _Member) -> None:
-        try:
+        """Return when the member's work is settled, or the turn is its own."""
+        while not member.is_settled and not member.leads:
+            if self._turn.acquire(False):
+                if member.is_settled:
+                    self._give_up_turn()
+                else:
+                    self._line.remove(member)
+                    member.leads = True
+                return
             member.lock.acquire()
-        except BaseException:
-            try:
-                self._line.remove(member)
-            except ValueError:  # somebody is at it: the outcome must be known before we may go
-                self._see_to_the_end(member)
-                if member.leads:
-                    self._pass_on()
-            raise
 
-    def _see_to_the_end(self, member: _Member) -> None:
-        while True:
-            with suppress(BaseException):
-                member.lock.acquire()
-                return
+    def _leave_line(self, member: _Member) -> None:
+        """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
+        try:
+            self._line.remove(member)
+        except ValueError:
+            while not member.is_settled and not member.leads:
+                with suppress(BaseException):
+                    member.lock.acquire()
+            if member.leads:
+                self._give_up_turn()
 
-    def _pass_on(self) -> None:
-        """Hand the turn to the first in line, or give it up."""
-        while True:
-            if self._line:
-                with suppress(IndexError):
-                    first = self._line.popleft()
-                    first.leads = True
-                    first.lock.release()
-                    return
-            self._turn.release()
-            if not self._line or not self._turn.acquire(blocking=False):
+    def _give_up_turn(self) -> None:
+        """Let go of the writer, and tell the first in line.
+
+        The turn is not handed over: until the other thread runs, this one may come again with its next work, and
+        then does what stands in line too. Threads that hand over wait for each other's switches all the time.
+        Only who must be alone is handed it, since it would never be gathered.
+        """
+        with suppress(IndexError):
+            if self._line[0].alone:
+                first = self._line.popleft()
+                first.leads = True
+                first.stir()
                 return
+        self._turn.release()
+        self._stir_first()
+
+    def _stir_first(self) -> None:
+        with suppress(IndexError):
+            self._line[0].stir()
+
+    def _outcome(self, member: _Member) -> Any:
+        if member.retry:
+            member.reset()
+            return self._again(member)
+        if member.error is not None:
+            raise member.error
+        return member.result
+
+    def _again(self, member: _Member) -> Any:
+        if self._turn.acquire(False):
+            return self._lead(member)
+        return self._stand_in_line(member)
 
     def _lead(self, member: _Member) -> Any:
         if member.alone or not self._line:
@@ -299,15 +375,12 @@ class SqliteWriter:
         try:
             self._settle(batch, failure)
         finally:
-            for other in batch[1:]:
-                other.lock.release()
-            self._pass_on()
-        if member.retry:
-            member.reset()
-            return self.transact(member.work, member.on_commit)  # type: ignore[arg-type]
-        if member.error is not None:
-            raise member.error
-        return member.result
+            for other in batch:
+                other.is_settled = True
+                if other is not member:
+                    other.stir()
+            self._give_up_turn()
+        return self._outcome(member)
 
     def _gather(self, batch: list[_Member]) -> None:
         """Let those in line join, up to the first who must be alone."""
@@ -374,7 +447,7 @@ class SqliteWriter:
 
     def _roll_back(self) -> None:
         with suppress(sqlite3.Error):
-            if self.db.in_transaction:
+            if self.db.in_transaction and not self.is_inherited:
                 self.db.execute("ROLLBACK")
 
 
