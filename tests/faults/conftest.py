@@ -1,0 +1,56 @@
+"""Fixtures of the fault tests: files and processes that are gone when a test is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import Crew, begin, finish
+
+import tubes
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    """Workers on a file of their own; all are killed when the test is over."""
+    made = Crew(tmp_path)
+    yield made
+    made.disband()
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """Where a queue's file goes."""
+    return tmp_path / "queue.db"
+
+
+@pytest.fixture
+def connect(db: Path) -> Iterator[Callable[..., tubes.Queue]]:
+    """``connect(**settings)`` opens a queue on the test's file, and closes it when the test is over."""
+    opened: list[tubes.Queue] = []
+
+    def opening(**settings: Any) -> tubes.Queue:
+        queue = tubes.connect(f"sqlite:///{db}", **({"durability": "off"} | settings))
+        opened.append(queue)
+        return queue
+
+    yield opening
+    for queue in opened:
+        queue.close()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., Any]]:
+    """``process(code, *arguments)`` starts Python code in another process, killed when the test is over."""
+    started = []
+
+    def starting(code: str, *arguments: object) -> Any:
+        worker = begin(code, *arguments)
+        started.append(worker)
+        return worker
+
+    yield starting
+    for worker in started:
+        finish(worker)

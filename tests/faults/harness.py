@@ -1,0 +1,248 @@
+"""Worker processes that are killed and stopped, and the account of what became of every task."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tubes
+
+WORKER = Path(__file__).with_name("worker.py")
+TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
+
+
+def eventually(holds: Callable[[], object], within: float = 10.0) -> None:
+    """Wait until something is true of other processes; fail when it does not become so."""
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {within} s: {holds}"
+        time.sleep(0.002)
+
+
+@dataclass
+class Crew:
+    """Worker processes on one tube ``jobs`` of one file, and their shared log."""
+
+    folder: Path
+    type: str = "fifo"
+    connect: dict[str, Any] = field(default_factory=lambda: {"durability": "off"})
+    tube: dict[str, Any] = field(default_factory=dict)
+    workers: dict[subprocess.Popen[bytes], str] = field(default_factory=dict)
+    started: int = 0
+
+    @property
+    def url(self) -> str:
+        """The queue that they work on."""
+        return f"sqlite:///{self.folder / 'crew.db'}"
+
+    @property
+    def log(self) -> Path:
+        """What they say."""
+        return self.folder / "crew.log"
+
+    def start(self, role: str, **settings: Any) -> subprocess.Popen[bytes]:
+        """Start a worker process: a new interpreter, not a fork of this one."""
+        self.started += 1
+        settings |= {
+            "url": self.url,
+            "log": str(self.log),
+            "type": self.type,
+            "connect": self.connect,
+            "tube": self.tube,
+            "start": self.started,
+        }
+        worker = subprocess.Popen([sys.executable, str(WORKER), role, json.dumps(settings)])
+        self.workers[worker] = role
+        return worker
+
+    def kill(self, worker: subprocess.Popen[bytes]) -> str:
+        """SIGKILL it, wait until it is gone, and return its role."""
+        worker.kill()
+        worker.wait()
+        return self.workers.pop(worker)
+
+    def lines(self) -> list[list[str]]:
+        """The words of each line of the log, in order of time."""
+        return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def said(self, word: str, times: int = 1) -> Callable[[], bool]:
+        """A question for ``eventually``: whether the log has that word so often."""
+        return lambda: sum(line[0] == word for line in self.lines()) >= times
+
+    def open(self, **settings: Any) -> tuple[tubes.Queue, tubes.Tube]:
+        """Open the same tube in this process."""
+        queue = tubes.connect(self.url, **(self.connect | settings))
+        return queue, queue.create_tube("jobs", self.type, if_not_exists=True, **self.tube)
+
+    def disband(self) -> None:
+        """Kill all that are left, also those that are stopped."""
+        for worker in list(self.workers):
+            self.kill(worker)
+
+
+def torment(
+    crew: Crew, seconds: float, kills: int, *, producers: int = 2, consumers: int = 3, seed: int | None = None
+) -> int:
+    """Kill, stop and continue workers at random moments, replacing the dead; return how many were killed.
+
+    Goes on for at least ``seconds`` and until ``kills`` were killed. In the end everybody is killed.
+    """
+    dice = random.Random(seed)
+    for role, count in (("produce", producers), ("consume", consumers)):
+        for _ in range(count):
+            crew.start(role)
+    eventually(crew.said("ack!", 5), within=30)
+    stopped: list[tuple[float, subprocess.Popen[bytes]]] = []
+    end = time.monotonic() + seconds
+    killed = 0
+    while killed < kills or time.monotonic() < end:
+        time.sleep(dice.random() * max(seconds / kills, 0.05) * 1.2)
+        victim = dice.choice(list(crew.workers))
+        assert victim.poll() is None, f"a worker ended by itself, with status {victim.returncode}"
+        if dice.random() < 0.35:
+            victim.send_signal(signal.SIGSTOP)
+            stopped.append((time.monotonic() + dice.random() * 0.8, victim))
+        else:
+            crew.start(crew.kill(victim))
+            killed += 1
+        for until, worker in list(stopped):
+            if time.monotonic() >= until:
+                stopped.remove((until, worker))
+                with suppress(ProcessLookupError):
+                    worker.send_signal(signal.SIGCONT)
+    for worker in list(crew.workers):
+        assert worker.poll() is None, f"a worker ended by itself, with status {worker.returncode}"
+        worker.send_signal(signal.SIGCONT)
+    ended = list(crew.workers)
+    crew.disband()
+    return killed + len(ended)
+
+
+def drain(crew: Crew) -> dict[int, str]:
+    """Take and ack all that is left, from a process that outlived the others; return data by id.
+
+    Nothing may be stuck: takes without a wait must bring everything but delayed tasks, which come soon.
+    """
+    queue, tube = crew.open()
+    left: dict[int, str] = {}
+    with queue:
+        while task := tube.take(timeout=0.2):
+            assert task.id not in left, f"{task} was handed out again after its ack"
+            left[task.id] = task.data
+            crew_log(crew, "take", task.id, task.token, task.data)
+            tube.ack(task)
+        tasks = tube.statistics()["tasks"]
+        assert tasks["total"] == 0, f"stuck: {tasks}, {tube.tasks('t')}, {tube.tasks('r')}"
+    return left
+
+
+def crew_log(crew: Crew, *words: object) -> None:
+    """Write to the log as a worker does."""
+    with crew.log.open("a") as log:
+        log.write(" ".join(map(str, words)) + "\n")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of the tasks."""
+
+    put: int
+    acked: int
+    taken: int
+    unsure: int
+    left: int
+
+
+def settle(lines: Sequence[Sequence[str]], left: dict[int, str]) -> Account:
+    """Check the log against what was left: nothing lost, nothing acked twice, no lease handed out twice.
+
+    A worker that was killed inside a call has said what it was about to do and not what came of it; for
+    those calls, and for no others, both outcomes are right.
+    """
+    by_word: dict[str, list[Sequence[str]]] = defaultdict(list)
+    for line in lines:
+        by_word[line[0]].append(line[1:])
+    stored = {n: int(id) for n, id in by_word["put!"]}
+    acks = Counter(int(id) for id, _ in by_word["ack!"])
+    tried = {int(id) for id, _ in by_word["ack?"]}
+    leases = Counter((int(id), int(token)) for id, token, *_ in by_word["take"])
+    last_lease: dict[int, int] = {}
+    named: dict[str, set[int]] = defaultdict(set)
+    for id, token, n, *_ in by_word["take"]:
+        last_lease[int(id)] = max(last_lease.get(int(id), 0), int(token))
+        named[n].add(int(id))
+
+    lost = [n for n, id in stored.items() if id not in tried and id not in left]
+    assert not lost, f"{len(lost)} of {len(stored)} tasks are lost: {lost[:5]}"
+    twice = [id for id, times in acks.items() if times > 1]
+    assert not twice, f"acked twice: {twice[:5]}"
+    leased_twice = [lease for lease, times in leases.items() if times > 1]
+    assert not leased_twice, f"one lease, two holders: {leased_twice[:5]}"
+    for id, token in by_word["ack!"]:
+        assert int(id) not in left, f"task {id} was acked and still there"
+        assert last_lease[int(id)] <= int(token), f"task {id} was handed out again after its ack"
+    refused = [n for (n,) in by_word["put-"] if n in named]
+    assert not refused, f"refused puts were stored: {refused[:5]}"
+    stored_twice = [n for n, ids in named.items() if len(ids) > 1]
+    assert not stored_twice, f"one put, two tasks: {stored_twice[:5]}"
+    unsure = len(tried) - len(acks)
+    return Account(len(stored), len(acks), sum(leases.values()), unsure, len(left))
+
+
+def numbers() -> itertools.count[int]:
+    """Fresh numbers for fresh names."""
+    return itertools.count()
+
+
+def run(code: str, *arguments: object, within: float = 60.0, user: int | None = None) -> str:
+    """Run a piece of Python in a process of its own; return what it printed. Fails when it fails."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within, user=user)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a piece of Python in a process of its own, with pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def heard(worker: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert worker.stdout is not None
+    return worker.stdout.readline().strip()
+
+
+def tell(worker: subprocess.Popen[str], line: str = "") -> None:
+    """Let it go on, with a line to read."""
+    assert worker.stdin is not None
+    worker.stdin.write(line + "\n")
+    worker.stdin.flush()
+
+
+def finish(worker: subprocess.Popen[Any]) -> None:
+    """End a process whatever state it is in."""
+    with suppress(ProcessLookupError):
+        os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()

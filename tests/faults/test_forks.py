@@ -1,0 +1,225 @@
+"""A forked child gets a session of its own and never touches its parent's connection."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import TYPES, run
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Fork, run ``work`` in the child, and return what it returned; the child leaves without clean-up."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = json.dumps(work())
+        except BaseException as error:
+            answer = json.dumps(f"{type(error).__name__}: {error}")
+        os.write(write, answer.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(answer)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_child_takes_and_puts_in_a_session_of_its_own(connect: Connect, type: str) -> None:
+    """What the child takes is the child's; when it is gone it is ready again. The parent's leases stay."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", type)
+    options: Any = {"utube": "b"} if tube.features.grouped else {}
+    tube.put("a")
+    tube.put("b", **options)
+    mine = tube.take(timeout=0)
+    assert mine is not None
+
+    def work() -> list[Any]:
+        theirs = tube.take(timeout=0)
+        assert theirs is not None
+        tube.put("c", **options)
+        with pytest.raises(tubes.NotTaken):
+            tube.ack(mine)
+        return [theirs.data, str(queue.identify())]
+
+    data, session = in_child(work)
+    assert data == "b" and session != str(queue.identify())
+    assert tube.ack(mine).data == "a"
+    left = {}
+    while task := tube.take(timeout=0):
+        left[task.data] = task.attempts
+        tube.ack(task)
+    assert left == {"b": 2, "c": 1}
+
+
+def test_what_a_child_puts_stays_when_its_parent_closes_first(connect: Connect, db: Path) -> None:
+    """The parent's close must not take the write-ahead log away from under the child."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    to_child, from_parent = os.pipe()
+    to_parent, from_child = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        tube.put("before")
+        os.write(from_child, b".")
+        os.read(to_child, 1)
+        tube.put("after")
+        queue.close()
+        os._exit(0)
+    os.read(to_parent, 1)
+    queue.close()
+    os.write(from_parent, b".")
+    assert os.waitpid(pid, 0)[1] == 0
+    stored = [task.data for task in connect().tube.jobs.tasks("r")]
+    assert stored == ["before", "after"]
+
+
+def test_a_child_exits_and_its_parent_keeps_its_tasks_and_counts(db: Path) -> None:
+    """sys.exit in the child runs its exit functions: they end the child's session, not the parent's."""
+    code = """
+import os, sys, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+tube.put("mine"); tube.put("theirs")
+mine = tube.take(timeout=0)
+for touches_it in (False, True):
+    pid = os.fork()
+    if pid == 0:
+        if touches_it:
+            tube.take(timeout=0)
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+assert [task.data for task in tube.tasks("t")] == ["mine"]
+assert [task.data for task in tube.tasks("r")] == ["theirs"]
+tube.ack(mine)
+calls = tube.statistics()["calls"]
+print(calls["put"], calls["take"], calls["ack"], calls["release"])
+"""
+    assert run(code, db) == "2 2 1 1"
+
+
+def test_multiprocessing_children_work_on_their_own(connect: Connect) -> None:
+    """Four forked workers share the parent's tasks out among themselves, each once."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many(range(40))
+    context = multiprocessing.get_context("fork")
+    done = context.Queue()
+
+    def work() -> None:
+        while (task := tube.take(timeout=0)) is not None:
+            tube.ack(task)
+            done.put(task.data)
+        done.put("end")
+
+    workers = [context.Process(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    got: list[Any] = []
+    while got.count("end") < 4:
+        got.append(done.get(timeout=30))
+    for worker in workers:
+        worker.join(30)
+        assert worker.exitcode == 0
+    assert sorted(data for data in got if data != "end") == list(range(40))
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_fork_while_other_threads_write_and_wait_leaves_a_child_that_works(connect: Connect) -> None:
+    """Whatever locks other threads hold at the moment of the fork, the child is not held up by them."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    other = queue.create_tube("idle", "fifo")
+    theirs = queue.create_tube("theirs", "fifo")
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            tube.put("x")
+            tube.ack(tube.take(timeout=0) or tube.take())  # type: ignore[arg-type]
+
+    def wait() -> None:
+        other.take(timeout=60)
+
+    threads = [threading.Thread(target=write) for _ in range(3)] + [threading.Thread(target=wait)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(10):
+
+            def work(number: int = number) -> Any:
+                own = theirs.put(f"child {number}")
+                return theirs.delete(own.id).data
+
+            assert in_child(work) == f"child {number}"
+    finally:
+        over.set()
+        other.put("end")
+        for thread in threads:
+            thread.join(30)
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_fork_inside_a_transaction_does_not_commit_it_in_the_child(db: Path) -> None:
+    """A child that leaves its parent's transaction gets an error; the parent's commit is the only one."""
+    code = """
+import os, sys, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False, busy_timeout=1)
+tube = queue.create_tube("jobs", "fifo")
+pid = 1
+try:
+    with queue.transaction() as unit:
+        tube.put("once", unit=unit)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                tube.put("never", unit=unit)
+            except tubes.TubeError as error:
+                print(type(error).__name__, flush=True)
+except tubes.TubeError as error:
+    assert pid == 0
+    print(type(error).__name__, flush=True)
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+print([task.data for task in tube.tasks("r")])
+"""
+    assert run(code, db).splitlines() == ["BadOption", "StoreUnavailable", "['once']"]
+
+
+def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: Path) -> None:
+    """After a hundred forks the parent still works, and the database is in order."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    for number in range(25):
+        tube.put(number)
+        assert in_child(lambda: tube.ack(tube.take(timeout=0)).id) == number + 1  # type: ignore[arg-type]
+    assert tube.take(timeout=0) is None
+    queue.close()
+    with sqlite3.connect(db) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    raw.close()
+
+
+def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
+    """Memory is not shared with a child, so the child is told; its exit does not hang."""
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put(1)
+        assert in_child(lambda: tube.put(2).id).startswith("StoreUnavailable: an in-memory queue")
+        assert in_child(queue.close) is None
+        assert tube.take(timeout=0) is not None
