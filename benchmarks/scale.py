@@ -1,0 +1,330 @@
+"""Does a take cost more when the tube is full, and does a process grow with the backlog?
+
+Run it from the root of the repository: ``python -m benchmarks.scale``. README.md beside it says what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import tubes
+
+TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
+BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
+BAR = 1.3
+"""How many times the cost at the smallest backlog the largest may have."""
+
+GROUPS = 10
+CONSUMERS = 10
+FILL = 1_000
+"""Tasks that one put_many stores while a tube is filled."""
+
+MIB_BAR = 8.0
+"""MiB by which a process may be larger at the largest backlog: SQLite's page cache, which is bounded."""
+
+DATA = {"n": 12345678, "text": "x" * 78}
+
+Step = Callable[[str], None]
+
+
+def tube_options(type: str) -> dict[str, Any]:
+    """What a tube of this type is created with: whatever makes its takes dearer."""
+    options: dict[str, Any] = {}
+    if type.endswith("ttl"):
+        options |= {"ttl": 86_400, "ttr": 3_600}
+    if type == "limfifottl":
+        options["capacity"] = 10_000_000
+    return options
+
+
+def open_tube(path: Path, type: str) -> tuple[tubes.Queue, tubes.Tube]:
+    """Open the tube on a file that is not synced: an fsync would hide what is measured."""
+    queue = tubes.connect(f"sqlite:///{path}", durability="off", busy_timeout=60)
+    return queue, queue.create_tube("scale", type, if_not_exists=True, **tube_options(type))
+
+
+def put_options(type: str, index: int) -> dict[str, Any]:
+    """The options of the put number ``index``: sub-queues in turn, priorities mixed."""
+    options: dict[str, Any] = {}
+    if type.startswith("utube"):
+        options["utube"] = f"host{index % GROUPS}"
+    if type.endswith("ttl"):
+        options["pri"] = index % 3
+    return options
+
+
+def fill(tube: tubes.Tube, count: int) -> None:
+    """Store ``count`` tasks, with all mixes of options."""
+    mixes = GROUPS * 3 if tube.type != "fifo" else 1
+    each = min(FILL, max(count // mixes, 1))
+    put = 0
+    while put < count:
+        many = min(each, count - put)
+        tube.put_many([DATA] * many, **put_options(tube.type, put // each))
+        put += many
+
+
+# A take at growing backlogs
+
+
+def takes_at_backlogs(
+    type: str, backlogs: Sequence[int], rounds: int, pairs: int, folder: Path, step: Step
+) -> dict[int, dict[str, float]]:
+    """Measure take+ack with each backlog in a file of its own, in turns; microseconds and MiB by backlog."""
+    spent: dict[int, list[float]] = {backlog: [] for backlog in backlogs}
+    memory = {}
+    with ExitStack() as stack:
+        opened = []
+        for backlog in backlogs:
+            step(f"{type}: putting {backlog:,}")
+            path = folder / f"{type}-{backlog}.db"
+            queue, tube = open_tube(path, type)
+            stack.callback(queue.close)
+            fill(tube, backlog)
+            opened.append((backlog, tube))
+            memory[backlog] = memory_of_a_consumer(path, type, pairs)
+        step(f"{type}: taking")
+        for turn in range(rounds):
+            start = turn % len(opened)
+            for backlog, tube in opened[start:] + opened[:start]:
+                spent[backlog].append(timed_pairs(tube, pairs))
+                for index in range(pairs):
+                    tube.put(DATA, **put_options(type, index))
+    return {
+        backlog: {"microseconds": median(spent[backlog]), "best": min(spent[backlog]), "mib": memory[backlog]}
+        for backlog in backlogs
+    }
+
+
+def timed_pairs(tube: tubes.Tube, pairs: int) -> float:
+    """Take and ack; microseconds each."""
+    take, ack = tube.take, tube.ack
+    began = time.perf_counter()
+    for _ in range(pairs):
+        task = take(0)
+        assert task is not None
+        ack(task)
+    return (time.perf_counter() - began) / pairs * 1e6
+
+
+CONSUMER = """
+import sys
+from pathlib import Path
+from benchmarks.scale import DATA, open_tube, put_options, timed_pairs
+queue, tube = open_tube(Path(sys.argv[1]), sys.argv[2])
+pairs = int(sys.argv[3])
+timed_pairs(tube, pairs)
+for index in range(pairs):
+    tube.put(DATA, **put_options(tube.type, index))
+tube.statistics()
+queue.sweep()
+queue.close()
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def memory_of_a_consumer(path: Path, type: str, pairs: int) -> float:
+    """The most memory, in MiB, that a fresh process needs to work on this tube."""
+    command = [sys.executable, "-c", CONSUMER, str(path), type, str(pairs)]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent.parent
+    )
+    return int(done.stdout.split()[-1]) / 1024
+
+
+# Busy sub-queues
+
+
+def busy_sub_queues(type: str, each: int, folder: Path) -> float:
+    """Ten sub-queues of ``each`` tasks, ten consumers: take, yield, ack to the end; microseconds a task."""
+    path = folder / f"busy-{type}-{each}-{time.monotonic_ns()}.db"
+    queue, tube = open_tube(path, type)
+    with queue:
+        for group in range(GROUPS):
+            for start in range(0, each, FILL):
+                tube.put_many([DATA] * min(FILL, each - start), utube=f"host{group}")
+        total = GROUPS * each
+        finished = [0] * CONSUMERS
+        last = [0.0] * CONSUMERS
+
+        def consume(index: int) -> None:
+            while sum(finished) < total:
+                task = tube.take(0.1)
+                if task is not None:
+                    time.sleep(0)
+                    tube.ack(task)
+                    finished[index] += 1
+                    last[index] = time.perf_counter()
+
+        threads = [threading.Thread(target=consume, args=(index,)) for index in range(CONSUMERS)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spent = max(last) - began
+        assert sum(finished) == total, f"{sum(finished)} of {total} came through"
+    for leftover in folder.glob(f"{path.name}*"):
+        leftover.unlink()
+    return spent / total * 1e6
+
+
+def leases_in_turn(type: str, each: int, folder: Path) -> float:
+    """The same in one thread: ten leases open, the oldest acked before the next take. No scheduler in it."""
+    path = folder / f"leases-{type}-{each}-{time.monotonic_ns()}.db"
+    queue, tube = open_tube(path, type)
+    with queue:
+        for group in range(GROUPS):
+            for start in range(0, each, FILL):
+                tube.put_many([DATA] * min(FILL, each - start), utube=f"host{group}")
+        total = GROUPS * each
+        began = time.perf_counter()
+        held = [task for _ in range(CONSUMERS) if (task := tube.take(0)) is not None]
+        acked = 0
+        while held:
+            tube.ack(held.pop(0))
+            acked += 1
+            task = tube.take(0)
+            if task is not None:
+                held.append(task)
+        spent = time.perf_counter() - began
+        assert acked == total, f"{acked} of {total} came through"
+    for leftover in folder.glob(f"{path.name}*"):
+        leftover.unlink()
+    return spent / total * 1e6
+
+
+# The command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether the bars were reached."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--type", action="append", choices=TYPES, help="default: all five")
+    parser.add_argument("--most", type=int, default=BACKLOGS[-1], help="largest backlog; default: 1000000")
+    parser.add_argument("--pairs", type=int, default=250, help="take+ack a turn; default: 250")
+    parser.add_argument("--rounds", type=int, default=12, help="turns; default: 12")
+    parser.add_argument("--each", type=int, default=15_000, help="tasks a sub-queue; default: 15000")
+    parser.add_argument("--quick", action="store_true", help="small backlogs, to see that it runs")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.most, options.pairs, options.rounds, options.each = 2_000, 50, 2, 150
+    types = options.type or list(TYPES)
+    backlogs = [backlog for backlog in BACKLOGS if backlog < options.most] + [options.most]
+    grouped = [type for type in types if type.startswith("utube")]
+    out = Console(width=None if sys.stdout.isatty() else 160)
+    results: dict[str, Any] = {"takes": {}, "busy": {}}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="tubes-scale-") as name,
+        Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
+    ):
+        bar = progress.add_task("", total=len(types) * (len(backlogs) + 1) + len(grouped) * 6)
+
+        def step(text: str) -> None:
+            progress.update(bar, description=text)
+            progress.advance(bar)
+
+        for type in types:
+            with tempfile.TemporaryDirectory(dir=name) as folder:
+                results["takes"][type] = takes_at_backlogs(
+                    type, backlogs, options.rounds, options.pairs, Path(folder), step
+                )
+        for type in grouped:
+            results["busy"][type] = race_sub_queues(type, options.each, Path(name), step)
+    missed = show(out, results, backlogs)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    for line in missed:
+        out.print(f"short: {line}", style="red", highlight=False)
+    if not missed:
+        out.print("every bar is reached")
+    return 1 if missed and options.check else 0
+
+
+def race_sub_queues(type: str, each: int, folder: Path, step: Step) -> dict[str, dict[str, float]]:
+    """Small, large, small again: the large one between two small ones, so that a passing load shows."""
+    small = max(each // 15, 10)
+    found: dict[str, dict[str, float]] = {}
+    for way, measure in (("threads", busy_sub_queues), ("leases", leases_in_turn)):
+        step(f"{type}: busy sub-queues, {way}")
+        before = measure(type, small, folder)
+        step(f"{type}: busy sub-queues of {each:,}, {way}")
+        large = measure(type, each, folder)
+        step(f"{type}: busy sub-queues, {way}")
+        after = measure(type, small, folder)
+        found[way] = {"small": small, "each": each, "at_small": (before + after) / 2, "at_each": large}
+    return found
+
+
+def show(out: Console, results: dict[str, Any], backlogs: Sequence[int]) -> list[str]:
+    """Print the tables; return what was missed."""
+    missed = []
+    least, most = backlogs[0], backlogs[-1]
+    table = Table(title="take + ack, microseconds, by backlog (durability=off)", title_justify="left")
+    table.add_column("")
+    for backlog in backlogs:
+        table.add_column(f"{backlog:,}", justify="right")
+    for heading in ("ratio", "bar", "", f"MiB at {least:,}", f"MiB at {most:,}"):
+        table.add_column(heading, justify="right")
+    for type, figures in results["takes"].items():
+        ratio = figures[most]["microseconds"] / figures[least]["microseconds"]
+        growth = figures[most]["mib"] - figures[least]["mib"]
+        word = "ok" if ratio <= BAR and growth <= MIB_BAR else "short"
+        if ratio > BAR:
+            missed.append(f"{type}: {ratio:.2f} times as dear at {most:,} as at {least:,}, not ≤ {BAR}")
+        if growth > MIB_BAR:
+            missed.append(f"{type}: a process grows by {growth:.1f} MiB at {most:,}, not ≤ {MIB_BAR:g}")
+        cells = [f"{figures[backlog]['microseconds']:.0f}" for backlog in backlogs]
+        ends = [f"{figures[backlog]['mib']:.1f}" for backlog in (least, most)]
+        table.add_row(type, *cells, f"{ratio:.2f}", f"≤ {BAR}", word, *ends)
+    out.print(table)
+    if results["busy"]:
+        busy = Table(
+            title=f"{GROUPS} busy sub-queues, {CONSUMERS} consumers, microseconds a task",
+            title_justify="left",
+        )
+        for heading in ("", "how", "small", "large", "at small", "at large", "ratio", "bar", ""):
+            busy.add_column(heading, justify="left" if heading in ("", "how") else "right")
+        for type, ways in results["busy"].items():
+            for way, figures in ways.items():
+                ratio = figures["at_each"] / figures["at_small"]
+                word = "ok" if ratio <= BAR else "short"
+                if ratio > BAR:
+                    missed.append(
+                        f"{type}, {way}: {ratio:.2f} times as dear at {figures['each']:,} a sub-queue"
+                    )
+                busy.add_row(
+                    type,
+                    way,
+                    f"{figures['small']:,}",
+                    f"{figures['each']:,}",
+                    f"{figures['at_small']:.0f}",
+                    f"{figures['at_each']:.0f}",
+                    f"{ratio:.2f}",
+                    f"≤ {BAR}",
+                    word,
+                )
+        out.print(busy)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""How soon does a take that waits in another process get a task, and what does waiting cost?
+
+Run it from the root of the repository: ``python -m benchmarks.wakeup``. README.md beside it says what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import tubes
+
+MILLISECONDS_BAR = 2.0
+CORE_BAR = 5.0
+"""Percent of one core that all waiting processes together may use."""
+
+POLL = 0.001
+"""Seconds between two looks of the bare SQLite waiter."""
+
+
+def wait_with_tubes(path: Path, durability: str, results: Any) -> None:
+    """Take for ever; report when each task was in hand."""
+    with tubes.connect(f"sqlite:///{path}", durability=durability) as queue:
+        tube = queue.tube["wakeup"]
+        results.put(None)
+        while True:
+            task = tube.take()
+            now = time.monotonic_ns()
+            assert task is not None
+            tube.ack(task)
+            if task.data == "stop":
+                return
+            results.put((now - task.data, now))
+
+
+def wait_bare(path: Path, durability: str, results: Any) -> None:
+    """The same on sqlite3 alone: ask ``PRAGMA data_version`` every millisecond."""
+    db = sqlite3.connect(path, isolation_level=None, timeout=30)
+    db.execute(f"PRAGMA synchronous={durability}")
+    results.put(None)
+    version = -1
+    while True:
+        now = db.execute("PRAGMA data_version").fetchone()[0]
+        if now == version:
+            time.sleep(POLL)
+            continue
+        version = now
+        rows = db.execute("DELETE FROM task WHERE id = (SELECT min(id) FROM task) RETURNING data").fetchall()
+        received = time.monotonic_ns()
+        if rows and rows[0][0] == "stop":
+            return
+        if rows:
+            results.put((received - rows[0][0], received))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of another process, all its threads: Linux makes such a clock's number from the pid."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+class Side:
+    """Some waiting processes, and a way to put."""
+
+    def __init__(self, name: str, path: Path, durability: str, waiters: int) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self.results = context.Queue()
+        self.queue: tubes.Queue | None = None
+        self.db: sqlite3.Connection | None = None
+        target = wait_with_tubes
+        if name == "tubes":
+            self.queue = tubes.connect(f"sqlite:///{path}", durability=durability)
+            self.tube = self.queue.create_tube("wakeup", "fifo", if_not_exists=True)
+        else:
+            target = wait_bare
+            self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            self.db.execute("PRAGMA journal_mode=WAL")
+            self.db.execute(f"PRAGMA synchronous={durability}")
+            self.db.execute("CREATE TABLE IF NOT EXISTS task (id INTEGER PRIMARY KEY, data)")
+        self.processes = [
+            context.Process(target=target, args=(path, durability, self.results), daemon=True)
+            for _ in range(waiters)
+        ]
+        for process in self.processes:
+            process.start()
+        for _ in self.processes:
+            self.results.get(timeout=60)
+        self.from_call: list[float] = []
+        self.from_return: list[float] = []
+
+    def put(self, data: Any) -> None:
+        """Put one task."""
+        if self.db is not None:
+            self.db.execute("INSERT INTO task (data) VALUES (?)", (data,))
+        else:
+            self.tube.put(data)
+
+    def measure_one(self) -> None:
+        """Put one task and note when a waiter had it, in milliseconds."""
+        self.put(time.monotonic_ns())
+        returned = time.monotonic_ns()
+        waited, received = self.results.get(timeout=60)
+        self.from_call.append(waited / 1e6)
+        self.from_return.append((received - returned) / 1e6)
+
+    def cpu(self) -> float:
+        """CPU seconds of all waiting processes so far."""
+        return sum(cpu_seconds(process.pid) for process in self.processes if process.pid is not None)
+
+    def close(self) -> None:
+        """Let the waiters finish."""
+        for _ in self.processes:
+            self.put("stop")
+        for process in self.processes:
+            process.join(30)
+            process.kill()
+        if self.queue is not None:
+            self.queue.close()
+        if self.db is not None:
+            self.db.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether the bars were reached."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wakeup", description=__doc__)
+    parser.add_argument("--waiters", type=int, default=10, help="waiting processes; default: 10")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds before each put; default: 10")
+    parser.add_argument("--puts", type=int, default=20, help="default: 20")
+    parser.add_argument("--durability", choices=("full", "normal", "off"), default="full")
+    parser.add_argument("--no-bare", action="store_true", help="leave out the bare SQLite waiter")
+    parser.add_argument("--quick", action="store_true", help="short waits, to see that it runs")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.waiters, options.idle, options.puts = 3, 0.3, 3
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="tubes-wakeup-") as folder,
+        Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
+    ):
+        bar = progress.add_task("idling", total=options.puts)
+        sides = [Side("tubes", Path(folder) / "tubes.db", options.durability, options.waiters)]
+        if not options.no_bare:
+            sides.append(Side("bare", Path(folder) / "bare.db", options.durability, 1))
+        time.sleep(min(options.idle, 1.0))
+        began, cpu = time.monotonic(), [side.cpu() for side in sides]
+        idle_cpu, idle_seconds = [0.0 for _ in sides], 0.0
+        for _ in range(options.puts):
+            before, at = [side.cpu() for side in sides], time.monotonic()
+            time.sleep(options.idle)
+            idle_seconds += time.monotonic() - at
+            idle_cpu = [
+                sum(pair)
+                for pair in zip(
+                    idle_cpu, (s.cpu() - b for s, b in zip(sides, before, strict=True)), strict=True
+                )
+            ]
+            for side in sides:
+                side.measure_one()
+            progress.advance(bar)
+        seconds = time.monotonic() - began
+        figures = [
+            {
+                "name": side.name,
+                "waiters": len(side.processes),
+                "from_call_ms": side.from_call,
+                "from_return_ms": side.from_return,
+                "idle_percent": 100 * idle / idle_seconds,
+                "whole_percent": 100 * (side.cpu() - start) / seconds,
+            }
+            for side, start, idle in zip(sides, cpu, idle_cpu, strict=True)
+        ]
+        for side in sides:
+            side.close()
+    return report(figures, options)
+
+
+def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    """Print the table and the verdict."""
+    out = Console(width=None if sys.stdout.isatty() else 140)
+    table = Table(
+        title=f"{options.puts} puts, each after {options.idle:g} s of idling, durability={options.durability}",
+        title_justify="left",
+    )
+    for heading in (
+        "",
+        "waiting processes",
+        "ms from the call of put: median",
+        "worst",
+        "from its return: median",
+        "% of a core while idle",
+        "% with the puts",
+    ):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in figures:
+        table.add_row(
+            row["name"],
+            str(row["waiters"]),
+            f"{median(row['from_call_ms']):.2f}",
+            f"{max(row['from_call_ms']):.2f}",
+            f"{median(row['from_return_ms']):.2f}",
+            f"{row['idle_percent']:.2f}",
+            f"{row['whole_percent']:.2f}",
+        )
+    out.print(table)
+    ours = figures[0]
+    missed = []
+    if median(ours["from_call_ms"]) >= MILLISECONDS_BAR:
+        missed.append(f"median of {median(ours['from_call_ms']):.2f} ms, not < {MILLISECONDS_BAR:g}")
+    if ours["whole_percent"] >= CORE_BAR:
+        missed.append(f"{ours['whole_percent']:.2f} % of a core for all that wait, not < {CORE_BAR:g}")
+    for line in missed:
+        out.print(f"short: {line}", style="red", highlight=False)
+    if not missed:
+        out.print("every bar is reached")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 1 if missed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
