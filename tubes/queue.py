@@ -357,12 +357,15 @@ class Queue:
                 raise
 
     def _background(self) -> float | None:
-        if self.is_closed:
-            return None
-        self.flush_counts()
-        if not self._sweeps:
-            return None
-        self.sweep()
+        try:
+            self.flush_counts()
+            if not self._sweeps:
+                return None
+            self.sweep()
+        except StoreUnavailable:
+            if self.is_closed:  # while it swept
+                return None
+            raise
         dues = [due for tube in self._open_all() if (due := tube.next_due_ms()) is not None]
         return (min(dues) - self.clock.now_ms()) / 1000 if dues else None
 

@@ -20,6 +20,10 @@ FLOOR = 1.0
 """Seconds between two looks at what other processes may have left to do."""
 
 log = logging.getLogger("tubes.sweeper")
+scheduler_log = logging.getLogger("tubes.sweeper.scheduler")
+scheduler_log.setLevel(
+    logging.ERROR
+)  # it warns of every turn that a long sweep makes it skip; the next one does it
 
 
 class Sweeper:
@@ -49,7 +53,7 @@ class Sweeper:
 
     def _start(self, when: datetime) -> None:
         self._scheduler = BackgroundScheduler(
-            timezone=UTC, executors={"default": ThreadPoolExecutor(1)}, daemon=True
+            timezone=UTC, executors={"default": ThreadPoolExecutor(1)}, daemon=True, logger=scheduler_log
         )
         self._scheduler.add_job(
             self._run,

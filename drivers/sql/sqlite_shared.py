@@ -2,7 +2,8 @@
 
 The lock file lies beside the database (``tasks.db-tubes``; other namespaces have their own). Each connection holds a
 POSIX lock on one byte of it for as long as its process lives: that is its proof of life, gone at once with the
-process, also while a forked child lives on. Closing any descriptor of that file would drop all locks of this process, so it is opened once.
+process, also while a forked child lives on. Closing any descriptor of that file would drop all locks of this process,
+so it is opened once.
 
 The bell is how a commit reaches consumers that wait in other processes: they arm it (a byte of the lock file,
 mapped into memory) and sleep on an inotify watch; whoever commits something takeable and finds it armed rings,

@@ -30,6 +30,9 @@ Row = tuple[Any, ...]
 MOST_AT_ONCE = 64
 """Works that share one commit at most."""
 
+LOOKS_FOR_COMPANY, LOOK_FOR_COMPANY = 4, 0.00003
+"""How often, and for how many seconds each time, a leader looks for those who shared the last commit."""
+
 FIRST_NAP, LONGEST_NAP = 0.0005, 0.004
 """Seconds that a thread sleeps while another is at the writer, where commits are not shared."""
 
@@ -170,6 +173,7 @@ class SqliteWriter:
         self._turn = threading.Lock()
         self._line: deque[_Member] = deque()
         self._holder = 0
+        self._company = 0
         self._tx = SqliteTx(self, db)
         self.is_inherited = False
         """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
@@ -182,6 +186,8 @@ class SqliteWriter:
             if self._shares_commits:
                 return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
             self._snatch_turn()
+        if self._company:
+            self._await_company()
         if self._line:
             return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
         return self._alone(work, on_commit)
@@ -322,6 +328,14 @@ class SqliteWriter:
             if member.leads:
                 self._give_up_turn()
 
+    def _await_company(self) -> None:
+        """Give those who shared the last commit a moment to come back: less than the fsync it saves them."""
+        for _ in range(LOOKS_FOR_COMPANY):
+            if len(self._line) >= self._company:
+                return
+            pause(LOOK_FOR_COMPANY)
+        self._company = len(self._line)
+
     def _give_up_turn(self) -> None:
         """Let go of the writer, and tell the first in line.
 
@@ -374,6 +388,7 @@ class SqliteWriter:
             self._roll_back()
         try:
             self._settle(batch, failure)
+            self._company = len(batch) - 1
         finally:
             for other in batch:
                 other.is_settled = True
