@@ -611,6 +611,9 @@ def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None
 
 def main() -> None:
     """Run the command line and exit."""
+    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
+    logging.basicConfig(level=logging.WARNING, handlers=[Told()])
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -618,9 +621,6 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; every error becomes one line on stderr."""
     place.url, place.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
     keep_secret(place.url)
-    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
-    logging.basicConfig(format="tubes: %(message)s", level=logging.WARNING)
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         status = cli.main(list(arguments), prog_name="tubes", standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -645,6 +645,14 @@ def status_of(error: tubes.TubeError) -> int:
     if isinstance(error, tubes.StoreError):
         return UNAVAILABLE
     return USAGE if isinstance(error, (tubes.BadOption, tubes.UnknownDriver)) else REFUSED
+
+
+class Told(logging.Handler):
+    """What is logged, as a line for a person."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        say(record.getMessage() + (f" ({error})" if error is not None else ""))
 
 
 def _terminate(number: int, frame: object) -> None:

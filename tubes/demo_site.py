@@ -134,6 +134,7 @@ class Site:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._servers: list[Host] = []
         self._hosts: list[str] = []
         self._pages: dict[str, str] = {}
         self._links: dict[str, set[str]] = {}
@@ -156,8 +157,15 @@ class Site:
         self._at_once = dict.fromkeys(self._hosts, 0)
         self._pages = {self._address(name): name for name in (*self._library.modules, *self._library.classes)}
         for server in servers:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        self._servers = servers
         return [f"http://{host}/" for host in self._hosts]
+
+    def stop(self) -> None:
+        """Stop serving."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
 
     # Pages
 

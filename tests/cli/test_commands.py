@@ -1,0 +1,237 @@
+"""Each command: what it prints, what it changes, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tubes
+from tubes.cli import REFUSED, UNAVAILABLE, USAGE, cli, run
+
+from .conftest import Shell, values
+
+
+@dataclass
+class Said:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def tubes_(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command in this process, on a store of its own: fast, and all but signals and pipes are real."""
+    monkeypatch.setenv("TUBES_URL", f"sqlite:///{tmp_path}/q.db")
+    monkeypatch.delenv("TUBES_SESSION", raising=False)
+
+    def command(*arguments: str) -> Said:
+        status = run(arguments)
+        return Said(status, *capfd.readouterr())
+
+    return command
+
+
+def test_the_installed_command_lists_its_commands_and_examples(shell: Shell) -> None:
+    helped = shell.run("--help")
+    assert helped.returncode == 0
+    text = helped.stdout.decode()
+    for name in ("create", "ls", "put", "take", "ack", "kick", "stats", "migrate", "demo"):
+        assert f"\n  {name} " in text
+    assert "tubes take jobs --ack" in text
+    assert "Exit status:" in text
+
+
+@pytest.mark.parametrize("name", list(cli.commands))
+def test_every_command_has_help(name: str, tubes_: Command) -> None:
+    said = tubes_(name, "--help")
+    assert said.status == 0
+    assert said.out.startswith(f"Usage: tubes {name} [OPTIONS]")
+    assert "--url URL" in said.out
+
+
+def test_a_tube_is_created_with_its_options(tubes_: Command) -> None:
+    said = tubes_("create", "sites", "utubettl", "--ttl", "60", "--ttr", "5.5", "--pri", "3", "--json")
+    assert said.status == 0
+    options = {"ttl_ms": 60000, "ttr_ms": 5500, "pri": 3}
+    assert said.json() == {"name": "sites", "type": "utubettl", "options": options}
+    assert tubes_("create", "sites", "utubettl").status == REFUSED
+    assert tubes_("create", "sites", "utubettl", "--if-not-exists").status == 0
+    assert tubes_("create", "sites", "fifo", "--if-not-exists").status == REFUSED
+
+
+def test_the_store_may_be_named_before_or_after_the_command(tubes_: Command, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert tubes_("--url", other, "create", "here").status == 0
+    assert [tube["name"] for tube in values(tubes_("ls", "--url", other, "--json").out.encode())] == ["here"]
+    assert tubes_("ls", "--json").out == ""
+    assert tubes_("ls", "--url", other, "--namespace", "mine", "--json").out == ""
+
+
+def test_put_prints_the_id_or_the_task(tubes_: Command) -> None:
+    tubes_("create", "sites", "utubettl")
+    id = int(tubes_("put", "sites", '{"a": 1}').out)
+    task = tubes_(
+        "put", "sites", '"x"', "--utube", "h", "--pri", "2", "--ttl", "9", "--delay", "5", "--json"
+    ).json()
+    assert task["id"] > id
+    assert (task["data"], task["state"], task["utube"], task["pri"]) == ("x", "delayed", "h", 2)
+    assert task["ttl"] == 14
+
+
+def test_ls_shows_tubes_and_tasks(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    for data in ('"one"', '"two"'):
+        tubes_("put", "jobs", data)
+    tubes_("bury", "jobs", "1")
+    assert {"jobs", "fifo"} <= set(tubes_("ls").out.split())
+    assert '"one"' in tubes_("ls", "jobs", "--state", "buried").out
+    assert [task["data"] for task in values(tubes_("ls", "jobs", "--json").out.encode())] == ["one", "two"]
+    tube = tubes_("ls", "--json").json()
+    assert (tube["tasks"]["ready"], tube["tasks"]["buried"]) == (1, 1)
+
+
+def test_ls_shows_a_tube_whose_type_is_not_registered_here(tubes_: Command, tmp_path: Path) -> None:
+    tubes_("create", "jobs")
+    with sqlite3.connect(tmp_path / "q.db") as db:
+        db.execute("UPDATE tubes_tube SET type = 'foreign'")
+    db.close()
+    assert "foreign (not registered here)" in tubes_("ls").out
+    assert tubes_("ls", "--json").json()["tasks"] is None
+    assert tubes_("put", "jobs", "1").status == USAGE
+
+
+def test_stats_are_tarantools(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "1")
+    assert tubes_("stats", "jobs", "--json").json()["tasks"]["ready"] == 1
+    assert tubes_("stats", "--json").json()["jobs"]["calls"]["put"] == 1
+    shown = tubes_("stats").out
+    assert "ready" in shown and "put" in shown
+
+
+def test_bury_kick_peek_and_delete_ask_for_no_session(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "1")
+    assert tubes_("bury", "jobs", "1", "--json").json()["state"] == "buried"
+    assert tubes_("kick", "jobs", "5").out == "1\n"
+    assert tubes_("kick", "jobs", "--json").json() == {"kicked": 0}
+    assert tubes_("peek", "jobs", "1", "--json").json()["state"] == "ready"
+    assert tubes_("delete", "jobs", "1").status == 0
+    assert tubes_("peek", "jobs", "1").status == REFUSED
+
+
+def test_release_and_touch_need_the_session_that_took(tubes_: Command) -> None:
+    tubes_("create", "jobs", "fifottl", "--ttl", "600", "--ttr", "60")
+    tubes_("put", "jobs", "1")
+    session = tubes_("take", "jobs").json()["session"]
+    assert tubes_("release", "jobs", "1").status == USAGE
+    touched = tubes_("touch", "jobs", "1", "--by", "30", "--session", session, "--json").json()
+    assert touched["ttr"] == 90
+    said = tubes_("release", "jobs", "7", "1", "--session", session, "--delay", "5", "--json")
+    assert said.status == REFUSED
+    assert "task 7" in said.err
+    assert said.json()["state"] == "delayed"
+
+
+def test_drop_refuses_while_tasks_are_taken(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "1")
+    tubes_("take", "jobs")
+    refused = tubes_("drop", "jobs")
+    assert refused.status == REFUSED
+    assert "1 of its tasks are taken" in refused.err
+    tubes_("delete", "jobs", "1")
+    assert tubes_("drop", "jobs").status == 0
+    assert tubes_("ls", "--json").out == ""
+
+
+def test_migrate_prints_sql_that_makes_the_tables(tubes_: Command, tmp_path: Path) -> None:
+    sql = tubes_("migrate", "--sql", "--namespace", "mine").out
+    assert not (tmp_path / "q.db").exists()
+    db = sqlite3.connect(tmp_path / "q.db")
+    db.executescript(sql)
+    db.close()
+    with tubes.connect(f"sqlite:///{tmp_path}/q.db", namespace="mine", migrate=False) as queue:
+        assert queue.tubes() == []
+
+
+def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
+    assert tubes_("migrate").status == 0
+    tubes.connect(f"sqlite:///{tmp_path}/q.db", migrate=False).close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["put", "jbos", "1"], REFUSED, "did you mean 'jobs'?"),
+        (["create", "x", "fifoo"], USAGE, "did you mean 'fifo'?"),
+        (["create", "x", "fifo", "--ttl", "3"], USAGE, "does not support 'ttl'"),
+        (["create", "1x"], USAGE, "bad tube name '1x'"),
+        (["put", "jobs", "{bad"], USAGE, "Expecting property name"),
+        (["put", "jobs", "NaN"], USAGE, "not a finite number"),
+        (["put", "jobs", "1", "--delay", "3"], USAGE, "does not support 'delay'"),
+        (["putt", "jobs", "1"], USAGE, "did you mean 'put'?"),
+        (["take", "jobs", "--session", "me"], USAGE, "a session is a UUID"),
+        (["take", "jobs", "--session", "00000000-0000-4000-8000-000000000000"], REFUSED, "unknown"),
+        (["take", "jobs", "--count", "0"], USAGE, "--count"),
+        (["ack", "jobs", "1"], USAGE, "--session"),
+        (["delete", "jobs", "99"], REFUSED, "no task 99"),
+        (["--url", "nonsense", "ls"], USAGE, "sqlite:///tasks.db"),
+        (["--url", "nosql://x", "ls"], USAGE, "there are: sqlite"),
+        (["--url", "sqlite:////nowhere/at/all.db", "ls"], UNAVAILABLE, "/nowhere/at/all.db"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_one_clear_line(
+    arguments: list[str], status: int, told: str, tubes_: Command
+) -> None:
+    tubes_("create", "jobs")
+    said = tubes_(*arguments)
+    assert said.status == status
+    assert told in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+    assert values(tubes_("ls", "--json").out.encode())[0]["tasks"]["total"] == 0
+
+
+def test_a_file_that_is_no_database_is_told(tubes_: Command, tmp_path: Path) -> None:
+    (tmp_path / "q.db").write_bytes(b"something else entirely" * 100)
+    said = tubes_("ls")
+    assert said.status == UNAVAILABLE
+    assert "q.db" in said.err and len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://me:s3%40cret@host/x", "nosql://me:s3%40cret@host/x", "me:s3%40cret@[host"]
+)
+def test_a_password_is_never_printed(url: str, tubes_: Command) -> None:
+    said = tubes_("--url", url, "ls")
+    assert said.status == USAGE
+    assert "cret" not in said.err + said.out
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None:
+    said = shell.run("create", "short", "fifottl", "--ttl", "5")
+    assert said.returncode == 0
+    assert said.stderr.startswith(b"tubes: warning: tube 'short' has a ttl and no ttr")
+    assert said.stderr.count(b"\n") == 1
+
+
+def test_a_table_is_as_wide_as_it_must_be_when_it_goes_to_a_file(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", json.dumps("x" * 50))
+    assert f'"{"x" * 50}"' in tubes_("ls", "jobs").out

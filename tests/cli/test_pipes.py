@@ -1,0 +1,206 @@
+"""``tubes put`` and ``tubes take`` in pipes: streams, bad lines, signals, readers that go away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+import tubes
+from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, USAGE
+
+from .conftest import Shell, values
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for other processes, not for ever."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "this never came to be"
+        time.sleep(0.01)
+
+
+def count(tube: tubes.Tube, state: str) -> int:
+    return tube.statistics()["tasks"][state]
+
+
+def answer_one(process: subprocess.Popen[bytes], tube: tubes.Tube) -> None:
+    """Wait until another process has taken and acked a first task: it is there, and waits for the next."""
+    assert process.stdout is not None
+    tube.put("first")
+    assert json.loads(process.stdout.readline())["data"] == "first"
+    until(lambda: count(tube, "total") == 0)
+
+
+def test_what_is_put_through_a_pipe_is_taken_through_a_pipe(shell: Shell, jobs: tubes.Tube) -> None:
+    sent = [{"n": n, "text": "wörld \u2028 ☃", "deep": [None, True, 1.5, 10**30]} for n in range(1000)]
+    lines = "\n".join(json.dumps(value, ensure_ascii=n % 2 == 0) for n, value in enumerate(sent))
+    put = shell.run("put", "jobs", input=lines.encode())
+    assert (put.returncode, put.stdout, put.stderr) == (0, b"", b"")
+    taken = shell.run("take", "jobs", "--ack", "--all", "--timeout", "0")
+    assert (taken.returncode, taken.stderr) == (0, b"")
+    assert [task["data"] for task in values(taken.stdout)] == sent
+    assert count(jobs, "total") == 0
+
+
+def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell, jobs: tubes.Tube) -> None:
+    put = shell.run("put", "jobs", input=b'1\n\n{"a": \nNaN\n"\xff"\n[1e999]\n2\n"\\ud800"')
+    assert put.returncode == BAD_INPUT
+    told = put.stderr.decode().splitlines()
+    assert {line.split(":")[1].strip() for line in told} == {
+        "line 3",
+        "line 4",
+        "line 5",
+        "line 6",
+        "3 tasks were put, 4 lines were bad",
+    }
+    assert [task.data for task in jobs.tasks("r")] == [1, 2, "\ud800"]
+
+
+def test_a_line_is_stored_when_it_has_come_not_when_the_input_ends(shell: Shell, jobs: tubes.Tube) -> None:
+    process = shell.start("put", "jobs", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b'"now"\n"not y')
+    process.stdin.flush()
+    task = jobs.take(timeout=20)
+    assert task is not None and task.data == "now"
+    process.stdin.write(b'et"')
+    process.stdin.close()
+    assert process.wait(20) == 0
+    assert [task.data for task in jobs.tasks("r")] == ["not yet"]
+
+
+def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
+    with shell.connect() as queue:
+        queue.create_tube("few", "limfifottl", capacity=3)
+        put = shell.run("put", "few", "--json", input=b"1\n2\n3\n4\n5\n")
+        assert put.returncode == REFUSED
+        assert [task["data"] for task in values(put.stdout)] == [1, 2, 3]
+        assert b"3 tasks were put; line 4" in put.stderr
+        assert b"'few' is full" in put.stderr
+
+
+def test_bytes_go_in_and_come_out_as_base64(shell: Shell, jobs: tubes.Tube) -> None:
+    put = shell.run("put", "jobs", "--bytes", input=b"AP8=\nnot base64\naGVsbG8=\n")
+    assert put.returncode == BAD_INPUT
+    assert b"line 2: not base64" in put.stderr
+    assert [task.data for task in jobs.tasks("r")] == [b"\x00\xff", b"hello"]
+    taken = values(shell.run("take", "jobs", "--ack", "--count", "2").stdout)
+    assert [task["bytes"] for task in taken] == ["AP8=", "aGVsbG8="]
+    assert not any("data" in task for task in taken)
+
+
+def test_take_without_ack_keeps_the_task_for_a_session_that_other_commands_can_join(
+    shell: Shell, jobs: tubes.Tube
+) -> None:
+    jobs.put_many(["a", "b"])
+    first = values(shell.run("take", "jobs", "--session-ttr", "600").stdout)[0]
+    second = values(shell.run("take", "jobs", "--session", first["session"]).stdout)[0]
+    assert second["session"] == first["session"]
+    assert count(jobs, "taken") == 2
+    acked = shell.run("ack", "jobs", "--session", first["session"], str(first["id"]), str(second["id"]))
+    assert (acked.returncode, acked.stderr) == (0, b"")
+    assert count(jobs, "total") == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)], ids=["TERM", "INT"]
+)
+def test_a_signal_ends_a_waiting_take_at_once_and_loses_nothing(
+    number: signal.Signals, status: int, shell: Shell
+) -> None:
+    with shell.connect() as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        process = shell.start(
+            "take", "jobs", "--ack", "--all", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        answer_one(process, jobs)
+        begun = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(20) == status
+        assert time.monotonic() - begun < 5
+        assert process.stderr is not None and process.stderr.read().strip() == b""
+        jobs.put("second")
+        task = jobs.take(timeout=0)
+        assert task is not None and task.data == "second"
+
+
+def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jobs: tubes.Tube) -> None:
+    """Its reader reads nothing, so that it is stuck in the middle of a task too large for the pipe."""
+    jobs.put("small")
+    jobs.put("x" * 1_000_000)
+    jobs.put("last")
+    command = ("take", "jobs", "--count", "3", "--session-ttr", "600", "--ack")
+    process = shell.start(*command, stdout=subprocess.PIPE)
+    until(lambda: count(jobs, "taken") == 3)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["data"] == "small"
+    assert os.read(process.stdout.fileno(), 10)
+    process.terminate()
+    assert process.wait(20) == TERMINATED
+    assert [str(task.data)[0] for task in jobs.tasks("r")] == ["x", "l"]
+    assert count(jobs, "total") == 2
+
+
+def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) -> None:
+    """Its reader reads too late: the task is back in the tube, and the ack of it must not pass for one."""
+    with shell.connect() as queue:
+        jobs = queue.create_tube("jobs", "fifottl")
+        jobs.put("x" * 1_000_000, ttr=0.1)
+        process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        until(lambda: jobs.statistics()["calls"]["ttr"] == 1)
+        assert process.stdout is not None and process.stderr is not None
+        assert len(json.loads(process.stdout.read())["data"]) == 1_000_000
+        assert b"was printed, but its ttl or ttr was over" in process.stderr.read()
+        assert process.wait(20) == REFUSED
+        assert count(jobs, "ready") == 1
+
+
+def test_a_reader_that_goes_away_gets_no_more_and_the_rest_stays(shell: Shell, jobs: tubes.Tube) -> None:
+    jobs.put_many("x" * 1000 for _ in range(1000))
+    process = shell.start(
+        "take", "jobs", "--ack", "--all", "--timeout", "0", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == CLOSED
+    assert process.stderr.read() == b""
+    left = count(jobs, "ready")
+    assert 800 < left < 1000
+    assert count(jobs, "total") == left
+
+
+def test_nothing_taken_is_a_status_of_its_own(shell: Shell, jobs: tubes.Tube) -> None:
+    taken = shell.run("take", "jobs", "--ack", "--timeout", "0.01")
+    assert (taken.returncode, taken.stdout, taken.stderr) == (REFUSED, b"", b"")
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(shell: Shell, jobs: tubes.Tube) -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    with subprocess.Popen(
+        shell.command("put", "jobs"),
+        env={**shell.environment, "TERM": "xterm"},
+        stdin=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        process.communicate(b"1\n2\n", timeout=20)
+    drawn = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "put" in drawn and "\x1b[" in drawn
+    assert shell.run("put", "jobs", input=b"3").stderr == b""
+
+
+def test_a_misspelt_option_is_refused_with_a_suggestion(shell: Shell, jobs: tubes.Tube) -> None:
+    refused = shell.run("take", "jobs", "--timeuot", "3")
+    assert refused.returncode == USAGE
+    assert b"--timeout" in refused.stderr
+    assert b"Traceback" not in refused.stderr

@@ -1,0 +1,98 @@
+"""``tubes demo`` on a small site: it holds with a utube, and fails when politeness is broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tubes.demo import Outcome
+from tubes.demo_show import table_of
+
+TUBES = str(Path(sys.executable).with_name("tubes"))
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TUBES, "demo", "--pages", "150", *arguments], capture_output=True, text=True, timeout=100
+    )
+
+
+def test_a_polite_crawl_loses_nothing_although_a_worker_is_killed() -> None:
+    done = demo("--workers", "3", "--hosts", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {line[:42].strip(): line[42:].split() for line in done.stdout.splitlines() if line.strip()}
+    assert rows["pages fetched"][0] == rows["pages fetched"][1].strip(",")
+    assert int(rows["pages fetched"][0]) > 100
+    assert rows["hosts"] == ["3"]
+    assert rows["most requests in flight per host"] == ["1", "1", "yes"]
+    assert int(rows["most hosts busy at once"][0]) >= 2
+    assert rows["tasks lost"] == ["0", "0", "yes"]
+    assert int(rows["tasks run again after the kill"][0]) >= 1
+    assert "(SIGKILL)" in done.stderr
+
+
+def test_the_same_crawl_on_a_fifo_fails_because_hosts_got_two_requests_at_once() -> None:
+    done = demo("--type", "fifo", "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    assert outcome["most_per_host"] >= 2
+    broken = [promise for promise, holds in outcome["checks"].items() if not holds]
+    assert broken == ["no host had two requests at once"]
+    assert outcome["ok"] is False
+
+
+GOOD = Outcome(
+    type="utube",
+    workers=4,
+    hosts=4,
+    pages=100,
+    fetched=100,
+    seconds=2.0,
+    most_per_host=1,
+    most_hosts_busy=4,
+    missed=0,
+    left=0,
+    killed=1,
+    rerun=1,
+    failed=(),
+)
+
+
+def test_a_good_outcome_is_ok() -> None:
+    assert GOOD.ok
+    assert GOOD.per_second == 50
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"fetched": 99, "missed": 1},
+        {"missed": 1},
+        {"left": 1},
+        {"most_per_host": 2},
+        {"most_per_host": 0},
+        {"most_hosts_busy": 1},
+        {"killed": 0},
+        {"rerun": 0},
+        {"failed": ["exit status 1"]},
+    ],
+    ids=str,
+)
+def test_an_outcome_is_not_ok_when_one_thing_is_wrong(bad: dict[str, Any]) -> None:
+    outcome = replace(GOOD, **bad)
+    assert not outcome.ok
+    assert [holds for holds in outcome.checks().values()].count(False) == 1
+    assert outcome.as_json()["ok"] is False
+
+
+def test_the_table_has_a_row_for_everything_that_must_hold() -> None:
+    good, bad = table_of(GOOD), table_of(replace(GOOD, most_per_host=3))
+    marks = [list(table.columns[3].cells) for table in (good, bad)]
+    assert marks[0].count("[red]NO[/red]") == 0
+    assert marks[1].count("[red]NO[/red]") == 1

@@ -1,0 +1,111 @@
+"""The demo's web site counts for itself what it is asked for."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tubes.demo_site import Library, Site
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(40)
+
+
+@pytest.fixture
+def site(library: Library) -> Iterator[tuple[Site, list[str]]]:
+    site = Site(library)
+    yield site, site.start(2)
+    site.stop()
+
+
+@contextmanager
+def asking(url: str, process: int | None = None) -> Iterator[socket.socket]:
+    """A request that is sent, and whose answer is not read."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    with socket.create_connection((parts.hostname, parts.port or 80), timeout=20) as connection:
+        agent = f"User-Agent: test (process {process})\r\n" if process else ""
+        connection.sendall(f"GET {parts.path} HTTP/1.0\r\n{agent}\r\n".encode())
+        yield connection
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "this never came to be"
+        time.sleep(0.005)
+
+
+def read(url: str) -> str:
+    with urlopen(Request(url), timeout=20) as page:
+        return str(page.read().decode())
+
+
+def test_every_page_is_pydocs_and_leads_to_pages_that_are_there(site: tuple[Site, list[str]]) -> None:
+    served, _ = site
+    reachable = served.reachable()
+    assert len(reachable) == 42
+    for url in sorted(reachable):
+        page = read(url)
+        assert "<title>Python: " in page
+        links = {link.partition("#")[0] for link in re.findall(r'href="(http://127[^"]*)"', page)}
+        assert links <= reachable
+    report = served.last_report()
+    assert (report["fetched"], report["reachable"], report["missed"]) == (42, 42, 0)
+    assert report["requests"] == 42
+    assert set(report["at_once"].values()) == {1}
+
+
+def test_pages_that_nobody_fetched_are_missed(site: tuple[Site, list[str]]) -> None:
+    served, seeds = site
+    read(seeds[0])
+    assert served.last_report()["missed"] == 41
+
+
+def test_two_requests_at_once_are_counted_as_two_on_their_host_alone(site: tuple[Site, list[str]]) -> None:
+    served, (first, second) = site
+    served.hold_next()
+    with asking(first, process=4711):
+        until(lambda: served.report().held_for == 4711)
+        read(first)
+        read(second)
+    report = served.report()
+    assert list(report.at_once.values()) == [2, 1]
+    assert report.busy == 2
+
+
+def test_the_request_of_a_client_that_is_gone_is_over(site: tuple[Site, list[str]]) -> None:
+    """The next request of the same page is alone, however soon it comes, and counts as the page's second."""
+    served, (first, _) = site
+    served.hold_next()
+    with asking(first, process=4711):
+        until(lambda: served.report().held_for == 4711)
+    read(first)
+    until(lambda: served.report().fetched == 1)
+    report = served.report()
+    assert list(report.at_once.values()) == [1, 0]
+    assert (report.requests, report.again) == (2, 1)
+
+
+def test_a_page_that_is_not_there_is_not_fetched(site: tuple[Site, list[str]]) -> None:
+    served, (first, _) = site
+    with asking(f"{first}nothing.html") as connection:
+        assert b" 404 " in connection.recv(1000)
+    assert served.report().fetched == 0
+
+
+def test_an_answer_ends_after_it_was_counted_out(site: tuple[Site, list[str]]) -> None:
+    """Whoever has the whole page may ask for the next at once: their requests never overlap."""
+    served, (first, _) = site
+    for _ in range(300):
+        read(first)
+    assert list(served.report().at_once.values()) == [1, 0]
