@@ -289,7 +289,8 @@ class Tube:
             kept[:] = [driver.normalize_task(raw) for event, raw, _ in changes if event is Event.TAKE]
             return [*acked, *changes] if acks else changes
 
-        queue.look_for_the_dead()
+        if unit is None:
+            queue.look_for_the_dead()
         changes = self._run(step, unit)
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
