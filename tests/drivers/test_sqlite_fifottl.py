@@ -1,0 +1,7 @@
+"""The type fifottl on a SQLite file."""
+
+from tubes.testing import ConformanceKit
+
+
+class TestSqliteFifottl(ConformanceKit):
+    type = "fifottl"

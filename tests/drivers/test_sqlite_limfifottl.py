@@ -1,0 +1,7 @@
+"""The type limfifottl on a SQLite file."""
+
+from tubes.testing import ConformanceKit
+
+
+class TestSqliteLimfifottl(ConformanceKit):
+    type = "limfifottl"

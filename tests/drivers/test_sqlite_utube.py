@@ -1,0 +1,7 @@
+"""The type utube on a SQLite file."""
+
+from tubes.testing import ConformanceKit
+
+
+class TestSqliteUtube(ConformanceKit):
+    type = "utube"

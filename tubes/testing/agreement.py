@@ -1,0 +1,41 @@
+"""The suite of one test: random sequences of everything, against the model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tubes.queue import Queue
+from tubes.testing.clock import FakeClock
+from tubes.testing.machine import Bench, machine_for
+from tubes.testing.suite import Suite
+
+EXAMPLES = "TUBES_KIT_EXAMPLES"
+"""Environment variable: how many sequences to try; the default is for every day, thousands are for a soak."""
+
+
+class Agreement(Suite):
+    """Results, errors, events, tasks and statistics are the model's after every step."""
+
+    def machine_settings(self) -> settings:
+        """How long the machine runs."""
+        return settings(
+            max_examples=int(os.environ.get(EXAMPLES, "25")),
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+
+    def die(self, queue: Queue) -> None:
+        """End a connection without a word, as a SIGKILL would: the store lets go of everything."""
+        queue.store.close()
+
+    def test_a_tube_agrees_with_the_model_after_every_step(self, store_url: str) -> None:
+        def open_queue(clock: FakeClock, **options: Any) -> Queue:
+            return self.connect(store_url, clock, **options)
+
+        bench = Bench(self.type, self.features, self.order, open_queue, self.shared, self.die)
+        run_state_machine_as_test(machine_for(bench), settings=self.machine_settings())

@@ -1,0 +1,315 @@
+"""The suite of the verbs: what each returns, refuses and leaves behind, where nobody else is involved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tubes.driver import TubeType, check_driver
+from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeBusy, TubeExists
+from tubes.queue import Queue
+from tubes.registry import find_driver
+from tubes.task import State
+from tubes.testing.suite import MakeTube, Suite, ids, take, take_all
+from tubes.tube import Tube
+
+PAYLOADS = [
+    None, True, 0, -1, 2**53 + 1, 2**70, 0.1, -1e300, "", "text", "ä\0\U0001f40d", [], [1, [2, [3]]], {},
+    {"a": {"b": [None, False]}}, b"", b"\0\xff bytes", "x" * 100_000,
+]  # fmt: skip
+
+
+class Api(Suite):
+    """What every type does."""
+
+    def test_a_driver_has_all_of_the_api(self, tube: Tube) -> None:
+        check_driver(tube.driver)
+        assert tube.features == self.features
+
+    def test_a_put_task_is_ready_and_as_it_was_put(self, tube: Tube) -> None:
+        task = tube.put({"n": 1})
+        assert (task.tube, task.state, task.data) == (tube.name, State.READY, {"n": 1})
+        assert (task.pri, task.utube, task.attempts, task.owner, task.token) == (0, None, 0, None, None)
+        assert task.created_at == task.updated_at and task.created_at.utcoffset() == timedelta(0)
+        assert tube.peek(task.id) == task
+
+    @pytest.mark.parametrize("data", PAYLOADS, ids=lambda data: f"{type(data).__name__}-{str(data)[:8]!a}")
+    def test_a_payload_comes_back_as_it_went_in(self, tube: Tube, data: Any) -> None:
+        put = tube.put(data)
+        seen = [put, tube.peek(put.id), *tube.tasks(State.READY), task := take(tube), tube.ack(task)]
+        for each in seen:
+            assert each.data == data and type(each.data) is type(data)
+
+    def test_a_batch_carries_every_kind_of_payload(self, tube: Tube) -> None:
+        tasks = tube.put_many(PAYLOADS)
+        assert [task.data for task in tasks] == PAYLOADS
+        assert [tube.peek(task.id).data for task in tasks] == PAYLOADS
+
+    @pytest.mark.parametrize("data", [{1, 2}, object(), float("nan"), [b"inside"], {1: "key"}], ids=str)
+    def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(
+        self, tube: Tube, data: Any
+    ) -> None:
+        with pytest.raises(TypeError):
+            tube.put(data)
+        with pytest.raises(TypeError):
+            tube.put_many([1, data])
+        assert tube.statistics()["tasks"]["total"] == 0
+
+    def test_a_take_from_an_empty_tube_returns_none(self, tube: Tube) -> None:
+        assert tube.take(0) is None
+        assert tube.take(-1) is None
+        assert tube.take_many(5, 0) == []
+
+    def test_a_taken_task_is_held_by_this_session_and_its_attempt_is_counted(
+        self, queue: Queue, tube: Tube
+    ) -> None:
+        put = tube.put("x")
+        task = take(tube)
+        assert (task.id, task.state, task.data, task.attempts) == (put.id, State.TAKEN, "x", 1)
+        assert task.owner == queue.identify() and task.token is not None
+        assert tube.peek(task.id) == task
+        assert tube.take(0) is None
+
+    def test_an_acked_task_is_done_and_gone(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        done = tube.ack(task)
+        assert (done.id, done.state, done.data) == (task.id, State.DONE, "x")
+        assert (done.owner, done.token, done.due_at) == (None, None, None)
+        with pytest.raises(TaskNotFound):
+            tube.peek(task.id)
+        with pytest.raises(NotTaken):
+            tube.ack(task.id)
+
+    def test_a_released_task_is_ready_and_in_nobodys_hands(self, tube: Tube) -> None:
+        tube.put("x")
+        task = tube.release(take(tube))
+        assert (task.state, task.owner, task.token, task.attempts) == (State.READY, None, None, 1)
+        assert take(tube).attempts == 2
+
+    def test_a_buried_task_is_not_taken_until_it_is_kicked(self, tube: Tube) -> None:
+        task = tube.bury(tube.put("x").id)
+        assert (task.state, task.owner) == (State.BURIED, None)
+        assert tube.take(0) is None
+        assert tube.kick() == 1
+        assert take(tube).id == task.id
+
+    def test_a_taken_task_can_be_buried_and_is_no_longer_held(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        assert tube.bury(task.id).state is State.BURIED
+        with pytest.raises(NotTaken):
+            tube.ack(task.id)
+
+    def test_burying_a_buried_task_is_harmless(self, tube: Tube) -> None:
+        task = tube.bury(tube.put("x").id)
+        assert tube.bury(task.id) == task
+        assert tube.statistics()["calls"]["bury"] == 1
+
+    def test_a_kick_tells_how_many_it_brought_back(self, tube: Tube) -> None:
+        for task in tube.put_many("abc"):
+            tube.bury(task)
+        assert [tube.kick(0), tube.kick(2), tube.kick(2), tube.kick(2)] == [0, 2, 1, 0]
+
+    @pytest.mark.parametrize("how", ["ready", "taken", "buried"])
+    def test_a_task_is_deleted_in_any_state(self, tube: Tube, how: str) -> None:
+        task = tube.put("x")
+        if how == "taken":
+            take(tube)
+        if how == "buried":
+            tube.bury(task)
+        gone = tube.delete(task.id)
+        assert (gone.id, gone.state, gone.data, gone.owner) == (task.id, State.DONE, "x", None)
+        with pytest.raises(TaskNotFound):
+            tube.peek(task.id)
+        assert tube.take(0) is None
+
+    @pytest.mark.parametrize("id", [0, 999, 2**63 - 1])
+    def test_a_task_that_does_not_exist_is_an_error_that_names_it(self, tube: Tube, id: int) -> None:
+        for verb in (tube.peek, tube.bury, tube.delete):
+            with pytest.raises(TaskNotFound, match=str(id)):
+                verb(id)
+        for owned in (tube.ack, tube.release):
+            with pytest.raises(NotTaken, match=str(id)):
+                owned(id)
+        assert tube.ack_many([id]) == []
+
+    @pytest.mark.parametrize("id", ["1", None, 1.5, True, -1, 2**63], ids=repr)
+    def test_what_cannot_be_an_id_is_refused(self, tube: Tube, id: Any) -> None:
+        for verb in (tube.peek, tube.bury, tube.delete, tube.ack, tube.release):
+            with pytest.raises(BadOption, match="id"):
+                verb(id)
+
+    def test_a_task_of_another_tube_is_refused(self, make_tube: MakeTube) -> None:
+        one, other = make_tube("one"), make_tube("other")
+        task = one.put("x")
+        other.put("y")
+        for verb in (other.peek, other.bury, other.delete, other.ack, other.release):
+            with pytest.raises(BadOption, match="other"):
+                verb(task)
+
+    def test_ids_grow_and_are_never_used_again(self, tube: Tube) -> None:
+        last = tube.put("x").id
+        for end in (tube.delete, lambda id: tube.ack(take(tube)), lambda id: tube.truncate()):
+            end(last)
+            task = tube.put("x")
+            assert task.id > last
+            last = task.id
+
+    def test_tasks_of_a_state_come_by_id_and_in_pages(self, tube: Tube) -> None:
+        tasks = tube.put_many(range(7))
+        for task in tasks[1:4]:
+            tube.bury(task)
+        assert ids(tube.tasks(State.BURIED)) == ids(tasks[1:4])
+        assert ids(tube.tasks("r", limit=2)) == [tasks[0].id, tasks[4].id]
+        assert ids(tube.tasks("r", after=tasks[4].id)) == ids(tasks[5:])
+        assert tube.tasks(State.TAKEN) == tube.tasks(State.DELAYED) == tube.tasks(State.DONE) == []
+
+    def test_put_many_returns_what_it_stored_and_nothing_for_nothing(self, tube: Tube) -> None:
+        tasks = tube.put_many(iter("abc"))
+        assert [task.data for task in tasks] == list("abc")
+        assert ids(tasks) == sorted(set(ids(tasks)))
+        assert [tube.peek(task.id) for task in tasks] == tasks
+        assert tube.put_many([]) == []
+
+    def test_ack_many_acks_what_is_held_and_returns_that(self, tube: Tube) -> None:
+        first = tube.put("a")
+        task = take(tube)
+        other = tube.put("b")
+        assert ids(tube.ack_many([task, other.id, 12345])) == [first.id]
+        assert tube.ack_many([task]) == []
+        assert tube.statistics()["tasks"]["total"] == 1
+
+    def test_release_all_returns_how_many(self, tube: Tube) -> None:
+        tasks = tube.put_many("abc", **self.apart(0))
+        taken = tube.take_many(2, 0)
+        assert tube.release_all() == len(taken)
+        assert tube.release_all() == 0
+        assert ids(tube.tasks(State.READY)) == ids(tasks)
+
+    def test_truncate_removes_everything_silently(self, tube: Tube) -> None:
+        tasks = tube.put_many("abc")
+        take(tube)
+        before = tube.statistics()["calls"]
+        assert tube.truncate() == len(tasks)
+        statistics = tube.statistics()
+        assert statistics["tasks"] == dict.fromkeys(statistics["tasks"], 0)
+        assert statistics["calls"] == before
+        assert tube.take(0) is None
+        assert tube.truncate() == 0
+
+    def test_a_truncated_tube_works_on(self, tube: Tube) -> None:
+        tube.put_many("abc")
+        held = take(tube)
+        tube.truncate()
+        with pytest.raises(NotTaken):
+            tube.ack(held)
+        tube.put("x")
+        assert take(tube).data == "x"
+
+    def test_a_drop_is_refused_while_tasks_are_taken(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        with pytest.raises(TubeBusy, match=tube.name):
+            tube.drop()
+        tube.ack(task)
+        tube.drop()
+
+    def test_a_dropped_tube_is_gone_with_its_tasks_and_counts(
+        self, queue: Queue, make_tube: MakeTube
+    ) -> None:
+        tube = make_tube()
+        tube.put("ready")
+        tube.bury(tube.put("buried"))
+        tube.drop()
+        assert tube.name not in queue.tubes()
+        verbs: list[Callable[[], Any]] = [
+            lambda: tube.put("x"), lambda: tube.take(0), lambda: tube.peek(1), lambda: tube.kick(), tube.drop,
+        ]  # fmt: skip
+        for verb in verbs:
+            with pytest.raises(NoSuchTube, match=tube.name):
+                verb()
+        anew = make_tube()
+        assert anew.take(0) is None
+        statistics = anew.statistics()
+        assert statistics["tasks"] == dict.fromkeys(statistics["tasks"], 0)
+        assert statistics["calls"] == dict.fromkeys(statistics["calls"], 0)
+
+    def test_a_tube_is_found_under_its_name(self, queue: Queue, tube: Tube) -> None:
+        assert tube.name in queue.tubes()
+        assert queue.tube[tube.name] is tube is getattr(queue.tube, tube.name)
+        assert tube.type == self.type
+
+    def test_a_name_is_used_once_unless_the_same_is_meant(self, queue: Queue, tube: Tube) -> None:
+        with pytest.raises(TubeExists, match=tube.name):
+            queue.create_tube(tube.name, self.type)
+        assert queue.create_tube(tube.name, self.type, if_not_exists=True) is tube
+
+    def test_an_unknown_option_is_refused_by_name(self, queue: Queue, tube: Tube) -> None:
+        with pytest.raises(BadOption, match="color"):
+            tube.put("x", color="red")  # type: ignore[call-arg]
+        with pytest.raises(BadOption, match="color"):
+            queue.create_tube("other", self.type, color="red")
+        assert tube.statistics()["tasks"]["total"] == 0
+        assert "other" not in queue.tubes()
+
+    def test_every_option_is_known_or_refused_as_not_supported(self, queue: Queue, tube: Tube) -> None:
+        """What the features do not name must not be ignored."""
+        for option, feature in (("ttl", "timed"), ("ttr", "timed"), ("delay", "timed"), ("pri", "priority"),
+                                ("utube", "grouped"), ("timeout", "bounded")):  # fmt: skip
+            options: Any = {option: 1}
+            if getattr(self.features, feature):
+                tube.put("x", **options)
+            else:
+                with pytest.raises(NotSupported, match=option):
+                    tube.put("x", **options)
+
+    def test_statistics_have_tarantools_keys_and_count_what_was_done(self, tube: Tube) -> None:
+        tasks = tube.put_many("abcd")
+        tube.ack(tube.release(take(tube)) and take(tube))
+        for task in tube.tasks(State.READY)[:2]:
+            tube.bury(task)
+        tube.kick()
+        tube.delete(tube.tasks(State.BURIED)[0])
+        statistics = tube.statistics()
+        assert statistics["tasks"] == {
+            "ready": 2, "taken": 0, "buried": 0, "delayed": 0, "total": 2, "done": 2,
+        }  # fmt: skip
+        assert statistics["calls"] == {
+            "put": len(tasks), "take": 2, "ack": 1, "delete": 1, "release": 1, "touch": 0, "bury": 2, "kick": 1,
+            "delay": 0, "ttl": 0, "ttr": 0,
+        }  # fmt: skip
+
+    def test_refused_calls_are_not_counted(self, tube: Tube) -> None:
+        task = tube.put("x")
+        for verb in (tube.ack, tube.release):
+            with pytest.raises(NotTaken):
+                verb(task.id)
+        for verb in (tube.delete, tube.bury):
+            with pytest.raises(TaskNotFound):
+                verb(task.id + 1)
+        tube.take_many(3, 0)
+        assert tube.take(0) is None
+        calls = tube.statistics()["calls"]
+        assert {name: count for name, count in calls.items() if count} == {"put": 1, "take": 1}
+
+    def test_two_tubes_of_a_type_do_not_mix(self, make_tube: MakeTube) -> None:
+        one, other = make_tube("one"), make_tube("other")
+        one.put("in one")
+        assert other.take(0) is None
+        other.put("in other")
+        assert [task.data for task in take_all(one)] == ["in one"]
+        assert [task.data for task in take_all(other)] == ["in other"]
+        one.release_all()
+        assert other.statistics()["tasks"]["taken"] == 1
+        assert one.truncate() == 1
+        assert other.statistics()["tasks"]["total"] == 1
+        with pytest.raises(TaskNotFound):
+            one.peek(other.tasks(State.TAKEN)[0].id)
+
+    def test_a_type_made_of_features_says_what_it_is_for(self, tube: Tube) -> None:
+        definition = find_driver(self.type)
+        assert not isinstance(definition, TubeType) or definition.doc

@@ -1,0 +1,197 @@
+"""The suite of bounds: a full tube refuses or makes wait, and its count of tasks never drifts."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tubes.errors import BadOption, NotSupported, TubeFull
+from tubes.queue import Queue
+from tubes.task import Task
+from tubes.testing.clock import FakeClock
+from tubes.testing.suite import MakeTube, Suite, needs, take, until, without
+from tubes.tube import Tube
+
+
+class Capacity(Suite):
+    """Tasks in every state take room; what is gone takes none."""
+
+    @pytest.fixture
+    def full(self, make_tube: MakeTube) -> Tube:
+        """A tube of three with a ready, a taken and a buried task."""
+        tube = make_tube("full", capacity=3)
+        tube.put("ready", **self.apart(1))
+        tube.put("taken", **self.apart(2))
+        tube.bury(tube.put("buried", **self.apart(3)))
+        take(tube)
+        return tube
+
+    def put_and_wait(
+        self, tube: Tube, clock: FakeClock, **options: Any
+    ) -> tuple[Thread, list[Task | Exception]]:
+        """Begin a put that has to wait."""
+        got: list[Task | Exception] = []
+
+        def put() -> None:
+            try:
+                got.append(tube.put("late", **options))
+            except TubeFull as error:
+                got.append(error)
+
+        thread = Thread(target=put)
+        waiting = clock.waiting
+        thread.start()
+        until(lambda: clock.waiting == waiting + 1)
+        return thread, got
+
+    @needs("bounded")
+    def test_a_put_into_a_full_tube_is_refused_and_nothing_is_stored(self, full: Tube) -> None:
+        before = full.statistics()
+        given: list[dict[str, Any]] = [{}, {"timeout": 0}, {"timeout": -1}]
+        for options in given:
+            with pytest.raises(TubeFull, match="full") as caught:
+                full.put("x", **options)
+            assert (caught.value.tube, caught.value.capacity, caught.value.wanted) == ("full", 3, 1)
+        assert full.statistics() == before
+
+    @needs("bounded")
+    @pytest.mark.parametrize("how", ["ack", "delete", "truncate"])
+    def test_what_goes_makes_room(self, full: Tube, how: str) -> None:
+        if how == "ack":
+            full.ack(full.tasks("t")[0])
+        elif how == "delete":
+            full.delete(full.tasks("!")[0])
+        else:
+            full.truncate()
+        full.put("x")
+        if how != "truncate":
+            with pytest.raises(TubeFull):
+                full.put("y")
+
+    @needs("bounded")
+    def test_what_comes_back_needs_no_room(self, full: Tube) -> None:
+        full.release(full.tasks("t")[0])
+        assert full.kick() == 1
+        with pytest.raises(TubeFull):
+            full.put("x")
+
+    @needs("bounded")
+    def test_room_is_right_after_many_comings_and_goings(self, make_tube: MakeTube) -> None:
+        tube = make_tube(capacity=4)
+        for n in range(12):
+            tube.put(n, **self.apart(n))
+            tube.put(n, **self.apart(n + 100))
+            tube.release(take(tube))
+            tube.ack_many(tube.take_many(1, 0))
+            tube.delete(tube.tasks("r")[0])
+        tube.put_many(range(4))
+        with pytest.raises(TubeFull):
+            tube.put("x")
+
+    @needs("bounded")
+    def test_a_batch_is_stored_whole_or_not_at_all(self, full: Tube) -> None:
+        full.delete(full.tasks("!")[0])
+        with pytest.raises(TubeFull, match="2 more"):
+            full.put_many("ab")
+        assert full.statistics()["tasks"]["total"] == 2
+        full.put_many("a")
+
+    @needs("bounded")
+    def test_a_batch_that_can_never_fit_does_not_wait(self, make_tube: MakeTube) -> None:
+        tube = make_tube(capacity=2)
+        with pytest.raises(TubeFull):
+            tube.put_many("abc", timeout=None)
+
+    @needs("bounded")
+    @pytest.mark.parametrize("options", [{}, {"capacity": 0}], ids=str)
+    def test_without_a_capacity_there_is_no_limit(self, make_tube: MakeTube, options: dict[str, int]) -> None:
+        assert len(make_tube(**options).put_many(range(300))) == 300
+
+    @needs("bounded")
+    def test_a_put_waits_for_room_until_its_timeout(self, full: Tube, clock: FakeClock) -> None:
+        thread, got = self.put_and_wait(full, clock, timeout=5)
+        clock.advance(4.999)
+        assert not got
+        clock.advance(0.001)
+        thread.join(20)
+        assert isinstance(got[0], TubeFull)
+        assert full.statistics()["tasks"]["total"] == 3
+
+    @needs("bounded")
+    @pytest.mark.parametrize("how", ["ack", "delete", "truncate", "ack_many"])
+    def test_a_put_that_waits_is_woken_by_room(self, full: Tube, clock: FakeClock, how: str) -> None:
+        thread, got = self.put_and_wait(full, clock, timeout=None)
+        if how == "ack":
+            full.ack(full.tasks("t")[0])
+        elif how == "ack_many":
+            full.ack_many(full.tasks("t"))
+        elif how == "delete":
+            full.delete(full.tasks("r")[0])
+        else:
+            full.truncate()
+        thread.join(20)
+        assert isinstance(got[0], Task)
+
+    @needs("bounded")
+    def test_putters_that_wait_are_served_in_the_order_in_which_they_came(
+        self, full: Tube, clock: FakeClock
+    ) -> None:
+        first, first_got = self.put_and_wait(full, clock, timeout=None)
+        second, second_got = self.put_and_wait(full, clock, timeout=None)
+        full.ack(full.tasks("t")[0])
+        first.join(20)
+        assert isinstance(first_got[0], Task) and not second_got
+        full.delete(full.tasks("!")[0])
+        second.join(20)
+        assert isinstance(second_got[0], Task)
+
+    @needs("bounded")
+    def test_a_rolled_back_transaction_gives_its_room_back(self, queue: Queue, make_tube: MakeTube) -> None:
+        tube = make_tube(capacity=2)
+        with pytest.raises(RuntimeError), queue.transaction() as unit:
+            tube.put_many("ab", unit=unit)
+            with pytest.raises(TubeFull):
+                tube.put("c", unit=unit)
+            raise RuntimeError
+        tube.put_many("ab")
+
+    @needs("bounded")
+    @pytest.mark.parametrize("capacity", [-1, 1.5, "3", None, True], ids=repr)
+    def test_a_capacity_that_cannot_be_is_refused(self, queue: Queue, capacity: Any) -> None:
+        with pytest.raises(BadOption, match="capacity"):
+            queue.create_tube("bad", self.type, capacity=capacity)
+        assert "bad" not in queue.tubes()
+
+    @needs("bounded", "timed")
+    def test_what_is_over_takes_no_room(self, make_tube: MakeTube, clock: FakeClock) -> None:
+        tube = make_tube(capacity=2)
+        tube.put_many("ab", ttl=1)
+        clock.advance(1)
+        tube.put_many("cd")
+        with pytest.raises(TubeFull):
+            tube.put("e")
+
+    @needs("bounded", "timed")
+    def test_a_put_that_waits_is_woken_when_a_task_is_over(
+        self, make_tube: MakeTube, clock: FakeClock
+    ) -> None:
+        tube = make_tube(capacity=1)
+        tube.put("short", ttl=3)
+        thread, got = self.put_and_wait(tube, clock, timeout=10)
+        clock.advance(3)
+        thread.join(20)
+        assert isinstance(got[0], Task)
+
+    @without("bounded")
+    def test_a_capacity_is_refused_by_a_type_without(self, queue: Queue) -> None:
+        with pytest.raises(NotSupported, match="'capacity'"):
+            queue.create_tube("bounded", self.type, capacity=3)
+        assert "bounded" not in queue.tubes()
+
+    @without("bounded")
+    def test_a_puts_timeout_is_refused_by_a_type_without(self, tube: Tube) -> None:
+        with pytest.raises(NotSupported, match="'timeout'"):
+            tube.put("x", timeout=1)
+        assert tube.statistics()["tasks"]["total"] == 0

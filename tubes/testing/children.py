@@ -1,0 +1,98 @@
+"""Other processes for the kit: what they do, and how a test starts and ends them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tubes.driver import DriverFactory, TubeType
+from tubes.errors import UnknownDriver
+from tubes.queue import connect
+from tubes.registry import find_driver, register_driver
+from tubes.tube import Tube
+
+PATIENCE = 60.0
+_spawn = multiprocessing.get_context("spawn")
+
+Role = Callable[[Tube, "Results"], None]
+
+
+class Results:
+    """What a child tells its parent: a pipe that survives the child."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+
+    def tell(self, what: Any) -> None:
+        self._pipe.send(what)
+
+
+class Child:
+    """One other process on the same store, at real time. Its driver comes along, so it must be importable."""
+
+    def __init__(self, url: str, type: str, settings: dict[str, Any]) -> None:
+        self._url, self._type, self._settings = url, type, settings
+        self._process: Any = None
+        self._pipe, self._theirs = _spawn.Pipe(duplex=False)
+
+    def start(self, role: Role, tube: Tube) -> None:
+        driver = find_driver(self._type)
+        self._process = _spawn.Process(
+            target=_play,
+            args=(role, self._url, tube.name, self._type, driver, self._settings, self._theirs),
+            daemon=True,
+        )
+        self._process.start()
+        self._theirs.close()
+
+    def hear(self) -> Any:
+        """Wait for the next thing that it tells; EOFError when it has ended."""
+        assert self._pipe.poll(PATIENCE), "the child says nothing"
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+    def close(self) -> None:
+        """Make sure that it is gone."""
+        if self._process is not None:
+            self.kill()
+
+
+def take_and_hold(tube: Tube, results: Results) -> None:
+    """Take one task and never finish it."""
+    task = tube.take(PATIENCE)
+    results.tell(None if task is None else task.id)
+    threading.Event().wait()
+
+
+def work_off(tube: Tube, results: Results) -> None:
+    """Take and ack, telling each task, until one says stop."""
+    results.tell("ready")
+    while (task := tube.take(PATIENCE)) is not None:
+        tube.ack(task)
+        if task.data == "stop":
+            break
+        results.tell(task.id)
+    results.tell("stop")
+
+
+def _play(
+    role: Role,
+    url: str,
+    name: str,
+    type: str,
+    driver: TubeType | DriverFactory,
+    settings: dict[str, Any],
+    pipe: Any,
+) -> None:
+    try:
+        find_driver(type)
+    except UnknownDriver:
+        register_driver(type, driver)
+    with connect(url, **settings) as queue:
+        role(queue.tube[name], Results(pipe))

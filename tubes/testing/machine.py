@@ -1,0 +1,485 @@
+"""A Hypothesis state machine: a real tube and the model do the same things, and must agree after every step.
+
+Two sessions use one tube. Time passes, sweeps come or do not, sessions end, die, sleep and are joined again,
+everything is closed and opened again. Compared are results, errors, events, all tasks in full, and statistics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tubes.driver import Features
+from tubes.errors import LeaseLost, NotTaken, TaskNotFound, TubeFull, TubesWarning
+from tubes.queue import Queue
+from tubes.task import STORED, Event, State, Task
+from tubes.testing.clock import FakeClock
+from tubes.testing.model import Model, ModelChange, ModelTask
+from tubes.tube import Tube
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TIMELY = (Event.DELAY, Event.TTL, Event.TTR, Event.RELEASE)
+OPTION_OF = {"pri": "priority", "ttl": "timed", "ttr": "timed", "delay": "timed", "utube": "grouped"}
+
+who = st.integers(0, 1)
+which = st.integers(0, 40)
+halves = st.integers(0, 12).map(lambda half: half / 2)
+lives = st.one_of(st.none(), st.integers(1, 16).map(lambda half: half / 2))
+put_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "pri": st.integers(0, 3),
+        "utube": st.sampled_from([None, "a", "b", "c"]),
+        "ttl": lives,
+        "ttr": lives,
+        "delay": halves,
+    },
+)
+tube_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "pri": st.integers(0, 3),
+        "ttl": lives,
+        "ttr": lives,
+        "capacity": st.integers(0, 4),
+    },
+)
+
+Seen = tuple[Event, int, tuple[Any, ...]]
+"""What can be compared of a change: the event, the task's id, and its fields."""
+
+_names = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a machine runs on: a type, and how to connect to the store."""
+
+    type: str
+    features: Features
+    order: Literal["oldest", "newest"]
+    connect: Callable[..., Queue]
+    shared: bool
+    die: Callable[[Queue], None]
+
+
+class Party:
+    """One connection with its session: its own Queue, Tube and callback."""
+
+    def __init__(self, bench: Bench, clock: FakeClock, grace: float, log: list[tuple[Event, Task]]) -> None:
+        self.queue = bench.connect(clock, session_ttr=grace)
+        self.grace = grace
+        self.log = log
+
+    def open(self, name: str) -> None:
+        self.tube: Tube = self.queue.tube[name]
+        self.tube.add_listener(lambda task, event: self.log.append((event, task)))
+
+    @property
+    def session(self) -> str:
+        return str(self.queue.identify())
+
+
+class TubeMachine(RuleBasedStateMachine):
+    """Subclassed with a ``bench`` by ``machine_for``."""
+
+    bench: Bench
+
+    @initialize(options=tube_options, grace=halves)
+    def begin(self, options: dict[str, Any], grace: float) -> None:
+        features = self.bench.features
+        if not features.bounded:
+            options.pop("capacity", None)
+        options = {name: options[name] for name in options if name == "capacity" or self._knows(name)}
+        self.clock = FakeClock()
+        self.log: list[tuple[Event, Task]] = []
+        self.name = f"machine_{next(_names)}"
+        self.numbers = itertools.count()
+        self.given: list[Task] = []
+        self.last_id = -1
+        self.first = Party(self.bench, self.clock, 0, self.log)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TubesWarning)  # a ttl and no ttr is a case like others here
+            self.first.queue.create_tube(self.name, self.bench.type, **options)
+        self.first.open(self.name)
+        self.second: Party | None = None
+        self.sleeping: Party | None = None
+        if self.bench.shared:
+            self._open_second(grace)
+        self.model = Model(features, self.bench.order, now=self.clock.now_ms(), **_in_ms(options))
+
+    def _knows(self, option: str) -> bool:
+        return bool(getattr(self.bench.features, OPTION_OF[option]))
+
+    def _open_second(self, grace: float) -> Party:
+        self.second = Party(self.bench, self.clock, grace, self.log)
+        self.second.open(self.name)
+        return self.second
+
+    def _party(self, index: int) -> Party:
+        return self.second if index and self.second is not None else self.first
+
+    # Putting and taking
+
+    @rule(who=who, count=st.integers(1, 3), options=put_options)
+    def put(self, who: int, count: int, options: dict[str, Any]) -> None:
+        tube = self._party(who).tube
+        options = {name: value for name, value in options.items() if self._knows(name)}
+        datas = [next(self.numbers) for _ in range(count)]
+        try:
+            tasks = [tube.put(datas[0], **options)] if count == 1 else tube.put_many(datas, **options)
+        except TubeFull:
+            changes = self.model.put(range(count), datas, **_in_ms(options))
+            assert all(change.event is not Event.PUT for change in changes), "the tube had room"
+            self._agree(changes)
+            return
+        ids = [task.id for task in tasks]
+        assert [self.last_id, *ids] == sorted({self.last_id, *ids}), "ids must grow"
+        self.last_id = ids[-1]
+        self.given += tasks
+        self._agree(self.model.put(ids, datas, **_in_ms(options)), tasks)
+
+    @rule(who=who, limit=st.integers(1, 3))
+    def take(self, who: int, limit: int) -> None:
+        party = self._party(who)
+        if limit == 1:
+            task = party.tube.take(0)
+            taken = [] if task is None else [task]
+        else:
+            taken = party.tube.take_many(limit, 0)
+        self.given += taken
+        self._agree(self.model.take(limit, party.session), taken, Event.TAKE)
+
+    @rule(who=who, which=which, by_lease=st.booleans())
+    def ack_and_take(self, who: int, which: int, by_lease: bool) -> None:
+        party, ref = self._party(who), self._ref(which, by_lease)
+        held = self._held(ref, party)
+        if held is None:
+            self._refused(lambda: party.tube.take(0, ack=ref), ref, party)
+        else:
+            task = party.tube.take(0, ack=ref)
+            taken = [] if task is None else [task]
+            self.given += taken
+            self._agree(self.model.take(1, party.session, ack=held), taken, Event.TAKE)
+
+    # Finishing and giving back
+
+    @rule(who=who, which=which, by_lease=st.booleans())
+    def ack(self, who: int, which: int, by_lease: bool) -> None:
+        party, ref = self._party(who), self._ref(which, by_lease)
+        self._by_owner(party, ref, lambda: party.tube.ack(ref), self.model.ack)
+
+    @rule(who=who, which=st.lists(which, max_size=3), by_lease=st.booleans())
+    def ack_many(self, who: int, which: list[int], by_lease: bool) -> None:
+        party = self._party(who)
+        refs = [self._ref(one, by_lease) for one in which]
+        held = {task.id: task for ref in refs if (task := self._held(ref, party)) is not None}
+        acked = party.tube.ack_many(refs)
+        self._agree([change for task in held.values() for change in self.model.ack(task)], acked)
+
+    @rule(who=who, which=which, by_lease=st.booleans(), delay=halves)
+    def release(self, who: int, which: int, by_lease: bool, delay: float) -> None:
+        party, ref = self._party(who), self._ref(which, by_lease)
+        options: dict[str, Any] = {"delay": delay} if self.bench.features.timed else {}
+        self._by_owner(
+            party,
+            ref,
+            lambda: party.tube.release(ref, **options),
+            lambda task: self.model.release(task, **_in_ms(options)),
+        )
+
+    @precondition(lambda self: self.bench.features.timed)
+    @rule(who=who, which=which, by_lease=st.booleans(), delta=st.integers(1, 8))
+    def touch(self, who: int, which: int, by_lease: bool, delta: int) -> None:
+        party, ref = self._party(who), self._ref(which, by_lease)
+        self._by_owner(
+            party,
+            ref,
+            lambda: party.tube.touch(ref, delta),
+            lambda task: self.model.touch(task, delta * 1000),
+        )
+
+    @rule(who=who, which=which, by_lease=st.booleans())
+    def bury(self, who: int, which: int, by_lease: bool) -> None:
+        party, ref = self._party(who), self._ref(which, by_lease)
+        known = self.model.tasks.get(_id(ref))
+        if known is not None and known.state is State.BURIED:
+            assert _fields(party.tube.bury(ref)) == _meant(known)
+            self._agree([])
+        else:
+            self._by_anybody(party, ref, lambda: party.tube.bury(ref), self.model.bury)
+
+    @rule(who=who, which=which, by_lease=st.booleans())
+    def delete(self, who: int, which: int, by_lease: bool) -> None:
+        party, ref = self._party(who), self._ref(which, by_lease)
+        self._by_anybody(party, ref, lambda: party.tube.delete(ref), self.model.delete)
+
+    @rule(who=who, count=st.integers(0, 4))
+    def kick(self, who: int, count: int) -> None:
+        kicked = self._party(who).tube.kick(count)
+        changes = self.model.kick(count)
+        assert kicked == len(changes)
+        self._agree(changes)
+
+    @rule(who=who)
+    def release_all(self, who: int) -> None:
+        released = self._party(who).tube.release_all()
+        changes = self.model.release_all()
+        assert released == len(changes)
+        self._agree(changes)
+
+    @precondition(lambda self: len(self.model.tasks) > 5)
+    @rule(who=who)
+    def truncate(self, who: int) -> None:
+        assert self._party(who).tube.truncate() == self.model.truncate()
+        self._agree([])
+
+    # Transactions
+
+    @rule(who=who, succeeds=st.booleans())
+    def transaction(self, who: int, succeeds: bool) -> None:
+        """Take, ack and put in one transaction: all of it happens, or nothing."""
+        party, data = self._party(who), next(self.numbers)
+        task = created = None
+        try:
+            with party.queue.transaction() as unit:
+                task = party.tube.take(0, unit=unit)
+                if task is not None:
+                    party.tube.ack(task, unit=unit)
+                with_room = task is not None or not self.model.lacks_room_for(1)
+                created = party.tube.put(data, unit=unit) if with_room else None
+                assert not self.log, "an event came before the commit"
+                if not succeeds:
+                    raise _Abandoned
+        except _Abandoned:
+            self._agree([])
+            return
+        changes = self.model.take(1, party.session)
+        if task is not None:
+            changes += self.model.ack(self.model.tasks[task.id])
+        if created is not None:
+            self.last_id = created.id
+            changes += self.model.put([created.id], [data])
+        self._agree(changes)
+
+    # Time, life and death
+
+    @precondition(lambda self: self.bench.features.timed or self.model.ends)
+    @rule(seconds=halves)
+    def advance(self, seconds: float) -> None:
+        """Let time pass. What sessions held that are over by then is given back at once, so sweep there."""
+        self.clock.advance(seconds)
+        self.model.now = self.clock.now_ms()
+        if any(end <= self.model.now for end in self.model.ends.values()):
+            self.sweep(0)
+
+    @rule(who=who)
+    def sweep(self, who: int) -> None:
+        self._party(who).queue.sweep()
+        self._agree(self.model.sweep())
+
+    @precondition(lambda self: self.second is not None)
+    @rule(by_death=st.booleans())
+    def end_second(self, by_death: bool) -> None:
+        """The second connection closes, or is gone without a word. Its session may sleep for its grace."""
+        party = self.second
+        assert party is not None
+        party.tube.statistics()  # what it counted is stored
+        session = party.session
+        if by_death:
+            self.bench.die(party.queue)
+        else:
+            party.queue.close()
+        self.second, self.sleeping = None, party
+        self.left = session
+        self.model.end_session(session, round(party.grace * 1000))
+        if by_death:
+            self.sweep(0)
+        else:
+            self._agree(self.model.rescue())
+
+    @precondition(lambda self: self.bench.shared and self.second is None)
+    @rule(grace=halves, rejoins=st.booleans())
+    def open_second(self, grace: float, rejoins: bool) -> None:
+        """Another connection comes: with a session of its own, or back into the one that sleeps."""
+        party = self._open_second(grace)
+        asleep = self.sleeping
+        if rejoins and asleep is not None and self.model.ends[self.left] > self.model.now:
+            party.queue.identify(self.left)
+            party.grace = asleep.grace
+            del self.model.ends[self.left]
+        self.sleeping = None
+        self._agree([])
+
+    @precondition(lambda self: self.bench.shared)
+    @rule()
+    def reopen(self) -> None:
+        """Everything closes and comes back: tasks, statistics and options are what they were."""
+        if self.second is not None:
+            self.end_second(by_death=False)
+        session = self.first.session
+        self.first.queue.close()
+        self.model.end_session(session)
+        self._agree(self.model.rescue())
+        self.first = Party(self.bench, self.clock, 0, self.log)
+        self.first.open(self.name)
+
+    # Agreement
+
+    @invariant()
+    def they_agree(self) -> None:
+        """Both sessions see the tasks and the statistics that the model has."""
+        assert not self.log, "an event that no verb of ours explains"
+        expected = [_meant(self.model.tasks[id]) for id in sorted(self.model.tasks)]
+        for party in filter(None, (self.second, self.first)):
+            found = [task for state in STORED for task in party.tube.tasks(state, limit=1000)]
+            assert [_fields(task) for task in sorted(found, key=lambda task: task.id)] == expected
+            assert party.tube.statistics() == self.model.statistics()
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            if self.second is not None:
+                self.second.queue.close()
+            self.clock.advance(3600)
+            self.first.queue.sweep()  # forgets the sessions that sleep
+            self.first.tube.truncate()
+            self.first.tube.drop()
+            self.first.queue.close()
+
+    # Within
+
+    def _ref(self, which: int, by_lease: bool) -> Task | int:
+        """An id, or a task as some call returned it; mostly such as are taken now, some long gone."""
+        if by_lease and self.given:
+            return self.given[-1 - which % min(len(self.given), 8)]
+        taken = [task.id for task in self.model.in_state(State.TAKEN)]
+        ids = [*taken, *self.model.tasks, self.last_id, self.last_id + 1] if self.last_id >= 0 else [7]
+        return ids[which % len(ids)]
+
+    def _held(self, ref: Task | int, party: Party) -> ModelTask | None:
+        return self.model.held(_id(ref), party.session, _token(ref))
+
+    def _by_owner(
+        self,
+        party: Party,
+        ref: Task | int,
+        act: Callable[[], Task | None],
+        mean: Callable[[ModelTask], list[ModelChange]],
+    ) -> None:
+        held = self._held(ref, party)
+        if held is None:
+            self._refused(act, ref, party)
+        else:
+            task = act()
+            assert task is not None
+            self._agree(mean(held), [task])
+
+    def _by_anybody(
+        self,
+        party: Party,
+        ref: Task | int,
+        act: Callable[[], Task],
+        mean: Callable[[ModelTask], list[ModelChange]],
+    ) -> None:
+        stored = self.model.stored(_id(ref), _token(ref))
+        if stored is not None:
+            self._agree(mean(stored), [act()])
+        elif _id(ref) in self.model.tasks:
+            self._refused(act, ref, party)
+        else:
+            self._refused(act, ref, party, TaskNotFound)
+
+    def _refused(
+        self, act: Callable[[], Any], ref: Task | int, party: Party, expected: type[Exception] | None = None
+    ) -> None:
+        """The verb must raise: LeaseLost for a take that this very session made, NotTaken for all else."""
+        if expected is None:
+            is_ours = isinstance(ref, Task) and ref.token is not None and str(ref.owner) == party.session
+            expected = LeaseLost if is_ours else NotTaken
+        try:
+            answer = act()
+        except expected as error:
+            assert type(error) is expected
+        else:
+            raise AssertionError(f"{expected.__name__} expected, the answer was {answer!r}")
+        self._agree([])
+
+    def _agree(
+        self, changes: Sequence[ModelChange], answer: Sequence[Task] | None = None, of: Event | None = None
+    ) -> None:
+        """The events are the model's changes, each once; the answer is the tasks of those ``of`` an event."""
+        expected = _in_settled_order((event, task.id, _meant(task)) for event, task in changes)
+        seen = _in_settled_order((event, task.id, _fields(task)) for event, task in self.log)
+        self.log.clear()
+        assert seen == expected, "events differ: what was seen, what was meant"
+        if answer is not None:
+            wanted = [
+                _meant(task)
+                for event, task in changes
+                if event is of or (of is None and event not in TIMELY[:3])
+            ]
+            assert [_fields(task) for task in answer] == wanted, "the answer differs"
+
+
+class _Abandoned(Exception):
+    """Raised inside a transaction to roll it back."""
+
+
+def machine_for(bench: Bench) -> type[TubeMachine]:
+    """Make the state machine of one type on one store."""
+    return type("TubeMachine", (TubeMachine,), {"bench": bench})
+
+
+def _in_settled_order(changes: Iterable[Seen]) -> list[Seen]:
+    """Sort each run of what time and death did by id: their order among themselves is nobody's business."""
+    ordered: list[Seen] = []
+    for is_timely, run in itertools.groupby(changes, key=lambda change: change[0] in TIMELY):
+        together = list(run)
+        ordered += sorted(together, key=lambda change: change[1]) if is_timely else together
+    return ordered
+
+
+def _in_ms(options: dict[str, Any]) -> dict[str, Any]:
+    durations = ("ttl", "ttr", "delay")
+    return {
+        name: value if value is None or name not in durations else round(value * 1000)
+        for name, value in options.items()
+    }
+
+
+def _id(ref: Task | int) -> int:
+    return ref.id if isinstance(ref, Task) else ref
+
+
+def _token(ref: Task | int) -> int | None:
+    """The model names a take by its number; what a driver's tokens look like is its own affair."""
+    return ref.attempts if isinstance(ref, Task) and ref.token is not None else None
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else (at - EPOCH) // timedelta(milliseconds=1)
+
+
+def _fields(task: Task) -> tuple[Any, ...]:
+    """Everything that users see of a task."""
+    return (
+        task.id, task.state.name, task.data, task.pri, task.utube, _ms(task.created_at), _ms(task.updated_at),
+        _ms(task.due_at), task.ttl, task.ttr, task.attempts, None if task.owner is None else str(task.owner),
+        task.token is not None,
+    )  # fmt: skip
+
+
+def _meant(task: ModelTask) -> tuple[Any, ...]:
+    is_taken = task.state is State.TAKEN
+    return (
+        task.id, task.state.name, task.data, task.pri, task.utube, task.created, task.updated,
+        task.due, None if task.ttl is None else task.ttl / 1000, None if task.ttr is None else task.ttr / 1000,
+        task.attempts, task.owner, is_taken,
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""The suite of order: who comes first, and what becomes of a place in line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tubes.errors import BadOption, NotSupported
+from tubes.queue import Queue
+from tubes.task import State, Task
+from tubes.testing.suite import MakeTube, Suite, ids, needs, take, take_all, without
+from tubes.tube import Tube
+
+
+class Ordering(Suite):
+    """Tasks come in the type's order, whenever they became ready."""
+
+    def put_some(self, tube: Tube, count: int = 5) -> list[Task]:
+        """Put tasks that can all be taken at once."""
+        return [tube.put(n, **self.apart(n)) for n in range(count)]
+
+    def test_tasks_are_taken_in_the_order_of_the_type(self, tube: Tube) -> None:
+        tasks = self.put_some(tube)
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    def test_a_batch_keeps_its_order(self, tube: Tube) -> None:
+        tasks = tube.put_many(range(5), **self.apart(0))
+        taken = []
+        while (task := tube.take(0)) is not None:
+            taken.append(tube.ack(task))
+        assert ids(taken) == ids(self.in_order(tasks))
+
+    def test_taking_many_is_taking_one_by_one(self, tube: Tube) -> None:
+        expected = ids(self.in_order(self.put_some(tube, 6)))
+        assert ids(tube.take_many(4, 0)) == expected[:4]
+        assert ids(tube.take_many(4, 0)) == expected[4:]
+        assert tube.take_many(4, 0) == []
+
+    def test_a_released_task_keeps_its_place(self, tube: Tube) -> None:
+        tasks = self.put_some(tube)
+        first, second = take(tube), take(tube)
+        tube.release(second)
+        tube.release(first)
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    def test_a_released_task_comes_before_those_put_while_it_was_taken(self, tube: Tube) -> None:
+        tasks = self.put_some(tube, 2)
+        first = take(tube)
+        tasks += self.put_some(tube, 2)
+        tube.release(first)
+        assert take(tube).id == self.in_order([*tasks])[0].id
+
+    def test_tasks_that_release_all_brings_back_keep_their_places(self, tube: Tube) -> None:
+        tasks = self.put_some(tube)
+        tube.take_many(3, 0)
+        tube.release_all()
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    def test_a_kicked_task_keeps_its_place(self, tube: Tube) -> None:
+        tasks = self.put_some(tube)
+        tube.bury(tasks[3])
+        tube.bury(tasks[1])
+        tube.kick(2)
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    def test_a_kick_brings_back_those_that_would_be_taken_first(self, tube: Tube) -> None:
+        tasks = self.put_some(tube)
+        for task in (tasks[3], tasks[0], tasks[4], tasks[1]):
+            tube.bury(task)
+        tube.kick(2)
+        left = self.in_order([tasks[n] for n in (0, 1, 3, 4)])[2:]
+        assert ids(tube.tasks(State.BURIED)) == sorted(ids(left))
+
+    def test_order_holds_after_many_comings_and_goings(self, tube: Tube) -> None:
+        expected = self.put_some(tube, 12)
+        for n, task in enumerate(tube.take_many(6, 0)):
+            if n % 3 == 0:
+                tube.release(task)
+            elif n % 3 == 1:
+                tube.bury(task)
+            else:
+                tube.ack(task)
+                expected = [other for other in expected if other.id != task.id]
+        tube.delete(expected.pop(5))
+        tube.kick(10)
+        assert ids(take_all(tube)) == ids(self.in_order(expected))
+
+    # Priority
+
+    @needs("priority")
+    def test_the_smaller_priority_comes_first_and_equals_come_in_order(self, tube: Tube) -> None:
+        tasks = [tube.put(n, pri=pri, **self.apart(n)) for n, pri in enumerate([2, 0, 1, 0, 2, 1])]
+        assert [task.pri for task in tasks] == [2, 0, 1, 0, 2, 1]
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    @needs("priority")
+    def test_taking_many_heeds_priority(self, tube: Tube) -> None:
+        tasks = [tube.put(n, pri=pri, **self.apart(n)) for n, pri in enumerate([2, 0, 1])]
+        assert ids(tube.take_many(2, 0)) == [tasks[1].id, tasks[2].id]
+
+    @needs("priority")
+    def test_a_task_that_comes_back_heeds_better_ones_that_came_meanwhile(self, tube: Tube) -> None:
+        worse = tube.put("worse", pri=5, **self.apart(0))
+        task = take(tube)
+        better = tube.put("better", pri=1, **self.apart(1))
+        tube.release(task)
+        assert ids(take_all(tube)) == [better.id, worse.id]
+
+    @needs("priority")
+    def test_a_kick_heeds_priority(self, tube: Tube) -> None:
+        tasks = [tube.put(n, pri=pri, **self.apart(n)) for n, pri in enumerate([2, 0, 1])]
+        for task in tasks:
+            tube.bury(task)
+        tube.kick(1)
+        assert take(tube).id == tasks[1].id
+
+    @needs("priority")
+    def test_a_tube_has_a_default_priority(self, make_tube: MakeTube) -> None:
+        tube = make_tube(pri=3)
+        assert [tube.put("x").pri, tube.put("x", pri=0).pri] == [3, 0]
+
+    @needs("priority")
+    @pytest.mark.parametrize("pri", [-1, 1.5, "1", None, True, 2**63], ids=repr)
+    def test_a_priority_that_cannot_be_is_refused(self, queue: Queue, tube: Tube, pri: int) -> None:
+        with pytest.raises(BadOption, match="pri"):
+            tube.put("x", pri=pri)
+        with pytest.raises(BadOption, match="pri"):
+            queue.create_tube("other", self.type, pri=pri)
+        assert tube.statistics()["tasks"]["total"] == 0
+
+    @without("priority")
+    def test_a_priority_is_refused_by_a_type_without(self, queue: Queue, tube: Tube) -> None:
+        with pytest.raises(NotSupported, match="'pri'"):
+            tube.put("x", pri=1)
+        with pytest.raises(NotSupported, match="'pri'"):
+            queue.create_tube("other", self.type, pri=1)
+        assert tube.statistics()["tasks"]["total"] == 0

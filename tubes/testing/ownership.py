@@ -1,0 +1,306 @@
+"""The suite of ownership: who may finish a task, and what becomes of the tasks of those who are gone."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tubes.errors import BadOption, LeaseLost, NoSuchSession, NotTaken
+from tubes.queue import Queue
+from tubes.task import State, Task
+from tubes.testing.children import Child, take_and_hold
+from tubes.testing.clock import FakeClock
+from tubes.testing.suite import Connect, MakeTube, Suite, ids, take, until
+from tubes.tube import Tube
+
+
+class Ownership(Suite):
+    """Leases, seen from one session."""
+
+    def verbs_of_the_owner(self, tube: Tube) -> list[Callable[[Any], Any]]:
+        verbs: list[Callable[[Any], Any]] = [tube.ack, tube.release]
+        if self.features.timed:
+            verbs.append(lambda task: tube.touch(task, 1))
+        return verbs
+
+    def test_only_a_taken_task_can_be_acked_released_or_touched(self, tube: Tube) -> None:
+        ready = tube.put("ready", **self.apart(0))
+        buried = tube.bury(tube.put("buried", **self.apart(1)))
+        for task in (ready, buried):
+            for verb in self.verbs_of_the_owner(tube):
+                with pytest.raises(NotTaken, match=str(task.id)) as caught:
+                    verb(task.id)
+                assert type(caught.value) is NotTaken
+        assert [tube.peek(ready.id), tube.peek(buried.id)] == [ready, buried]
+
+    def test_a_task_that_was_taken_again_cannot_be_finished_by_its_old_lease(self, tube: Tube) -> None:
+        tube.put("x")
+        old = take(tube)
+        tube.release(old)
+        new = take(tube)
+        assert new.id == old.id and new.token != old.token
+        verbs = self.verbs_of_the_owner(tube)
+        verbs += [tube.bury, tube.delete, lambda task: tube.take(0, ack=task)]
+        for verb in verbs:
+            with pytest.raises(LeaseLost, match=str(old.id)):
+                verb(old)
+        assert tube.ack_many([old]) == []
+        assert tube.peek(new.id) == new
+        assert tube.ack(new).state is State.DONE
+
+    def test_a_task_that_was_released_is_no_longer_held_by_its_lease(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        tube.release(task)
+        for verb in (*self.verbs_of_the_owner(tube), tube.bury, tube.delete):
+            with pytest.raises(LeaseLost):
+                verb(task)
+        assert tube.peek(task.id).state is State.READY
+
+    def test_a_second_ack_is_refused(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        tube.ack(task)
+        with pytest.raises(LeaseLost):
+            tube.ack(task)
+        with pytest.raises(NotTaken):
+            tube.ack(task.id)
+        assert tube.statistics()["calls"]["ack"] == 1
+
+    def test_by_id_the_session_alone_is_asked(self, tube: Tube) -> None:
+        tube.put("x")
+        old = take(tube)
+        tube.release(old)
+        take(tube)
+        assert tube.ack(old.id).state is State.DONE
+
+    def test_tokens_grow_with_every_take(self, tube: Tube) -> None:
+        tube.put("x")
+        tokens = []
+        for _ in range(4):
+            task = take(tube)
+            assert task.token is not None
+            tokens.append(task.token)
+            tube.release(task)
+        assert tokens == sorted(set(tokens))
+
+    def test_attempts_are_counted_at_the_take(self, tube: Tube) -> None:
+        id = tube.put("x").id
+        for attempt in range(1, 4):
+            assert take(tube).attempts == attempt
+            assert tube.peek(id).attempts == attempt
+            if attempt == 1:
+                tube.release(id)
+            elif attempt == 2:
+                tube.bury(id)
+                tube.kick()
+        assert tube.ack(id).attempts == 3
+
+    def test_a_task_that_was_never_taken_is_buried_and_deleted_as_it_was_put(self, tube: Tube) -> None:
+        task = tube.put("x")
+        take(tube)
+        assert tube.bury(task).state is State.BURIED
+        assert tube.delete(task).state is State.DONE
+
+    def test_ack_many_acks_a_task_once(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        assert ids(tube.ack_many([task, task, task.id])) == [task.id]
+        assert tube.statistics()["calls"]["ack"] == 1
+
+    def test_a_session_has_one_name(self, queue: Queue) -> None:
+        assert queue.identify() == queue.identify() == queue.identify(queue.identify())
+        assert isinstance(queue.identify(), uuid.UUID)
+
+    def test_an_unknown_session_cannot_be_joined(self, queue: Queue) -> None:
+        before = queue.identify()
+        with pytest.raises(NoSuchSession):
+            queue.identify(uuid.uuid4())
+        with pytest.raises(BadOption, match="UUID"):
+            queue.identify("me")
+        assert queue.identify() == before
+
+
+class SharedOwnership(Suite):
+    """Leases and sessions, with others on the same store."""
+
+    @pytest.fixture
+    def other(self, make_queue: Connect, tube: Tube) -> Tube:
+        """The same tube in somebody else's hands."""
+        return make_queue().tube[tube.name]
+
+    def test_what_another_session_holds_cannot_be_acked_released_or_touched(
+        self, tube: Tube, other: Tube
+    ) -> None:
+        tube.put("x")
+        task = take(other)
+        refused: list[Callable[[Any], Any]] = [tube.ack, tube.release, lambda task: tube.take(0, ack=task)]
+        if self.features.timed:
+            refused.append(lambda task: tube.touch(task, 1))
+        for verb in refused:
+            for ref in (task, task.id):
+                with pytest.raises(NotTaken, match=str(task.id)) as caught:
+                    verb(ref)
+                assert type(caught.value) is NotTaken  # it was never ours to lose
+        assert tube.ack_many([task]) == []
+        assert other.peek(task.id) == task
+        assert other.ack(task).state is State.DONE
+
+    @pytest.mark.parametrize("verb", ["bury", "delete"])
+    def test_bury_and_delete_by_id_ask_nobody(self, tube: Tube, other: Tube, verb: str) -> None:
+        tube.put("x")
+        task = take(other)
+        getattr(tube, verb)(task.id)
+        with pytest.raises(LeaseLost):
+            other.ack(task)
+
+    def test_release_all_takes_from_everybody(self, tube: Tube, other: Tube) -> None:
+        tube.put("x", **self.apart(1))
+        tube.put("y", **self.apart(2))
+        mine, theirs = take(tube), take(other)
+        assert other.release_all() == 2
+        for held, task in ((tube, mine), (other, theirs)):
+            with pytest.raises(LeaseLost):
+                held.ack(task)
+
+    def test_a_lease_that_went_to_another_session_is_lost(self, tube: Tube, other: Tube) -> None:
+        tube.put("x")
+        old = take(tube)
+        tube.release(old.id)
+        new = take(other)
+        with pytest.raises(LeaseLost):
+            tube.ack(old)
+        assert other.ack(new).state is State.DONE
+
+    def test_the_tasks_of_a_session_that_ends_are_ready_again(
+        self, tube: Tube, other: Tube, make_queue: Connect
+    ) -> None:
+        leaving = make_queue()
+        for n in range(3):
+            tube.put(n, **self.apart(n))
+        held = leaving.tube[tube.name].take_many(2, 0)
+        mine = take(tube)
+        leaving.close()
+        assert sorted(ids(tube.tasks(State.READY))) == sorted(ids(held))
+        assert tube.peek(mine.id) == mine
+        assert [tube.peek(task.id).attempts for task in held] == [1, 1]
+        assert tube.statistics()["calls"]["release"] == 2
+        assert take(other).attempts == 2
+
+    def test_a_session_keeps_its_tasks_for_its_grace(
+        self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
+    ) -> None:
+        leaving = make_queue(session_ttr=10)
+        tube.put("x")
+        task = take(leaving.tube[tube.name])
+        leaving.close()
+        clock.advance(9.9)
+        queue.sweep()
+        assert tube.peek(task.id).state is State.TAKEN
+        assert tube.take(0) is None
+        clock.advance(0.1)
+        assert queue.sweep() == 1
+        assert take(tube).id == task.id
+
+    def test_a_grace_can_be_configured_later(
+        self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
+    ) -> None:
+        leaving = make_queue()
+        leaving.configure(session_ttr=5)
+        tube.put("x")
+        task = take(leaving.tube[tube.name])
+        leaving.close()
+        assert tube.take(0) is None
+        clock.advance(5)
+        queue.sweep()
+        assert take(tube).id == task.id
+
+    def test_a_session_that_is_joined_again_keeps_its_tasks_and_can_ack_them(
+        self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
+    ) -> None:
+        leaving = make_queue(session_ttr=10)
+        tube.put("x")
+        task = take(leaving.tube[tube.name])
+        session = leaving.identify()
+        leaving.close()
+        clock.advance(9)
+        back = make_queue()
+        assert back.identify(session) == session == back.identify()
+        clock.advance(100)
+        queue.sweep()
+        assert tube.peek(task.id).state is State.TAKEN
+        assert back.tube[tube.name].ack(task).state is State.DONE
+
+    def test_a_session_that_is_over_cannot_be_joined(self, make_queue: Connect, tube: Tube) -> None:
+        leaving = make_queue()
+        session = leaving.identify()
+        leaving.close()
+        with pytest.raises(NoSuchSession, match=str(session)):
+            make_queue().identify(session)
+
+    def test_a_session_ends_with_the_last_of_its_connections(self, tube: Tube, make_queue: Connect) -> None:
+        one, two = make_queue(), make_queue()
+        two.identify(one.identify())
+        tube.put("x")
+        task = take(one.tube[tube.name])
+        one.close()
+        assert tube.take(0) is None
+        two.tube[tube.name].release(task)
+        take(two.tube[tube.name])
+        two.close()
+        assert take(tube).id == task.id
+
+    def test_who_joins_another_session_leaves_its_own(self, tube: Tube, make_queue: Connect) -> None:
+        one, two = make_queue(), make_queue()
+        tube.put("x")
+        task = take(two.tube[tube.name])
+        two.identify(one.identify())
+        assert tube.peek(task.id).state is State.READY
+        with pytest.raises(NotTaken):
+            two.tube[tube.name].ack(task)
+
+    def test_statistics_are_those_of_everybody(self, tube: Tube, other: Tube) -> None:
+        tube.put("x")
+        task = take(other)
+        other.statistics()
+        assert tube.statistics()["calls"] == other.statistics()["calls"]
+        other.ack(task)
+        assert other.statistics() == tube.statistics()
+        assert tube.statistics()["calls"]["ack"] == 1
+
+    def test_a_tube_that_somebody_dropped_and_made_anew_is_another(
+        self, queue: Queue, make_tube: MakeTube, make_queue: Connect
+    ) -> None:
+        tube = make_tube()
+        old = make_queue().tube[tube.name]
+        id = tube.put("x").id
+        tube.drop()
+        anew = make_tube()
+        anew.put("y")
+        with pytest.raises(LookupError):
+            old.take(0)
+        with pytest.raises(LookupError):
+            old.peek(id)
+        assert anew.statistics()["tasks"]["ready"] == 1
+
+    # Processes
+
+    def test_the_task_of_a_killed_process_goes_to_whoever_is_alive(self, tube: Tube, child: Child) -> None:
+        first, second = self.in_order([tube.put(n, **self.apart(0)) for n in range(2)])
+        child.start(take_and_hold, tube)
+        assert child.hear() == first.id
+        tube.bury(second)  # so that only the other's task is left to take
+        assert tube.take(0) is None
+        child.kill()
+        taken: list[Task] = []
+
+        def taken_again() -> bool:
+            taken.extend(tube.take_many(5, 0))
+            return bool(taken)
+
+        until(taken_again)
+        assert [(task.id, task.attempts) for task in taken] == [(first.id, 2)]
+        assert tube.statistics()["calls"]["release"] == 1

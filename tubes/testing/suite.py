@@ -1,0 +1,187 @@
+"""What every suite of the kit stands on: how to name the driver under test, the fixtures, and the marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import pytest
+
+from tubes.clock import pause, real_monotonic
+from tubes.driver import Features, TubeType
+from tubes.queue import Queue, connect
+from tubes.registry import find_driver
+from tubes.task import Task
+from tubes.testing.children import Child
+from tubes.testing.clock import FakeClock
+from tubes.tube import Tube
+
+PATIENCE = 20.0
+"""Real seconds after which something that must happen by itself has not."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+Connect = Callable[..., Queue]
+MakeTube = Callable[..., Tube]
+
+
+def needs(*features: str) -> Callable[[F], F]:
+    """The test is about types with these features; others do not have it."""
+
+    def mark(test: F) -> F:
+        test.needs = features  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def without(*features: str) -> Callable[[F], F]:
+    """The test is about types that lack all these features."""
+
+    def mark(test: F) -> F:
+        test.without = features  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+class Suite:
+    """Base of the suites. A test class names what it tests in its attributes.
+
+    ``type``: the tube type, registered before the class is made. ``url``: the store, if ``make_url`` is not
+    overridden. ``features`` and ``order`` are read from a TubeType; say them for a driver made by a function.
+    ``shared``: whether several connections can open the store.
+    """
+
+    type: ClassVar[str] = ""
+    url: ClassVar[str] = ""
+    features: ClassVar[Features]
+    order: ClassVar[Literal["oldest", "newest"]] = "oldest"
+    shared: ClassVar[bool] = True
+    _store_url: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.type:
+            return
+        driver = find_driver(cls.type)
+        if isinstance(driver, TubeType):
+            cls.features, cls.order = driver.features, driver.order
+        elif not hasattr(cls, "features"):
+            declared = getattr(driver, "features", None)
+            if not isinstance(declared, Features):
+                raise TypeError(f"{cls.__name__}: say which features = Features(...) {cls.type!r} has")
+            cls.features = declared
+        for name in dir(cls):
+            test = getattr(cls, name)
+            if any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ())) or any(
+                getattr(cls.features, feature) for feature in getattr(test, "without", ())
+            ):
+                setattr(cls, name, None)  # not collected: it says nothing about this type
+
+    # Hooks
+
+    def make_url(self, directory: Path) -> str:
+        """Return the URL of a store that this test may fill; by default a SQLite file in ``directory``."""
+        return self.url or f"sqlite:///{directory / 'kit.db'}"
+
+    def connect(self, url: str, clock: FakeClock, **settings: Any) -> Queue:
+        """Open a queue as the tests need it: with their clock, no background sweep, and no fsync."""
+        return connect(url, clock=clock, sweep=False, durability="off", **settings)
+
+    # Fixtures
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock()
+
+    @pytest.fixture
+    def store_url(self, tmp_path_factory: pytest.TempPathFactory) -> str:
+        """One store for all tests of a class; each cleans up after itself."""
+        cls = type(self)
+        if "_store_url" not in vars(cls):
+            cls._store_url = self.make_url(tmp_path_factory.mktemp("kit"))
+        return cls._store_url
+
+    @pytest.fixture
+    def make_queue(self, store_url: str, clock: FakeClock) -> Iterator[Connect]:
+        """Connect to the store; called again, as somebody else. New tubes are gone after the test."""
+        queues: list[Queue] = []
+        before: set[str] = set()
+
+        def make(**settings: Any) -> Queue:
+            queues.append(self.connect(store_url, clock, **settings))
+            if len(queues) == 1:
+                before.update(queues[0].tubes())
+            return queues[-1]
+
+        yield make
+        for queue in reversed(queues):
+            queue.close()
+        if self.shared:
+            with self.connect(store_url, clock) as queue:
+                for name in set(queue.tubes()) - before:
+                    queue.tube[name].truncate()
+                    queue.tube[name].drop()
+
+    @pytest.fixture
+    def queue(self, make_queue: Connect) -> Queue:
+        return make_queue()
+
+    @pytest.fixture
+    def make_tube(self, queue: Queue) -> MakeTube:
+        """Create a tube of the type under test."""
+
+        def make(name: str = "jobs", **options: Any) -> Tube:
+            return queue.create_tube(name, self.type, **options)
+
+        return make
+
+    @pytest.fixture
+    def tube(self, make_tube: MakeTube) -> Tube:
+        return make_tube()
+
+    @pytest.fixture
+    def child(self, store_url: str) -> Iterator[Child]:
+        """Another process on the same store, at real time: it does what it is told at its start."""
+        child = Child(store_url, self.type, {"durability": "off"})
+        yield child
+        child.close()
+
+    # Words
+
+    def apart(self, n: int) -> dict[str, Any]:
+        """Put options that set a task apart from others, so that all can be taken at once."""
+        return {"utube": f"group {n}"} if self.features.grouped else {}
+
+    def in_order(self, tasks: list[Task]) -> list[Task]:
+        """Sort tasks as the type takes them."""
+        sign = 1 if self.order == "oldest" else -1
+        return sorted(tasks, key=lambda task: (task.pri, sign * task.id))
+
+
+def take(tube: Tube) -> Task:
+    """Take a task that must be there."""
+    task = tube.take(0)
+    assert task is not None, "nothing was ready"
+    return task
+
+
+def take_all(tube: Tube) -> list[Task]:
+    """Take one by one until nothing is ready."""
+    tasks = []
+    while (task := tube.take(0)) is not None:
+        tasks.append(task)
+    return tasks
+
+
+def ids(tasks: list[Task]) -> list[int]:
+    return [task.id for task in tasks]
+
+
+def until(happened: Callable[[], Any]) -> None:
+    """Wait for what another thread or process must do soon."""
+    deadline = real_monotonic() + PATIENCE
+    while not happened():
+        assert real_monotonic() < deadline, "it did not happen"
+        pause(0.001)
