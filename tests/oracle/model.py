@@ -1,0 +1,639 @@
+"""A small model of Tarantool's queue with our departures: what each call does to tasks, sessions and waiters.
+
+It plays a scenario beside the real queue. As long as nothing has parted our course from Tarantool's, it must tell
+what was recorded (after translation), which shows that the model is right; from a parting on it alone says what
+is expected. Whenever its own course may have left Tarantool's it notes in ``partings`` why. It knows nothing of
+how tubes are built: time is an integer, everything else is in lists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+from oracle.outcome import Failed, Outcome, Seen, Stats, Step, Told
+
+PUT_OPTIONS = {"fifo": set(), "utube": {"utube"}, "fifottl": {"pri", "ttl", "ttr", "delay"}}
+PUT_OPTIONS["limfifottl"] = PUT_OPTIONS["fifottl"] | {"timeout"}
+PUT_OPTIONS["utubettl"] = PUT_OPTIONS["fifottl"] | {"utube"}
+TUBE_OPTIONS = {
+    "fifo": set(),
+    "utube": set(),
+    "fifottl": {"pri", "ttl", "ttr"},
+    "utubettl": {"pri", "ttl", "ttr"},
+}
+TUBE_OPTIONS["limfifottl"] = TUBE_OPTIONS["fifottl"] | {"capacity"}
+DURATIONS = {"ttl", "ttr", "delay"}
+
+LONG_MS = 3_153_600
+"""Tarantool holds all longer timeouts of waiters for equal."""
+
+ABSENT = 10**6
+"""Keys from here on are of tasks that never were."""
+
+NAMELESS = "\0"
+"""The sub-queue of tasks that were put without a name; no name is like it."""
+
+CALLED = {"ack": {"delete"}, "ttl": {"delete", "ttl"}, "delay": {"delay", "delayed"}}
+"""Tarantool's names of an event, where they are not ours."""
+
+
+def ms(seconds: float) -> int:
+    """Seconds as whole milliseconds."""
+    return round(seconds * 1000)
+
+
+@dataclass
+class Item:
+    """A stored task; ``None`` is never."""
+
+    key: int
+    data: Any
+    pri: int
+    utube: str | None
+    created: int
+    ttl: int | None
+    ttr: int | None
+    state: str = "r"
+    due: int | None = None
+    back: int | None = None
+    owner: int | None = None
+    unwatched: bool = False
+
+    @property
+    def end(self) -> int | None:
+        return None if self.ttl is None else self.created + self.ttl
+
+    def seen(self) -> Seen:
+        return Seen(self.key, self.state, self.data)
+
+
+@dataclass
+class Box:
+    """A tube."""
+
+    name: str
+    type: str
+    options: Mapping[str, Any]
+    items: dict[int, Item] = field(default_factory=dict)
+    keys: Iterator[int] = field(default_factory=count)
+    calls: dict[str, int] = field(default_factory=lambda: Stats.zero().calls)
+    listens: bool = True
+    raises: frozenset[str] = frozenset()
+
+    @property
+    def grouped(self) -> bool:
+        return self.type.startswith("utube")
+
+    @property
+    def timed(self) -> bool:
+        return self.type.endswith("ttl")
+
+    @property
+    def capacity(self) -> int:
+        return int(self.options.get("capacity", 0))
+
+    def stats(self) -> Stats:
+        stats = Stats({}, dict(self.calls))
+        for word, code in (("ready", "r"), ("taken", "t"), ("buried", "!"), ("delayed", "~")):
+            stats.tasks[word] = sum(item.state == code for item in self.items.values())
+        stats.tasks["total"] = len(self.items)
+        stats.tasks["done"] = sum(self.calls[event] for event in ("ack", "delete", "ttl"))
+        return stats
+
+    def next_item(self, now: int) -> Item | None:
+        """The ready task that a take gets."""
+        busy = {item.utube for item in self.items.values() if item.state == "t"} if self.grouped else set()
+        free = [
+            item
+            for item in self.items.values()
+            if item.state == "r" and item.utube not in busy and (item.end is None or item.end > now)
+        ]
+        return min(free, key=lambda item: (item.pri, item.key), default=None)
+
+    def in_state(self, state: str) -> list[Item]:
+        """Those in a state, in the order of a take."""
+        return sorted(
+            (item for item in self.items.values() if item.state == state),
+            key=lambda item: (item.pri, item.key),
+        )
+
+
+@dataclass
+class Waiter:
+    """A take, or a put into a full tube, that waits."""
+
+    label: str | None
+    connection: int
+    box: Box
+    since: int
+    timeout: int | None
+    try_it: Callable[[], Any]
+    puts: bool
+    result: Any = None
+    is_over: bool = False
+
+    @property
+    def deadline(self) -> int | None:
+        return None if self.timeout is None else self.since + self.timeout
+
+    def rank(self) -> tuple[int, int]:
+        """Tarantool's order: the shortest timeout first, among long ones the oldest connection."""
+        if self.timeout is None or self.timeout > LONG_MS:
+            return LONG_MS + 1, self.connection
+        return self.timeout, self.since
+
+
+class Ending(NamedTuple):
+    """A session without connections, and when it ends."""
+
+    session: int
+    at: int
+
+
+class Model:
+    """Plays one scenario."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.boxes: dict[str, Box] = {}
+        self.partings: set[str] = set()
+        self.cut_short: Counter[tuple[str, str]] = Counter()
+        self.instants: list[int] = []
+        self._numbers = count(1)
+        self._connections: dict[str, int] = {}
+        self._sessions: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._named = count(1)
+        self._sleeping: list[Ending] = []
+        self._session_ttr = 0
+        self._waiters: list[Waiter] = []
+        self._out = Outcome()
+        self._began = 0
+
+    # Steps
+
+    def perform(self, step: Step) -> Outcome:
+        """Do what a step says; tell what it shows."""
+        self._out, self._began = Outcome(), self.now
+        self.instants, self.cut_short = [], Counter()
+        name, connection = step["op"], 0
+        if "s" in step:
+            connection = self._connection(step["s"])
+        result = getattr(self, f"do_{name}")(step, connection)
+        if isinstance(result, Waiter):
+            result = self._wait(result)
+        self._settle()
+        out = self._out
+        out.result = result
+        out.took = 0 if name == "sleep" else self.now - self._began
+        out.is_sorted = name == "sleep"
+        out.stats = self.stats()
+        return out
+
+    def finish(self) -> Outcome:
+        """Let the background calls that are left end."""
+        self._out, self._began = Outcome(is_sorted=True, took=None), self.now
+        self.instants = []
+        last = max((w.deadline for w in self._waiters if w.deadline is not None), default=self.now)
+        self._pass_time(last)
+        self._out.stats = self.stats()
+        return self._out
+
+    def stats(self) -> dict[str, Stats]:
+        """Statistics of every tube."""
+        return {name: box.stats() for name, box in self.boxes.items()}
+
+    def box(self, step: Step) -> Box | None:
+        """The tube that a step is about."""
+        return self.boxes.get(step.get("tube", "t"))
+
+    # Tubes
+
+    def do_create(self, step: Step, connection: int) -> Any:
+        options = dict(step.get("opts") or {})
+        if step["driver"] not in TUBE_OPTIONS:
+            return Failed("unknown_type")
+        if_not_exists = options.pop("if_not_exists", False)
+        if not set(options) <= TUBE_OPTIONS[step["driver"]] or _is_negative(options):
+            return Failed("bad")
+        box = self.box(step)
+        if box is None:
+            box = self.boxes[step["tube"]] = Box(step["tube"], step["driver"], options)
+        elif not if_not_exists or box.type != step["driver"]:
+            return Failed("exists")
+        return {"type": box.type}
+
+    def do_drop(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        if any(waiter.box is box and not waiter.puts for waiter in self._waiters):
+            return Failed("has_consumers")
+        if box.in_state("t"):
+            return Failed("has_taken")
+        del self.boxes[box.name]
+        return True
+
+    def do_exists(self, step: Step, connection: int) -> Any:
+        return self.box(step) is not None
+
+    def do_statistics(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        return Failed("no_tube") if box is None else box.stats()
+
+    def do_set_callback(self, step: Step, connection: int) -> None:
+        box = self.box(step)
+        assert box is not None
+        box.listens = step["mode"] == "record"
+        box.raises = frozenset(step.get("raise_on", ()))
+
+    # Tasks
+
+    def do_put(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        options = step.get("opts") or {}
+        if not set(options) <= PUT_OPTIONS[box.type] or _is_bad(options):
+            return Failed("bad")
+
+        def try_it() -> Seen | None:
+            if 0 < box.capacity <= len(box.items):
+                return None
+            return self._store(box, step["data"], options)
+
+        return self._try(step, connection, box, try_it, options.get("timeout", 0), puts=True)
+
+    def _store(self, box: Box, data: Any, options: Mapping[str, Any]) -> Seen:
+        def duration(*given: Any) -> int | None:
+            return next((ms(value) for value in given if value is not None), None)
+
+        tube = box.options
+        delay = ms(options.get("delay") or 0)
+        ttl = duration(options.get("ttl"), tube.get("ttl"))
+        item = Item(
+            key=next(box.keys),
+            data=data,
+            pri=options.get("pri", tube.get("pri", 0)),
+            utube=_text(options.get("utube")) if box.grouped else None,
+            created=self.now,
+            ttl=None if ttl is None else ttl + delay,
+            ttr=duration(options.get("ttr"), tube.get("ttr"), tube.get("ttl")),
+        )
+        item.state, item.due = ("~", self.now + delay) if delay else ("r", item.end)
+        box.items[item.key] = item
+        if {NAMELESS, "nil"} <= {other.utube for other in box.items.values()}:
+            self.partings.add("a sub-queue named nil")
+        self._tell(box, "put", item)
+        return item.seen()
+
+    def do_take(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+
+        def try_it() -> Seen | None:
+            item = box.next_item(self.now)
+            if item is None:
+                return None
+            item.state, item.owner, item.unwatched = "t", self._sessions[connection], False
+            item.back = None if item.ttr is None else self.now + item.ttr
+            item.due = min((end for end in (item.end, item.back) if end is not None), default=None)
+            self._tell(box, "take", item)
+            return item.seen()
+
+        return self._try(step, connection, box, try_it, step["timeout"], puts=False)
+
+    def _held(self, step: Step, connection: int) -> Failed | tuple[Box, Item]:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        if not _is_id(step["id"]):
+            return Failed("bad")
+        item = box.items.get(step["id"])
+        if item is None or item.state != "t" or item.owner != self._sessions[connection]:
+            return Failed("not_taken")
+        return box, item
+
+    def do_ack(self, step: Step, connection: int) -> Any:
+        held = self._held(step, connection)
+        return held if isinstance(held, Failed) else self._remove(*held, "ack")
+
+    def do_release(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        delay = (step.get("opts") or {}).get("delay")
+        if box is not None and delay is not None and (not box.timed or _is_bad({"delay": delay})):
+            return Failed("bad")
+        held = self._held(step, connection)
+        if isinstance(held, Failed):
+            return held
+        box, item = held
+        if not delay:
+            return self._give_back(box, item)
+        item.ttl = None if item.ttl is None else item.ttl + ms(delay)
+        item.state, item.due, item.owner = "~", self.now + ms(delay), None
+        self._tell(box, "release", item)
+        return item.seen()
+
+    def _give_back(self, box: Box, item: Item) -> Seen:
+        item.state, item.due, item.owner, item.unwatched = "r", item.end, None, True
+        self._note_return(box, item)
+        self._tell(box, "release", item)
+        return item.seen()
+
+    def do_touch(self, step: Step, connection: int) -> Any:
+        delta = step["delta"]
+        if self.box(step) is not None and delta is not None:
+            if _is_bad({"delta": delta}):
+                return Failed("bad")
+        if self.box(step) is not None and not delta:
+            return None
+        held = self._held(step, connection)
+        if isinstance(held, Failed):
+            return held
+        box, item = held
+        if not box.timed:
+            return Failed("unsupported")
+        item.due, item.back, item.ttl, item.ttr = (
+            None if at is None else at + ms(delta) for at in (item.due, item.back, item.ttl, item.ttr)
+        )
+        self._tell(box, "touch", item)
+        if delta >= LONG_MS / 1000:
+            self.partings.add("a touch of an hour or more")
+        return item.seen()
+
+    def _found(self, step: Step) -> Failed | tuple[Box, Item]:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        if not _is_id(step["id"]):
+            return Failed("bad")
+        item = box.items.get(step["id"])
+        return Failed("not_found") if item is None else (box, item)
+
+    def do_bury(self, step: Step, connection: int) -> Any:
+        found = self._found(step)
+        if isinstance(found, Failed):
+            return found
+        box, item = found
+        if item.state != "!":
+            item.state, item.due, item.owner, item.unwatched = "!", item.end, None, False
+            self._tell(box, "bury", item)
+        return item.seen()
+
+    def do_delete(self, step: Step, connection: int) -> Any:
+        found = self._found(step)
+        return found if isinstance(found, Failed) else self._remove(*found, "delete")
+
+    def do_peek(self, step: Step, connection: int) -> Any:
+        found = self._found(step)
+        return found if isinstance(found, Failed) else found[1].seen()
+
+    def do_kick(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        most = step.get("count", 1)
+        if not _is_id(most):
+            return Failed("bad")
+        kicked = box.in_state("!")[:most]
+        for item in kicked:
+            item.state = "r"
+            self._tell(box, "kick", item)
+        if kicked and box.type == "utube":
+            self.partings.add("a kick in utube")
+        return len(kicked)
+
+    def do_release_all(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        taken = box.in_state("t")
+        for item in taken:
+            self._give_back(box, item)
+        return len(taken)
+
+    def do_truncate(self, step: Step, connection: int) -> Any:
+        box = self.box(step)
+        if box is None:
+            return Failed("no_tube")
+        gone = len(box.items)
+        if box.in_state("t"):
+            self.partings.add("records of gone tasks")
+        box.items.clear()
+        return gone
+
+    def _remove(self, box: Box, item: Item, event: str) -> Seen:
+        del box.items[item.key]
+        item.state = "-"
+        self._tell(box, event, item)
+        return item.seen()
+
+    # Sessions
+
+    def _connection(self, name: str) -> int:
+        """The connection of that name, made at its first appearance with a session of its own."""
+        if name not in self._connections:
+            connection = self._connections[name] = next(self._numbers)
+            self._sessions[connection] = next(self._numbers)
+        return self._connections[name]
+
+    def do_connect(self, step: Step, connection: int) -> None:
+        """The name has appeared; no more is needed."""
+
+    def do_disconnect(self, step: Step, connection: int) -> None:
+        del self._connections[step["s"]]
+        for waiter in [waiter for waiter in self._waiters if waiter.connection == connection]:
+            self._end(waiter, Failed("disconnected"))
+        self._leave(self._sessions.pop(connection))
+
+    def _leave(self, session: int) -> None:
+        """One connection of a session less."""
+        if session in self._sessions.values():
+            return
+        if self._session_ttr:
+            self._sleeping.append(Ending(session, self.now + self._session_ttr))
+        else:
+            self._end_session(session)
+
+    def _end_session(self, session: int) -> None:
+        self._names.pop(session, None)
+        for box in self.boxes.values():
+            for item in sorted(box.in_state("t"), key=lambda item: item.key):
+                if item.owner == session:
+                    self._give_back(box, item)
+
+    def do_identify(self, step: Step, connection: int) -> Any:
+        wanted = step.get("as")
+        if wanted == "<malformed>":
+            return Failed("bad")
+        if wanted is not None:
+            known = {name: session for session, name in self._names.items()}
+            if wanted not in known:
+                return Failed("unknown_session")
+            old, self._sessions[connection] = self._sessions[connection], known[wanted]
+            self._sleeping = [ending for ending in self._sleeping if ending.session != known[wanted]]
+            if old != known[wanted]:
+                self._leave(old)
+        session = self._sessions[connection]
+        if session not in self._names:
+            self._names[session] = f"S{next(self._named)}"
+        return self._names[session]
+
+    def do_cfg(self, step: Step, connection: int) -> Any:
+        options = step["opts"]
+        if not set(options) <= {"ttr"} or _is_bad(options):
+            return Failed("bad")
+        if "ttr" in options:
+            self._session_ttr = ms(options["ttr"])
+        return None
+
+    # Waiting
+
+    def _try(
+        self, step: Step, connection: int, box: Box, try_it: Callable[[], Any], timeout: Any, *, puts: bool
+    ) -> Any:
+        """Try once; then wait, in the background or not."""
+        result = try_it()
+        wait = None if timeout is None else max(ms(timeout), 0)
+        label = step.get("bg")
+        if result is None and wait != 0:
+            waiter = Waiter(label, connection, box, self.now, wait, try_it, puts)
+            self._waiters.append(waiter)
+            return waiter if label is None else None
+        if result is None and puts:
+            result = Failed("full")
+        if label is not None:
+            self._out.woke.append((label, result))
+            return None
+        return result
+
+    def _wait(self, waiter: Waiter) -> Any:
+        self._pass_time(waiter.deadline, lambda: waiter.is_over)
+        return waiter.result
+
+    def _end(self, waiter: Waiter, result: Any) -> None:
+        self._waiters.remove(waiter)
+        waiter.result, waiter.is_over = result, True
+        if waiter.label is not None:
+            self._out.woke.append((waiter.label, result))
+
+    def _serve(self) -> bool:
+        """Let the first in line that can have what it waits for; tell whether there was one."""
+        for waiter in self._waiters:
+            rivals = [other for other in self._waiters if other.box is waiter.box and not other.puts]
+            result = waiter.try_it()
+            if result is not None:
+                if not waiter.puts and min(rivals, key=Waiter.rank) is not waiter:
+                    self.partings.add("the order of waiters")
+                self._end(waiter, result)
+                return True
+        return False
+
+    # Time
+
+    def do_sleep(self, step: Step, connection: int) -> None:
+        self._pass_time(self.now + ms(step["seconds"]))
+
+    def _pass_time(self, until: int | None, stop: Callable[[], bool] = lambda: False) -> None:
+        while True:
+            self._settle()
+            if stop():
+                return
+            later = [at for at in self._dues() if at > self.now]
+            then = min(later, default=until)
+            if then is None:
+                raise AssertionError("the scenario waits for ever")
+            if until is not None and then > until:
+                then = until
+            if then == self.now:
+                return
+            self.now = then
+            self.instants.append(then)
+
+    def _dues(self) -> Iterator[int]:
+        for box in self.boxes.values():
+            yield from (item.due for item in box.items.values() if item.due is not None)
+        yield from (ending.at for ending in self._sleeping)
+        yield from (waiter.deadline for waiter in self._waiters if waiter.deadline is not None)
+
+    def _settle(self) -> None:
+        """Do what is due now, serve those who wait, and end those whose time is over."""
+        while self._run_timers() or self._serve():
+            pass
+        for waiter in list(self._waiters):
+            if waiter.deadline is not None and waiter.deadline <= self.now:
+                self._end(waiter, Failed("full") if waiter.puts else None)
+
+    def _run_timers(self) -> bool:
+        due = [ending for ending in self._sleeping if ending.at <= self.now]
+        for ending in due:
+            self._sleeping.remove(ending)
+            self._end_session(ending.session)
+        ran = bool(due)
+        for box in self.boxes.values():
+            items = [item for item in box.items.values() if item.due is not None and item.due <= self.now]
+            for item in sorted(items, key=lambda item: (item.due, item.key)):
+                self._time_is_up(box, item)
+                ran = True
+        return ran
+
+    def _time_is_up(self, box: Box, item: Item) -> None:
+        if item.end is not None and item.end <= self.now:
+            if item.state in "t~":
+                self.cut_short[box.name, "ttr" if item.state == "t" else "delay"] += 1
+            if item.state == "t" and box.grouped and (item.back is None or item.back > self.now):
+                self.partings.add("ttl of a taken task in utubettl")
+            if item.unwatched and box.grouped:
+                self.partings.add("ttl of a released task in utubettl")
+            self._remove(box, item, "ttl")
+            return
+        event = "ttr" if item.state == "t" else "delay"
+        item.state, item.owner, item.due = "r", None, item.end
+        if event == "ttr":
+            self._note_return(box, item)
+        self._tell(box, event, item)
+
+    def _note_return(self, box: Box, item: Item) -> None:
+        """Note where a task comes back while a better one of its sub-queue is ready."""
+        if box.type == "utubettl":
+            heads = [other for other in box.in_state("r") if other.utube == item.utube]
+            if heads[0] is not item:
+                self.partings.add("a return behind a better task")
+
+    def _tell(self, box: Box, event: str, item: Item) -> None:
+        box.calls[event] += 1
+        if box.listens:
+            self._out.events.append(Told(box.name, event, item.seen(), self.now - self._began))
+            if CALLED.get(event, {event}) & box.raises:
+                self.partings.add("a callback that raises")
+
+
+def _text(name: Any) -> str:
+    """A sub-queue's name as text; no name is like none of them."""
+    if name is None:
+        return NAMELESS
+    return str(name).lower() if isinstance(name, bool) else str(name)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_negative(options: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, (int, float)) and value < 0 for value in options.values())
+
+
+def _is_bad(options: Mapping[str, Any]) -> bool:
+    """Tell whether a value is no whole number (pri) or no duration."""
+    for name, value in options.items():
+        if name == "pri" and not _is_id(value):
+            return True
+        if name in DURATIONS | {"delta"}:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+                return True
+    return False

@@ -1,0 +1,258 @@
+"""Reads what Tarantool answered and translates it, by the rules of the departures, into what is expected here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from oracle.model import ABSENT, Model
+from oracle.outcome import UNTOLD, Failed, Outcome, Seen, Stats, Step, Told
+
+CASES = Path(__file__).parent / "cases"
+
+TASK_CALLS = {"put", "take", "ack", "release", "touch", "bury", "delete", "peek"}
+SILENT_CALLS = {"release_all", "truncate"}
+"""What returns nothing in Tarantool, and a count here."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recorded scenario."""
+
+    name: str
+    driver: str
+    steps: Sequence[Step]
+    create: Mapping[str, Any] = field(default_factory=dict)
+    late: Sequence[Any] = ()
+    loose: bool = False
+    quirks: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Case:
+        known = {place.name for place in fields(cls)}
+        return cls(**{key: value for key, value in raw.items() if key in known})
+
+    @property
+    def opening(self) -> Step:
+        """The step that creates the tube; all steps are judged alike."""
+        opts = dict(self.create)
+        return {"op": "create", "tube": "t", "driver": self.driver, "opts": opts, "r": {"type": self.driver}}
+
+
+def load(name: str) -> list[Case]:
+    """The cases of one file."""
+    return [Case.read(raw) for raw in json.loads((CASES / f"{name}.json").read_text())]
+
+
+@dataclass
+class Recorded:
+    """One step on its way from Tarantool's outcome to the expected one; rules change ``outcome`` and ``calls``."""
+
+    step: Step
+    outcome: Outcome
+    calls: defaultdict[str, Counter[str]]
+    cut_short: Mapping[tuple[str, str], int]
+    puts: set[str]
+
+
+Translation = Callable[[Recorded], None]
+Acceptance = Callable[[Step, str | None], Step | None]
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One way in which this package knowingly differs from Tarantool's queue.
+
+    ``translates`` turns the recorded outcome of a step into ours. ``accepts`` answers for a call that Tarantool
+    took and we refuse: what it took it for; the replay then expects a refusal without any effect, and goes on
+    with the call that this returns. ``parts`` names what may send the two on courses of their own, in tubes with
+    the options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which it
+    saw a defect. ``renews_ids``: a recorded id means the latest task that had it. Without any of these no recorded
+    step shows the departure.
+    """
+
+    name: str
+    reason: str
+    translates: Translation | None = None
+    accepts: Acceptance | None = None
+    parts: frozenset[str] = frozenset()
+    parts_with: Mapping[str, Any] = field(default_factory=dict)
+    renews_ids: bool = False
+
+    @property
+    def shows(self) -> bool:
+        """Tell whether a recorded step can show it."""
+        return bool(self.translates or self.accepts or self.parts or self.renews_ids)
+
+
+class Recording:
+    """Translates the steps of one case, in order."""
+
+    def __init__(self, case: Case, departures: Iterable[Departure]) -> None:
+        self._loose = case.loose
+        self._departures = tuple(departures)
+        self._renews_ids = any(departure.renews_ids for departure in self._departures)
+        self._keys: dict[tuple[str, int], int] = {}
+        self._puts: dict[str, str] = {}
+        self._told: dict[str, Stats] = {}
+        self._expected: dict[str, Stats] = {}
+
+    def call(self, step: Step) -> dict[str, Any]:
+        """The step with the task it means, instead of Tarantool's id."""
+        call = dict(step)
+        if "id" in step:
+            call["id"] = self._key(step.get("tube", "t"), step["id"])
+        if step["op"] == "put" and "bg" in step:
+            self._puts[step["bg"]] = step.get("tube", "t")
+        return call
+
+    def accepted(self, call: Step, type: str | None) -> Step | None:
+        """What Tarantool took a call for that we refuse, ``None`` if we don't."""
+        if "err" in call:
+            return None
+        for departure in self._departures:
+            instead = departure.accepts(call, type) if departure.accepts else None
+            if instead is not None:
+                return instead
+        return None
+
+    def parting(self, case: Case, situations: set[str]) -> set[str]:
+        """Those departures that may have parted the courses, by what the model has noted, and the case's tags."""
+        signs = situations.union(case.quirks)
+        return {
+            departure.name
+            for departure in self._departures
+            if departure.parts & signs and departure.parts_with.items() <= case.create.items()
+        }
+
+    def outcome(self, step: Step, model: Model, told: Outcome) -> Outcome:
+        """The expected outcome of a step; ``told`` is what the model makes of it."""
+        tube = step.get("tube", "t")
+        recorded = Recorded(
+            step=step,
+            outcome=self._read(step, tube, told),
+            calls=self._count(step),
+            cut_short=model.cut_short,
+            puts=set(self._puts),
+        )
+        for departure in self._departures:
+            if departure.translates is not None:
+                departure.translates(recorded)
+        for name, counts in recorded.calls.items():
+            for event, count in counts.items():
+                self._expected[name].calls[event] = self._expected[name].calls.get(event, 0) + count
+        if step["op"] in ("create", "drop") and "err" not in step:
+            self._renew(step["op"], tube, is_new=tube not in self._told)
+        outcome = recorded.outcome
+        if step["op"] == "statistics" and "err" not in step:
+            outcome.result = self._corrected(tube, step["r"])
+        outcome.stats = {name: stats.copy() for name, stats in self._expected.items()}
+        return outcome
+
+    def finish(self, late: Sequence[Any]) -> list[tuple[str, Any]]:
+        """What ended in the background after the last step."""
+        return [(label, self._ended(label, result)) for label, result in late]
+
+    # Tasks
+
+    def _key(self, tube: str, id: Any) -> Any:
+        if isinstance(id, bool) or not isinstance(id, int) or id < 0:
+            return id
+        if not self._renews_ids:
+            return id
+        return self._keys.get((tube, id), ABSENT + id)
+
+    def _learn(self, tube: str, id: int, made: list[int]) -> None:
+        """Tarantool gave this id to a new task: the next one that the model made in the same step."""
+        self._keys[tube, id] = made.pop(0) if made else ABSENT + id
+
+    def _made(self, step: Step, told: Outcome) -> list[int]:
+        """The tasks that the model made in this step."""
+        results = [told.result] if step["op"] == "put" else []
+        results += [result for label, result in told.woke if label in self._puts]
+        return [result.key for result in results if isinstance(result, Seen)]
+
+    def _read(self, step: Step, tube: str, told: Outcome) -> Outcome:
+        """Read what was recorded. An id may be given anew in the middle of a step, so the order matters."""
+        made = self._made(step, told)
+        is_put = step["op"] == "put"
+        result = None if is_put else self._result(step, tube)
+        events = []
+        for event in step.get("events", ()):
+            place, _, name = event[0].rpartition(":")
+            if name == "put":
+                self._learn(place or "t", event[1][0], made)
+            at = None if self._loose or len(event) < 3 else round(event[2] * 1000)
+            events.append(Told(place or "t", name, self._seen(place or "t", event[1]), at))
+        if is_put:
+            if isinstance(step.get("r"), list) and made:  # nobody listened
+                self._learn(tube, step["r"][0], made)
+            result = self._result(step, tube)
+        woke = []
+        for label, ended in step.get("woke", ()):
+            if label in self._puts and isinstance(ended, list) and made:
+                self._learn(self._puts[label], ended[0], made)
+            woke.append((label, self._ended(label, ended)))
+        took = None if self._loose or "bg" in step else round(step.get("took", 0) * 1000)
+        return Outcome(result, events, woke, took, is_sorted=step["op"] == "sleep")
+
+    def _seen(self, tube: str, raw: Sequence[Any]) -> Seen:
+        id, state, data = raw
+        return Seen(self._key(tube, id), state, data)
+
+    # Results
+
+    def _result(self, step: Step, tube: str) -> Any:
+        if "err" in step:
+            return _failed(step["err"])
+        result = step.get("r")
+        if step["op"] in SILENT_CALLS:
+            return UNTOLD
+        if step["op"] in TASK_CALLS and isinstance(result, list):
+            return self._seen(tube, result)
+        return result
+
+    def _ended(self, label: str, result: Any) -> Any:
+        if isinstance(result, dict):
+            return _failed(result["err"])
+        return self._seen(self._puts.get(label, "t"), result) if isinstance(result, list) else result
+
+    # Statistics
+
+    def _count(self, step: Step) -> defaultdict[str, Counter[str]]:
+        """Take over what changed in the statistics; return by how much ``calls`` did."""
+        changed: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        news = {"t": step["stats"]} if "stats" in step else {}
+        for tube, new in {**news, **step.get("other_stats", {})}.items():
+            told, expected = self._told[tube], self._expected[tube]
+            told.tasks.update(new.get("tasks", {}))
+            expected.tasks.update(new.get("tasks", {}))
+            for event, value in new.get("calls", {}).items():
+                changed[tube][event] += value - told.calls.get(event, 0)
+                told.calls[event] = value
+        return changed
+
+    def _renew(self, op: str, tube: str, *, is_new: bool) -> None:
+        if op == "drop":
+            del self._told[tube], self._expected[tube]
+        elif is_new:
+            self._told[tube], self._expected[tube] = Stats.zero(), Stats.zero()
+
+    def _corrected(self, tube: str, raw: Mapping[str, Mapping[str, int]]) -> Stats:
+        """Statistics that were asked for, corrected as those that came with the steps are."""
+        told, expected = self._told[tube], self._expected[tube]
+        tasks = {key: expected.tasks[key] + value - told.tasks[key] for key, value in raw["tasks"].items()}
+        calls = dict(expected.calls)
+        for event, value in raw["calls"].items():
+            wrong = value - told.calls.get(event, 0)
+            if event in calls or wrong:
+                calls[event] = calls.get(event, 0) + wrong
+        return Stats(tasks, calls)
+
+
+def _failed(kind: str) -> Failed:
+    return Failed("bad" if kind.startswith("bad_") else kind)

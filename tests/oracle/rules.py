@@ -1,0 +1,141 @@
+"""How a recorded step becomes what is expected here: one function for each way in which a departure shows.
+
+None of them knows a case; each looks at the step alone, and at what kind of tube it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oracle.model import DURATIONS, PUT_OPTIONS, TUBE_OPTIONS
+from oracle.outcome import Failed, Step, Told
+from oracle.recording import Recorded
+
+# Translations of the outcome
+
+
+def an_ack_is_an_ack(recorded: Recorded) -> None:
+    """The removal that an ack is told as is told as an ack. It was counted as one all along."""
+    if recorded.step["op"] == "ack":
+        events = recorded.outcome.events
+        for index, told in enumerate(events):
+            if told.name == "delete" and told.task == recorded.outcome.result:
+                events[index] = told._replace(name="ack")
+
+
+def a_delay_is_a_delay(recorded: Recorded) -> None:
+    """The end of a delay has one name."""
+    outcome = recorded.outcome
+    outcome.events = [
+        told._replace(name="delay") if told.name == "delayed" else told for told in outcome.events
+    ]
+    for calls in recorded.calls.values():
+        calls["delay"] += calls.pop("delayed", 0)
+
+
+def one_change_is_one_event(recorded: Recorded) -> None:
+    """Neighbours are not announced, a ttl is only a ttl, and a touch counts once."""
+    events: list[Told] = []
+    for told in recorded.outcome.events:
+        if told.name == "wake":
+            continue
+        if told.name == "ttl":
+            _drop_last(events, told, "delete")
+            _drop_last(events, told, "ttr", "delay")
+        events.append(told)
+    recorded.outcome.events = events
+    for tube, calls in recorded.calls.items():
+        calls["delete"] -= calls["ttl"]
+        for event in ("ttr", "delay"):
+            calls[event] -= recorded.cut_short.get((tube, event), 0)
+        calls["touch"] //= 2
+
+
+def _drop_last(events: list[Told], ended: Told, *names: str) -> None:
+    """Drop the last event of a task, where it is of that name and of the same moment."""
+    for index in range(len(events) - 1, -1, -1):
+        told = events[index]
+        if (told.tube, told.task.key) == (ended.tube, ended.task.key):
+            if told.name in names and told.at == ended.at:
+                del events[index]
+            return
+
+
+def no_negative_touch(recorded: Recorded) -> None:
+    """A touch by less than nothing is refused."""
+    step = recorded.step
+    if step["op"] == "touch" and "err" not in step and _is_negative(step["delta"]):
+        recorded.outcome.result = Failed("bad")
+
+
+def full_is_an_error(recorded: Recorded) -> None:
+    """A put that found no room says so."""
+    outcome = recorded.outcome
+    if recorded.step["op"] == "put" and "bg" not in recorded.step and outcome.result is None:
+        outcome.result = Failed("full")
+    outcome.woke = [
+        (label, Failed("full") if label in recorded.puts and result is None else result)
+        for label, result in outcome.woke
+    ]
+
+
+def another_type_is_an_error(recorded: Recorded) -> None:
+    """if_not_exists opens what was asked for, or nothing."""
+    step, result = recorded.step, recorded.outcome.result
+    if step["op"] == "create" and isinstance(result, dict) and result["type"] != step["driver"]:
+        recorded.outcome.result = Failed("exists" if step["driver"] in TUBE_OPTIONS else "unknown_type")
+
+
+# Calls that are refused here, and what Tarantool took them for
+
+
+def without_useless_options(step: Step, type: str | None) -> Step | None:
+    """Tarantool ignores options that it does not know, and takes a negative duration for none."""
+    options = step.get("opts") or {}
+    if step["op"] == "put" and type is not None:
+        supported = PUT_OPTIONS[type]
+    elif step["op"] == "release" and type is not None:
+        supported = PUT_OPTIONS[type] & {"delay"}
+    elif step["op"] == "create" and step["driver"] in TUBE_OPTIONS:
+        supported = TUBE_OPTIONS[step["driver"]] | {"if_not_exists"}
+    else:
+        return None
+    kept = {
+        name: 0 if name in DURATIONS and _is_negative(value) else value
+        for name, value in options.items()
+        if name in supported
+    }
+    return None if kept == options else {**step, "opts": kept}
+
+
+def with_a_whole_count(step: Step, type: str | None) -> Step | None:
+    """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one."""
+    count = step.get("count", 1)
+    if step["op"] != "kick" or not isinstance(count, (int, float)) or (count >= 0 and count == int(count)):
+        return None
+    return {**step, "count": max(int(count), 0)}
+
+
+def kicked_whole_tasks(recorded: Recorded) -> None:
+    """A kick answers how many tasks it kicked."""
+    result = recorded.outcome.result
+    if recorded.step["op"] == "kick" and isinstance(result, (int, float)):
+        recorded.outcome.result = max(int(result), 0)
+
+
+Translation = Callable[[Recorded], None]
+
+
+def both(*translations: Translation) -> Translation:
+    """Apply one after the other."""
+
+    def translate(recorded: Recorded) -> None:
+        for translation in translations:
+            translation(recorded)
+
+    return translate
+
+
+def _is_negative(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value < 0

@@ -1,0 +1,141 @@
+"""What replaying Tarantool's answers brought to light beside them, in situations that nobody recorded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tubes
+from tubes.testing import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def connect(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[[], tubes.Queue]]:
+    """Connections to one file."""
+    with ExitStack() as stack:
+
+        def connect() -> tubes.Queue:
+            url = f"sqlite:///{tmp_path / 'tasks.db'}"
+            return stack.enter_context(tubes.connect(url, clock=clock, sweep=False, durability="off"))
+
+        yield connect
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    give_up = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.0002)
+
+
+@pytest.mark.parametrize("type", ["fifo", "limfifottl", "utubettl"])
+def test_a_tube_that_another_connection_dropped_is_gone(
+    connect: Callable[[], tubes.Queue], type: str
+) -> None:
+    """Every verb says that there is no such tube, whoever dropped it; none calls it empty, or full."""
+    one, other = connect(), connect()
+    options: dict[str, Any] = {"capacity": 5} if type == "limfifottl" else {}
+    one.create_tube("jobs", type, **options)
+    held = other.tube["jobs"]
+    one.tube["jobs"].drop()
+    for verb in (
+        lambda: held.put("x"),
+        lambda: held.take(0),
+        lambda: held.ack(1),
+        lambda: held.release(1),
+        lambda: held.touch(1, 5),
+        lambda: held.bury(1),
+        lambda: held.delete(1),
+        lambda: held.peek(1),
+        held.kick,
+        held.release_all,
+        held.truncate,
+        held.statistics,
+        held.drop,
+        lambda: other.tube["jobs"],
+    ):
+        with pytest.raises(tubes.NoSuchTube):
+            verb()
+
+
+def test_a_tube_that_was_made_anew_is_the_new_one_everywhere(connect: Callable[[], tubes.Queue]) -> None:
+    """A connection that knew the old tube finds the new one under its name."""
+    one, other = connect(), connect()
+    one.create_tube("jobs", "fifo")
+    other.tube["jobs"].put("old")
+    one.tube["jobs"].drop()
+    one.create_tube("jobs", "utube")
+    assert other.tube["jobs"].type == "utube"
+    other.tube["jobs"].put("new")
+    taken = one.tube["jobs"].take(0)
+    assert taken is not None and taken.data == "new"
+
+
+def test_a_task_that_lives_ten_thousand_years_can_be_seen(connect: Callable[[], tubes.Queue]) -> None:
+    """Its end is shown as the last instant that there is."""
+    jobs = connect().create_tube("jobs", "fifottl")
+    jobs.put("x", ttl=1e12)
+    task = jobs.take(0)
+    assert task is not None and task.due_at is not None and task.due_at.year == 9999
+
+
+def test_nobody_overtakes_a_waiter_that_came_first(
+    connect: Callable[[], tubes.Queue], clock: FakeClock
+) -> None:
+    """Whatever wakes the others at the same moment, the first in line gets the next task."""
+    home = connect()
+    jobs = home.create_tube("jobs", "fifo")
+    served: list[int] = []
+
+    def wait(number: int, queue: tubes.Queue) -> None:
+        if queue.tube["jobs"].take(60) is not None:
+            served.append(number)
+
+    threads = [threading.Thread(target=wait, args=(number, connect())) for number in range(10)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        until(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+    for number in range(len(threads)):
+        home.store.waiters.wake_all()
+        jobs.put("x")
+        until(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    assert served == sorted(served)
+
+
+def test_the_first_in_line_gets_what_becomes_due(
+    connect: Callable[[], tubes.Queue], clock: FakeClock
+) -> None:
+    """All that wait could look when a delay ends; the one who came first does."""
+    home = connect()
+    jobs = home.create_tube("jobs", "fifottl")
+    served: list[int] = []
+
+    def wait(number: int, queue: tubes.Queue) -> None:
+        if queue.tube["jobs"].take(1000) is not None:
+            served.append(number)
+
+    threads = [threading.Thread(target=wait, args=(number, connect())) for number in range(10)]
+    for number, thread in enumerate(threads):
+        jobs.put("x", delay=10 * (number + 1))
+        thread.start()
+        until(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+    for number in range(len(threads)):
+        clock.advance(10)
+        until(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    assert served == sorted(served)

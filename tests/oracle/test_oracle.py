@@ -1,0 +1,309 @@
+"""Tarantool's own answers: every recorded scenario is replayed on SQLite, and goes as recorded but for DEPARTURES.
+
+How a scenario is replayed, and what is compared, is told in ``replay``. The case files are described in
+``cases/README.md``; more of the same kinds can simply be laid beside them.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle import rules
+from oracle.outcome import Outcome, Step
+from oracle.recording import CASES, Case, Departure, load
+from oracle.replay import Disagreement, replay
+from oracle.stage import Stage
+
+import tubes
+
+DEPARTURES = (
+    Departure(
+        "ids are never used again",
+        "An id that a worker, a log or a callback remembers must not come to mean another task. Tarantool gives the "
+        "largest stored id plus one, so the last ids come again, all of them after a truncate.",
+        renews_ids=True,
+    ),
+    Departure(
+        "the event of an ack is ack",
+        "A callback must be able to tell finished work from removed work. Tarantool reports both as delete.",
+        rules.an_ack_is_an_ack,
+    ),
+    Departure(
+        "one change is one event and one count",
+        "Then events can be counted, and counts be added up. Tarantool reports a task whose ttl is over as deleted "
+        "and as ttl (and as ttr before, if it was taken), counts a touch twice, even one that is refused for its "
+        "type, and announces a neighbour in the sub-queue by an event without a name.",
+        rules.one_change_is_one_event,
+    ),
+    Departure(
+        "delayed is delay in every type",
+        "The same thing has one name. In Tarantool's utubettl alone, event and counter are called delayed.",
+        rules.a_delay_is_a_delay,
+    ),
+    Departure(
+        "unsupported and unknown options, bad tube names and negative durations are errors",
+        "What is silently ignored is a mistake found too late. Tarantool ignores options that a type does not have, "
+        "and takes a negative duration for none. storage_mode is one of them: there is one way to store.",
+        accepts=rules.without_useless_options,
+    ),
+    Departure(
+        "a negative touch is an error",
+        "Tarantool's documentation says so. Its code returns nothing.",
+        rules.no_negative_touch,
+    ),
+    Departure(
+        "never is None",
+        "There are no sentinel numbers. In Tarantool anything above 100 years is never. A recorded task shows no "
+        "times, so no step shows it.",
+    ),
+    Departure(
+        "a full limfifottl raises TubeFull",
+        "A task that was not stored must not look like one that was. Tarantool returns nil when the put's timeout "
+        "is over.",
+        rules.full_is_an_error,
+    ),
+    Departure(
+        'a sub-queue named "nil" is a name like any other',
+        "In Tarantool the tasks without a sub-queue share the one of that name.",
+        parts=frozenset({"a sub-queue named nil"}),
+    ),
+    Departure(
+        "ttl bounds a taken task in utubettl too",
+        "As in Tarantool's fifottl. In its utubettl a taken task outlives its ttl until its ttr ends.",
+        parts=frozenset({"ttl of a taken task in utubettl"}),
+    ),
+    Departure(
+        "waiters are served first come, first served",
+        "Tarantool wakes the waiter with the shortest timeout, and among long ones that of the oldest connection.",
+        parts=frozenset({"the order of waiters"}),
+    ),
+    Departure(
+        "a callback that raises is logged and changes nothing",
+        "A listener must not be able to break what it listens to. In Tarantool the error reaches the caller, the "
+        "change stays but is not counted and wakes nobody, a taken task has no owner, and a timer ends for good.",
+        parts=frozenset({"a callback that raises"}),
+    ),
+    Departure(
+        "if_not_exists with another type is an error",
+        "What is returned must be what was asked for. Tarantool returns the tube that is there.",
+        rules.another_type_is_an_error,
+    ),
+    # Defects of the original
+    Departure(
+        "a ready buffer does not get out of step",
+        "In this storage mode a kicked task of Tarantool's utube cannot be taken until its sub-queue moves, and one "
+        "that comes back in utubettl is taken before its betters. Nothing of the kind is stored here.",
+        parts=frozenset({"a kick in utube", "a return behind a better task", "ready_buffer_out_of_step"}),
+        parts_with={"storage_mode": "ready_buffer"},
+    ),
+    Departure(
+        "a truncate leaves no records of who took what",
+        "In Tarantool they stay: a late ack says that the task is not found, the tube cannot be dropped, and the end "
+        "of the session fails at the first of them and leaves its other tasks taken.",
+        parts=frozenset({"records of gone tasks"}),
+    ),
+    Departure(
+        "a released task of utubettl keeps its ttl",
+        "Tarantool writes a deadline that never comes, so the task stays for ever, and cannot be taken.",
+        parts=frozenset({"ttl of a released task in utubettl"}),
+    ),
+    Departure(
+        "a touch adds what it says",
+        "Tarantool takes 3153.6 s for for ever and ends the ttr at once, and fails with an overflow above 100 years.",
+        parts=frozenset({"a touch of an hour or more"}),
+    ),
+    Departure(
+        "a kick counts whole tasks",
+        "Tarantool answers a negative or fractional count with the count itself.",
+        rules.kicked_whole_tasks,
+        rules.with_a_whole_count,
+    ),
+    Departure(
+        "defects that no recorded step shows",
+        "utube's kick leaves a transaction open (the recorder closed it), concurrent create_tube calls leave ghosts, "
+        "a failed creation leaves its space, a read-only spell ends limfifottl's timer, take scans busy sub-queues.",
+    ),
+)
+"""All ways in which a replay may differ from the recording; each with its reason. Nothing else is let pass."""
+
+FILES = sorted(path.stem for path in CASES.glob("*.json"))
+ALL = {name: load(name) for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the schema, to be copied: making one takes longer than most replays."""
+    path = tmp_path_factory.mktemp("oracle") / "template.db"
+    tubes.connect(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture
+def path(template: Path) -> Iterator[Path]:
+    """A fresh file."""
+    path = template.with_name("case.db")
+    shutil.copyfile(template, path)
+    yield path
+    for left in template.parent.glob("case.db*"):
+        left.unlink()
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for name in FILES for case in ALL[name]])
+def test_the_queue_does_what_tarantool_does(case: Case, path: Path) -> None:
+    """Results, kinds of error, order, events and statistics of every step are those recorded, but for DEPARTURES."""
+    with Stage(path) as stage:
+        replay(case, DEPARTURES, stage)
+
+
+# The replay itself
+
+
+def everything() -> Iterator[Case]:
+    """All cases, those with few steps first."""
+    yield from sorted((case for name in FILES for case in ALL[name]), key=lambda case: len(case.steps))
+
+
+def test_the_recording_judges_almost_every_step() -> None:
+    """Where courses have parted, a model says what is expected; that must stay the exception."""
+    for name in set(FILES) - {"quirks"}:
+        reports = [replay(case, DEPARTURES) for case in ALL[name]]
+        by_model, by_recording = (sum(getattr(r, by) for r in reports) for by in ("by_model", "by_recording"))
+        assert by_model < 0.05 * by_recording, name
+
+
+@pytest.mark.parametrize(
+    "departure", [d for d in DEPARTURES if d.shows], ids=lambda departure: departure.name
+)
+def test_each_departure_is_needed(departure: Departure) -> None:
+    """Without it, something that was recorded would be a disagreement."""
+    others = [other for other in DEPARTURES if other is not departure]
+
+    def is_missed(case: Case) -> bool:
+        try:
+            replay(case, others)
+        except Disagreement:
+            return True
+        return False
+
+    assert any(is_missed(case) for case in everything())
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def spoil(key: str, change: Callable[[Any], Any]) -> Change:
+    """Change one entry of a step."""
+
+    def spoiled(step: dict[str, Any]) -> None:
+        step[key] = change(step[key])
+
+    return spoiled
+
+
+def with_one(stats: dict[str, Any], which: str) -> dict[str, Any]:
+    name = next(iter(stats[which]))
+    return {**stats, which: {**stats[which], name: stats[which][name] + 1}}
+
+
+WRONG: dict[str, tuple[Callable[[Step], bool], Change]] = {
+    "another state": (lambda step: step.get("r", 0) == [0, "t", "a"], spoil("r", lambda r: [0, "r", "a"])),
+    "another task": (lambda step: step.get("r", 0) == [1, "t", "d1"], spoil("r", lambda r: [0, *r[1:]])),
+    "other data": (lambda step: step.get("r", 0) == [0, "t", "d0"], spoil("r", lambda r: [*r[:2], "d1"])),
+    "nothing for a task": (
+        lambda step: step["op"] == "take" and bool(step.get("r")),
+        spoil("r", lambda r: None),
+    ),
+    "another number": (lambda step: step["op"] == "kick" and "r" in step, spoil("r", lambda r: r + 1)),
+    "another error": (lambda step: step.get("err") == "not_taken", spoil("err", lambda err: "not_found")),
+    "an error for a result": (
+        lambda step: step["op"] == "ack" and "r" in step,
+        lambda step: step.update(err="not_taken"),
+    ),
+    "a missing event": (lambda step: bool(step.get("events")), spoil("events", lambda events: events[:-1])),
+    "one more event": (lambda step: bool(step.get("events")), spoil("events", lambda e: [*e, e[-1]])),
+    "another event": (
+        lambda step: step["op"] == "bury" and bool(step.get("events")),
+        spoil("events", lambda events: [["kick", events[0][1]], *events[1:]]),
+    ),
+    "another order": (
+        lambda step: step["op"] == "kick" and len(step.get("events", ())) == 2,
+        spoil("events", lambda events: events[::-1]),
+    ),
+    "another time": (
+        lambda step: step["op"] == "sleep" and len(step.get("events", ())) == 1,
+        spoil("events", lambda events: [[*events[0][:2], events[0][2] + 0.2]]),
+    ),
+    "another duration": (lambda step: step.get("took", 0) > 0, spoil("took", lambda took: took + 0.2)),
+    "another count of tasks": (
+        lambda step: "tasks" in step.get("stats", {}),
+        spoil("stats", lambda stats: with_one(stats, "tasks")),
+    ),
+    "another count of calls": (
+        lambda step: "calls" in step.get("stats", {}),
+        spoil("stats", lambda stats: with_one(stats, "calls")),
+    ),
+    "other statistics": (
+        lambda step: step["op"] == "statistics" and "r" in step,
+        spoil("r", lambda stats: with_one(stats, "calls")),
+    ),
+    "another waiter": (
+        lambda step: len(step.get("woke", ())) == 1,
+        spoil("woke", lambda woke: [["nobody", woke[0][1]]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_expectation_fails(wrong: str, path: Path) -> None:
+    """One wrong entry in a case, whatever it is about, is a disagreement at that very step."""
+    fits, change = WRONG[wrong]
+    case, number = next(
+        (case, number)
+        for case in everything()
+        if not replay(case, DEPARTURES).parted
+        for number, step in enumerate(case.steps)
+        if fits(step)
+    )
+    steps = copy.deepcopy([dict(step) for step in case.steps])
+    change(steps[number])
+    with (
+        Stage(path) as stage,
+        pytest.raises(Disagreement, match=f"step {number + 1}, .* model and queue differ"),
+    ):
+        replay(replace(case, steps=steps), DEPARTURES, stage)
+
+
+class Forgetful(Stage):
+    """A queue that goes wrong where the model does not: it never tells of a take."""
+
+    def perform(self, step: Step, instants: Any, *, waits: bool) -> Outcome:
+        outcome = super().perform(step, instants, waits=waits)
+        outcome.events = [told for told in outcome.events if told.name != "take"]
+        return outcome
+
+
+def test_a_wrong_queue_fails(path: Path) -> None:
+    """What the queue does is compared with the recording, not only the model."""
+    with Forgetful(path) as stage, pytest.raises(Disagreement, match="recording and queue differ: events"):
+        replay(next(everything_with("take")), DEPARTURES, stage)
+
+
+def test_a_wrong_queue_fails_after_a_parting(path: Path) -> None:
+    """Where the model alone judges, it is compared with the queue."""
+    parted = (case for case in everything_with("take") if replay(case, DEPARTURES).parted)
+    case = next(
+        case for case in parted if all(step["op"] != "take" or "bg" in step for step in case.steps[:3])
+    )
+    with Forgetful(path) as stage, pytest.raises(Disagreement, match="differ: events"):
+        replay(case, DEPARTURES, stage)
+
+
+def everything_with(op: str) -> Iterator[Case]:
+    """All cases in which ``op`` tells of something."""
+    return (case for case in everything() if any(s["op"] == op and s.get("events") for s in case.steps))
