@@ -117,7 +117,7 @@ ids_argument = click.argument("ids", nargs=-1, required=True, type=int, metavar=
 def print_table(table: Table) -> None:
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if os.isatty(1) else 200)
     with console.capture() as captured:
         console.print(table)
     write_line(captured.get().rstrip("\n"))
@@ -611,6 +611,7 @@ def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None
 
 def main() -> None:
     """Run the command line and exit."""
+    _fill_closed_places()
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     logging.basicConfig(level=logging.WARNING, handlers=[Told()])
     signal.signal(signal.SIGTERM, _terminate)
@@ -653,6 +654,18 @@ class Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         say(record.getMessage() + (f" ({error})" if error is not None else ""))
+
+
+def _fill_closed_places() -> None:
+    """Where standard files were closed (``tubes take jobs >&-``), put files that refuse to be read or written.
+
+    Else the store's file would be opened in their place, and what is printed would be written into it.
+    """
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
 
 
 def _terminate(number: int, frame: object) -> None:

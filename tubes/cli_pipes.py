@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -97,7 +96,7 @@ def write_line(text: str) -> None:
 @contextmanager
 def progress(verb: str, total: int | None, *, is_free: bool = True) -> Iterator[Callable[[int], None]]:
     """A bar on stderr when that is a terminal; gives a function that is told how many more there are."""
-    if not (is_free and sys.stderr.isatty()):
+    if not (is_free and os.isatty(2)):
         yield lambda count: None
         return
     from rich.console import Console
@@ -218,7 +217,7 @@ class Taking:
 
     def run(self) -> int:
         """Return how many tasks were printed."""
-        with progress("take", self._count, is_free=not sys.stdout.isatty()) as moved:
+        with progress("take", self._count, is_free=not os.isatty(1)) as moved:
             while self._count is None or self._printed < self._count:
                 most = BATCH if self._count is None else min(BATCH, self._count - self._printed)
                 tasks = self._tube.take_many(most, self._timeout)

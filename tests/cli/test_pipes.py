@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 import tubes
-from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, USAGE
+from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
 
 from .conftest import Shell, values
 
@@ -175,6 +175,21 @@ def test_a_reader_that_goes_away_gets_no_more_and_the_rest_stays(shell: Shell, j
     left = count(jobs, "ready")
     assert 800 < left < 1000
     assert count(jobs, "total") == left
+
+
+@pytest.mark.parametrize("arguments", ["put jobs <&-", "take jobs --ack --timeout 0 >&-"])
+def test_a_closed_standard_file_is_an_error_and_never_the_store(
+    arguments: str, shell: Shell, jobs: tubes.Tube
+) -> None:
+    """A file that is opened gets the lowest free number: the store's must not become standard output."""
+    jobs.put("x" * 5000)
+    command = f'exec "$0" {arguments}'
+    done = subprocess.run(
+        ["sh", "-c", command, *shell.command()], env=shell.environment, capture_output=True, timeout=30
+    )
+    assert done.returncode == UNAVAILABLE
+    assert b"Bad file descriptor" in done.stderr and b"Traceback" not in done.stderr
+    assert [len(task.data) for task in jobs.tasks("r")] == [5000]
 
 
 def test_nothing_taken_is_a_status_of_its_own(shell: Shell, jobs: tubes.Tube) -> None:

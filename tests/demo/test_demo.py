@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tubes.cli import TERMINATED
 from tubes.demo import Outcome
 from tubes.demo_show import table_of
 
@@ -45,6 +47,19 @@ def test_the_same_crawl_on_a_fifo_fails_because_hosts_got_two_requests_at_once()
     broken = [promise for promise, holds in outcome["checks"].items() if not holds]
     assert broken == ["no host had two requests at once"]
     assert outcome["ok"] is False
+
+
+def test_a_demo_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([TUBES, "demo"], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "pages" in process.stderr.readline()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 5
+        process.terminate()
+        assert process.wait(30) == TERMINATED
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert list(tmp_path.iterdir()) == []
 
 
 GOOD = Outcome(
