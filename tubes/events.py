@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from tubes.interrupts import guarded, interruptible
 from tubes.task import Event, Task
 
 Listener = Callable[[Task, Event], object]
@@ -32,13 +33,17 @@ class Deliveries:
 
     def deliver(self) -> None:
         """Call back until the line is empty, unless somebody is at it already."""
+        if self._line:
+            guarded(self._deliver)
+
+    def _deliver(self) -> None:
         while self._line and self._delivering.acquire(blocking=False):
             try:
                 while self._line:
                     listeners, task, event = self._line.popleft()
                     for listener in listeners:
                         try:
-                            listener(task, event)
+                            interruptible(listener, task, event)
                         except Exception:
                             log.exception("callback %r failed on %s of %r", listener, event, task)
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -25,6 +26,7 @@ from tubes.errors import (
     TubesWarning,
 )
 from tubes.events import Deliveries, Listener
+from tubes.interrupts import guarded
 from tubes.options import Seconds
 from tubes.registry import driver_names, find_driver, find_store
 from tubes.stats import FLUSH_AFTER
@@ -311,16 +313,34 @@ class Queue:
                 for tube, changes in unit.changes():
                     tube.line_up(changes)
 
-        with self.store.transaction(committed) as tx:
-            unit = Unit(tx)
+        block = self.store.transaction(committed)
+        is_inside = False
+
+        def enter() -> None:
+            nonlocal unit, is_inside
+            unit = Unit(block.__enter__())
+            is_inside = True
             self._units.add(unit)
-            try:
-                yield unit
-            finally:
+
+        def leave(*error: Any) -> None:
+            nonlocal is_inside
+            is_inside = False
+            if unit is not None:
                 unit.is_open = False
                 self._units.discard(unit)
-        for tube, changes in unit.changes():
-            tube.publish(changes)
+                block.__exit__(*error)
+                if error[0] is None:
+                    for tube, changes in unit.changes():
+                        tube.publish(changes)
+
+        try:
+            guarded(enter)
+            yield cast("Unit", unit)
+            guarded(leave, None, None, None)
+        except BaseException:
+            if is_inside:
+                guarded(leave, *sys.exc_info())
+            raise
         self.deliveries.deliver()
 
     # Time

@@ -15,10 +15,12 @@ from tubes.errors import (
     NotSupported,
     NotTaken,
     StoreError,
+    StoreUnavailable,
     TaskNotFound,
     TubeFull,
 )
 from tubes.events import Listener
+from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
 from tubes.payload import encode
 from tubes.stats import statistics
@@ -186,7 +188,7 @@ class Tube:
         except NoSuchTube as error:  # the store knows the tube by its number only
             raise NoSuchTube(self.name) from error.__cause__
         if not changes:
-            changes = self._put_when_room(step, len(items), timeout, unit)
+            changes = guarded(self._put_when_room, step, len(items), timeout, unit)
         normalize = driver.normalize_task
         return [normalize(change.raw) for change in changes]
 
@@ -215,7 +217,7 @@ class Tube:
                 if remaining == 0.0:
                     raise TubeFull(self.name, self._capacity, wanted)
                 pause = self._until_due(remaining)
-                if not self._clock.wait(signal, pause):
+                if not interruptible(self._clock.wait, signal, pause):
                     self.expire()
                 self._store.waiters.heed(self._room, signal)
         finally:
@@ -254,9 +256,7 @@ class Tube:
             raise BadOption("a take inside a transaction cannot wait: pass timeout=0", option="timeout")
         kept: list[Task] = []
         try:
-            self._take_now(limit, kept, ack, unit)
-            if not kept and wait != 0.0:
-                self._wait_and_take(limit, kept, wait)
+            guarded(self._take_or_wait, limit, kept, wait, ack, unit)
             return kept
         except BaseException as error:
             # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
@@ -264,6 +264,18 @@ class Tube:
             if kept and unit is None and not isinstance(error, StoreError):
                 self._give_back(kept)
             raise
+
+    def _take_or_wait(
+        self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None, unit: Unit | None
+    ) -> None:
+        self._take_now(limit, kept, ack, unit)
+        if not kept and wait != 0.0:
+            try:
+                self._wait_and_take(limit, kept, wait)
+            except StoreUnavailable:
+                if not self._queue.is_closed:
+                    raise
+                kept.clear()  # closed while it waited: nothing came
 
     def _take_now(
         self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
@@ -324,7 +336,7 @@ class Tube:
                         pause = due if remaining is None else min(remaining, due)
                 if self._queue.is_closed or remaining == 0.0:
                     return
-                clock.wait(signal, pause)
+                interruptible(clock.wait, signal, pause)
         finally:
             waiters.leave(key, signal)
             waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
@@ -621,6 +633,9 @@ class Tube:
             changes = step(unit.tx)
             unit.add(self, changes)
             return changes
+        return guarded(self._commit, step)
+
+    def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         if not self._listeners:
             changes = self._store.transact(step)
             if changes:

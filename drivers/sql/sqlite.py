@@ -19,6 +19,7 @@ from sqlalchemy.dialects import sqlite as dialects
 from tubes.clock import Clock
 from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
+from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
 from tubes.waiting import Waiters
 
@@ -172,6 +173,9 @@ class SqliteStore:
         return self.writer.transaction(on_commit)
 
     def read(self, work: Callable[[Any], T]) -> T:
+        return guarded(self._read, work)
+
+    def _read(self, work: Callable[[Any], T]) -> T:
         if self._is_stale or self._is_closed:
             self.refresh()
         try:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
+from tubes.interrupts import guarded, interruptible
 
 from .sqlite_errors import translated
 from .statements import Statement
@@ -182,6 +183,9 @@ class SqliteWriter:
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
         """Run ``work`` and commit it, alone or together with other threads' work."""
+        return guarded(self._transact, work, on_commit)
+
+    def _transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
         if not self._turn.acquire(False):
             if self._shares_commits:
                 return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
@@ -290,7 +294,7 @@ class SqliteWriter:
         self._refuse_to_wait_for_oneself()
         wait = FIRST_NAP
         while not self._turn.acquire(False):
-            pause(wait)
+            interruptible(pause, wait)
             wait = min(wait * 2, LONGEST_NAP)
 
     def _stand_in_line(self, member: _Member) -> Any:
@@ -315,12 +319,13 @@ class SqliteWriter:
                     self._line.remove(member)
                     member.leads = True
                 return
-            member.lock.acquire()
+            interruptible(member.lock.acquire)
 
     def _leave_line(self, member: _Member) -> None:
         """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
         try:
             self._line.remove(member)
+            self._stir_first()  # it may have been meant for us that the writer is free
         except ValueError:
             while not member.is_settled and not member.leads:
                 with suppress(BaseException):
@@ -448,7 +453,7 @@ class SqliteWriter:
         deadline = real_monotonic() + self._busy_timeout
         wait = FIRST_PAUSE
         while True:
-            pause(wait)
+            interruptible(pause, wait)
             wait = min(wait * 1.5, LONGEST_PAUSE)
             try:
                 return self.db.execute(text, given)

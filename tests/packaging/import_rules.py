@@ -24,6 +24,7 @@ DRIVER_API = (
     "tubes.waiting",
     # What a store is handed, or hands on: the clock it passes as ``now``, the counts it keeps, the codec.
     "tubes.clock",
+    "tubes.interrupts",
     "tubes.stats",
     "tubes.payload",
 )

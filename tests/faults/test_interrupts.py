@@ -1,0 +1,189 @@
+"""close(), Ctrl-C and SIGTERM end a waiting take at once, and no interrupt at any moment loses a task."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import eventually, heard, run
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+STRESS = """
+import os, random, signal, sys, threading, time, tubes
+path, manner, durability, times = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+queue = tubes.connect("sqlite:///" + path, durability=durability)
+tube = queue.create_tube("jobs", "fifo")
+if manner == "busy":
+    tube.put_many(range(30000))
+over, armed = threading.Event(), threading.Event()
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+def feed():
+    while manner == "waiting" and not over.is_set():
+        tube.put("x")
+        time.sleep(random.random() * 0.0008)
+
+def interrupt():
+    for number in range(times):
+        armed.wait()
+        armed.clear()
+        time.sleep(random.random() * 0.003)
+        os.kill(os.getpid(), random.choice([signal.SIGINT, signal.SIGTERM]))
+
+threads = [threading.Thread(target=work) for work in (feed, interrupt)]
+for thread in threads:
+    thread.start()
+caught = unknown = late = 0
+while caught < times:
+    held = None
+    try:
+        armed.set()
+        while True:
+            held = None
+            held = tube.take(timeout=None)
+            tube.ack(held)
+    except KeyboardInterrupt:
+        caught += 1
+    for task in tube.tasks("t"):  # we hold what we were given and not acked yet, and nothing else
+        if held is None or task.id != held.id:
+            unknown += 1
+        tube.release(task)
+over.set()
+for thread in threads:
+    thread.join()
+print(caught, unknown)
+left = tube.statistics()
+calls, tasks = left["calls"], left["tasks"]
+print(calls["put"] - calls["ack"] == tasks["total"] == tasks["ready"])
+queue.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("manner", "durability", "times"),
+    [("busy", "off", 300), ("waiting", "off", 300), ("waiting", "full", 100)],
+)
+def test_no_interrupt_strands_a_task(db: Path, manner: str, durability: str, times: int) -> None:
+    """A main thread takes and acks while signals rain on it: all it holds is what it was given, and it goes on."""
+    assert run(STRESS, db, manner, durability, times).splitlines() == [f"{times} 0", "True"]
+
+
+WAITING = """
+import signal, sys, threading, time, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1])
+tube = queue.create_tube("jobs", "fifo", if_not_exists=True)
+if sys.argv[2] == "TERM":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
+def tell():
+    while not queue.store.waiters.count(tube.record.id):
+        time.sleep(0.001)
+    time.sleep(0.05)
+    print("waiting", flush=True)
+threading.Thread(target=tell, daemon=True).start()
+try:
+    tube.take(timeout=None)
+except KeyboardInterrupt:
+    tube.put("after")
+    print(tube.take(timeout=0).data)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 2), ("TERM", 3)])
+def test_a_signal_ends_a_waiting_take_at_once(
+    db: Path, process: Callable[..., Any], name: str, status: int
+) -> None:
+    """The handler runs in the wait, not after it; the process goes on, or ends in order."""
+    worker = process(WAITING, db, name)
+    assert heard(worker) == "waiting"
+    sent = time.monotonic()
+    worker.send_signal(getattr(signal, f"SIG{name}"))
+    assert worker.wait(10) == status
+    assert time.monotonic() - sent < 2  # the end of a Python process included
+    if name == "INT":
+        assert heard(worker) == "after"
+
+
+def test_a_signal_whose_handler_does_not_raise_leaves_the_take_waiting(
+    db: Path, process: Callable[..., Any]
+) -> None:
+    """A handler that only makes a note of the signal does so at once, and the take goes on waiting."""
+    code = WAITING.replace(
+        "try:", "signal.signal(signal.SIGINT, lambda number, frame: print('noted', flush=True))\ntry:"
+    ).replace("tube.take(timeout=None)", "print(tube.take(timeout=None).data, flush=True)")
+    worker = process(code, db, "INT")
+    assert heard(worker) == "waiting"
+    worker.send_signal(signal.SIGINT)
+    assert heard(worker) == "noted"
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.tube.jobs.put("came")
+        assert heard(worker) == "came"
+
+
+def test_a_handler_may_close_the_queue(db: Path, process: Callable[..., Any]) -> None:
+    """A SIGTERM handler that closes the queue ends the take, which then returns nothing."""
+    code = WAITING.replace(
+        "lambda number, frame: sys.exit(3)", "lambda number, frame: queue.close()"
+    ).replace("tube.take(timeout=None)", "print(tube.take(timeout=None), flush=True)")
+    worker = process(code, db, "TERM")
+    assert heard(worker) == "waiting"
+    worker.send_signal(signal.SIGTERM)
+    assert heard(worker) == "None"
+    assert worker.wait(10) == 0
+
+
+def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
+    """Takes that wait in threads return when the queue is closed; what they took just then is ready again."""
+    for _ in range(20):
+        queue = connect()
+        tube = queue.create_tube("jobs", "fifo", if_not_exists=True)
+        got: list[tubes.Task | None] = []
+
+        def consume(tube: tubes.Tube = tube, got: list[tubes.Task | None] = got) -> None:
+            got.append(tube.take(timeout=None))
+
+        threads = [threading.Thread(target=consume) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda queue=queue, tube=tube: queue.store.waiters.count(tube.record.id) == 3)  # type: ignore[misc]
+        tube.put_many([1, 2])
+        queue.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert len(got) == 3
+        again = connect(sweep=False)
+        left = again.tube.jobs
+        assert left.statistics()["tasks"]["ready"] == 2
+        left.truncate()
+        again.close()
+
+
+def test_a_closed_queue_says_so(connect: Connect) -> None:
+    """Every verb of a closed queue raises StoreUnavailable, and closing it again is harmless."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    task = tube.put(1)
+    queue.close()
+    queue.close()
+    for verb in (
+        lambda: tube.put(2),
+        lambda: tube.take(timeout=0),
+        lambda: tube.ack(task.id),
+        lambda: tube.peek(task),
+        lambda: tube.statistics(),
+        lambda: queue.tubes(),
+        lambda: queue.sweep(),
+        lambda: queue.create_tube("more", "fifo"),
+    ):
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            verb()
+    assert connect().tube.jobs.peek(task.id).data == 1

@@ -1,0 +1,119 @@
+"""Keeps Ctrl-C and SIGTERM from landing where they would leave a lock held or a taken task unknown to anybody.
+
+Python runs a signal's handler in the main thread between any two instructions, and a handler may raise, as that of
+Ctrl-C does. A call into SQLite is one instruction: a signal that comes during a commit raises right after it, before
+anybody could note what was committed. Of takes that were interrupted at a random moment, more than half left their
+task taken and nobody who knew of it. So work that must be whole is ``guarded``: signals that come meanwhile are noted
+and handed to their handlers at its end. What only waits inside such work is ``interruptible``: there they go through
+at once.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what is under ``signal``, which looks up enums: 25 times slower
+import os
+import threading
+from collections.abc import Callable
+from signal import SIGINT, SIGTERM
+from threading import get_ident
+from types import FrameType
+from typing import Any, TypeVar, TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+
+getsignal: Callable[[int], Any] = _signal.getsignal
+signal: Callable[[int, Any], Any] = _signal.signal
+Handler = Callable[[int, FrameType | None], Any]
+
+INT, TERM = int(SIGINT), int(SIGTERM)
+
+
+class _Guard:
+    """What the main thread's guarded work knows. There is one."""
+
+    def __init__(self) -> None:
+        self.thread = threading.main_thread().ident
+        self.handlers: dict[int, Handler] = {}
+        self.noted: list[tuple[int, FrameType | None]] = []
+        self.is_open = False
+
+    def forked(self) -> None:
+        self.thread = get_ident()
+
+
+_guard = _Guard()
+os.register_at_fork(after_in_child=_guard.forked)
+
+
+def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Do ``work`` whole; signals that came meanwhile are handled at its end, and what these raise is raised."""
+    if get_ident() != _guard.thread:
+        return work(*args)
+    interrupt, terminate = getsignal(INT), getsignal(TERM)
+    if interrupt is _note or terminate is _note:
+        return _closed_again(work, *args) if _guard.is_open else work(*args)
+    if not callable(interrupt) and not callable(terminate):
+        return work(*args)
+    try:
+        if callable(interrupt):
+            _guard.handlers[INT] = interrupt
+            signal(INT, _note)
+        if callable(terminate):
+            _guard.handlers[TERM] = terminate
+            signal(TERM, _note)
+        return work(*args)
+    finally:
+        try:
+            if callable(terminate):
+                signal(TERM, terminate)
+        finally:
+            if callable(interrupt):
+                signal(INT, interrupt)
+            if _guard.noted:
+                _hand_on()
+
+
+def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Do what only waits: even inside guarded work signals are handled at once."""
+    if get_ident() != _guard.thread or _guard.is_open:
+        return wait(*args)
+    if getsignal(INT) is not _note and getsignal(TERM) is not _note:
+        return wait(*args)
+    try:
+        _guard.is_open = True
+        if _guard.noted:
+            _hand_on()
+        return wait(*args)
+    finally:
+        _guard.is_open = False
+
+
+def _closed_again(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Guarded work inside an interruptible call inside guarded work: a callback that calls the tube."""
+    _guard.is_open = False
+    try:
+        return work(*args)
+    finally:
+        _guard.is_open = True
+        if _guard.noted:
+            _hand_on()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if not _guard.is_open:
+        _guard.noted.append((number, frame))
+        return
+    _guard.is_open = False  # what the handler raises ends the wait, and then the guard holds again
+    _guard.handlers[number](number, frame)
+    _guard.is_open = True
+
+
+def _hand_on() -> None:
+    """Call the handlers of the noted signals, all of them, whatever one raises."""
+    number, frame = _guard.noted.pop(0)
+    try:
+        _guard.handlers[number](number, frame)
+    finally:
+        if _guard.noted:
+            _hand_on()
