@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
@@ -157,17 +158,24 @@ class SqlDriver:
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
         leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
-        acked = {id for (id,) in tx.rows(self._sql.ack_leases, f"{{{leases}}}", self._tube, owner)}
+        rows = tx.rows(self._sql.ack_leases, f"{{{leases}}}", self._tube, owner)
+        acked = {id: times for id, *times in rows}
         self._give_room(tx, len(acked))
         known = {id: task for id, _, task in refs if id in acked}
-        return [Change(Event.ACK, done(task, now)) for task in known.values() if task is not None]
+        return [
+            Change(Event.ACK, done(_touched(task, *acked[id]), now))
+            for id, task in known.items()
+            if task is not None
+        ]
 
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
         """Ack in one statement; what is known of the task need not be read again."""
         if ref.task is not None and ref.token is not None and owner is not None:
-            if tx.only_run(self._sql.ack, ref.id, self._tube, owner, ref.token):
-                return [Change(Event.ACK, done(ref.task, now))]
-            return []
+            if not self.features.timed:
+                acked = tx.only_run(self._sql.ack, ref.id, self._tube, owner, ref.token)
+                return [Change(Event.ACK, done(ref.task, now))] if acked else []
+            times = tx.only_rows(self._sql.ack_timed, ref.id, self._tube, owner, ref.token)
+            return [Change(Event.ACK, done(_touched(ref.task, *row), now)) for row in times]
         if ref.token is not None:
             tx.begin()
             if not self._held(tx, (ref,), owner):
@@ -357,6 +365,12 @@ def _first_due(item: NewTask, now: int) -> int | None:
     if item.delay_ms:
         return now + item.delay_ms
     return None if item.ttl_ms is None else now + item.ttl_ms
+
+
+def _touched(task: Task, ttl_ms: int | None, ttr_ms: int | None) -> Task:
+    """The task with the ttl and ttr that it has now: those the caller knows may be from before a touch."""
+    ttl, ttr = seconds(ttl_ms), seconds(ttr_ms)
+    return task if (ttl, ttr) == (task.ttl, task.ttr) else replace(task, ttl=ttl, ttr=ttr)
 
 
 def _end_of_life(row: Row) -> int | None:

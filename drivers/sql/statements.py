@@ -78,6 +78,7 @@ class Statements:
     take_newest_timed: Statement
     take_newest_timed_many: Statement
     ack: Statement
+    ack_timed: Statement
     ack_any: Statement
     remove: Statement
     peek: Statement
@@ -319,11 +320,17 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         take_newest_timed=take(timed=True, many=False, newest=True),
         take_newest_timed_many=take(timed=True, many=True, undue=True, newest=True),
         ack=make(ack, "id", "tube", "owner", "token"),
+        ack_timed=make(ack.returning(c.ttl_ms, c.ttr_ms), "id", "tube", "owner", "token"),
         ack_any=make(ack_any, "id", "tube", "owner"),
         remove=make(sa.delete(task).where(c.id == bind("id")), "id"),
         peek=make(sa.select(*raw).where(ours), "id", "tube"),
         stored=make(sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id), "tube", "ids"),
-        ack_leases=make(sa.delete(task).where(c.id.in_(matching)).returning(c.id), "leases", "tube", "owner"),
+        ack_leases=make(
+            sa.delete(task).where(c.id.in_(matching)).returning(c.id, c.ttl_ms, c.ttr_ms),
+            "leases",
+            "tube",
+            "owner",
+        ),
         update=make(
             update, "state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"
         ),
