@@ -238,6 +238,7 @@ class Queue:
                 del self._tubes[dropped.name]
         dropped.driver.stop()
         self.store.wake(dropped.record.id, 2**31)
+        self.store.waiters.wake_first((dropped.record.id, "room"))
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``)."""

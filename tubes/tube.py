@@ -204,24 +204,27 @@ class Tube:
         self._check_exists()
         if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
-        deadline = self._deadline(timeout)
-        signal = self._store.waiters.enter(self._room)
+        waiters, deadline = self._store.waiters, self._deadline(timeout)
+        signal = waiters.enter(self._room)
         try:
             while True:
-                changes = self._run(step)
-                if changes:
-                    return changes
+                pause = remaining = self._remaining(deadline)
+                is_first, _ = waiters.heed(self._room, signal)
+                if is_first or remaining == 0.0:
+                    self.expire()
+                    changes = self._run(step)
+                    if changes:
+                        return changes
+                    self._check_exists()
                 self._queue.check_open()
-                self._check_exists()
-                remaining = self._remaining(deadline)
                 if remaining == 0.0:
                     raise TubeFull(self.name, self._capacity, wanted)
-                pause = self._until_due(remaining)
-                if not interruptible(self._clock.wait, signal, pause):
-                    self.expire()
-                self._store.waiters.heed(self._room, signal)
+                if is_first:
+                    pause = self._until_due(remaining)
+                interruptible(self._clock.wait, signal, pause)
         finally:
-            self._store.waiters.leave(self._room, signal)
+            waiters.leave(self._room, signal)
+            waiters.wake_first(self._room)
 
     # Taking
 
@@ -689,7 +692,10 @@ class Tube:
         return None if timeout is None else self._clock.monotonic() + timeout
 
     def _remaining(self, deadline: float | None) -> float | None:
-        return None if deadline is None else max(deadline - self._clock.monotonic(), 0.0)
+        if deadline is None:
+            return None
+        left = deadline - self._clock.monotonic()
+        return left if left > 1e-6 else 0.0  # sums of floats are that exact
 
     def _until_due(self, remaining: float | None) -> float | None:
         due = self.next_due_ms()

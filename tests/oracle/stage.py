@@ -309,7 +309,7 @@ class Stage:
             session = queue.identify()
         else:
             named = {name: known for known, name in self._numbers.items()}
-            unknown: Any = uuid.uuid4() if wanted == "<random>" else "no UUID"
+            unknown: Any = "no UUID" if wanted == "<malformed>" else uuid.uuid4()
             session = queue.identify(named.get(wanted, unknown))
             queue.configure(session_ttr=self._session_ttr)  # one setting for all in Tarantool
         return self._numbers.setdefault(session, f"S{len(self._numbers) + 1}")
@@ -370,6 +370,12 @@ class Stage:
         for call in over:
             call.join()
             self._calls.remove(call)
-        shown = [told.task for told in self._events]
-        over.sort(key=lambda call: shown.index(call.result) if call.result in shown else len(shown))
+        over.sort(key=self._place)
         self._woke += [(call.label, call.result) for call in over if call.label is not None]
+
+    def _place(self, call: Call) -> int:
+        """The place of a call among those that ended at the same moment: of the closed first, then by event."""
+        if call.result == Failed("disconnected"):
+            return -1
+        shown = [told.task for told in self._events]
+        return shown.index(call.result) if call.result in shown else len(shown)

@@ -139,3 +139,69 @@ def test_the_first_in_line_gets_what_becomes_due(
     for thread in threads:
         thread.join()
     assert served == sorted(served)
+
+
+def test_a_wait_ends_whatever_floats_make_of_its_end(
+    connect: Callable[[], tubes.Queue], clock: FakeClock
+) -> None:
+    """1.6 and 0.3 are a little more than 1.9; the wait that began at 1.6 ends at 1.9 all the same."""
+    clock.advance(1.6)
+    jobs = connect().create_tube("jobs", "fifo")
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(jobs.take(0.3)))
+    thread.start()
+    until(lambda: clock.waiting == 1)
+    clock.advance(0.3)
+    thread.join(20)
+    assert taken == [None]
+
+
+def test_puts_that_wait_for_room_are_served_first_come_first_served(
+    connect: Callable[[], tubes.Queue], clock: FakeClock
+) -> None:
+    """Also where it is a ttl that makes room, which each of them could notice."""
+    home = connect()
+    jobs = home.create_tube("jobs", "limfifottl", capacity=5)
+    for number in range(5):
+        jobs.put("old", ttl=10 * (number + 1))
+    stored: list[int] = []
+
+    def wait(number: int, queue: tubes.Queue) -> None:
+        queue.tube["jobs"].put(number, timeout=1000)
+        stored.append(number)
+
+    threads = [threading.Thread(target=wait, args=(number, connect())) for number in range(5)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        until(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+    for number in range(5):
+        clock.advance(10)
+        until(lambda number=number: len(stored) == number + 1)  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    assert stored == sorted(stored)
+
+
+def test_a_put_that_waits_for_room_ends_when_its_tube_is_dropped(
+    connect: Callable[[], tubes.Queue], clock: FakeClock
+) -> None:
+    """There will be no room, and no tube to say so."""
+    home = connect()
+    jobs = home.create_tube("jobs", "limfifottl", capacity=1)
+    jobs.put("x")
+    errors: list[Exception] = []
+
+    def wait(queue: tubes.Queue) -> None:
+        try:
+            queue.tube["jobs"].put("y", timeout=1000)
+        except tubes.TubeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(connect(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: clock.waiting == len(threads))
+    jobs.drop()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in errors] == [tubes.NoSuchTube] * 3
