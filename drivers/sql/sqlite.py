@@ -115,6 +115,9 @@ class SqliteStore:
         except sqlite3.Error as error:
             self._close_files(db)
             raise translated(error, self._what) from error
+        except OSError as error:  # the lock file
+            self._close_files(db)
+            raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
         except BaseException:
             self._close_files(db)
             raise

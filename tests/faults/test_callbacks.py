@@ -1,0 +1,150 @@
+"""A callback that raises, blocks, or calls the tube again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+from faults.harness import TYPES, eventually
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_callback_that_raises_is_logged_and_changes_nothing(
+    connect: Connect, type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each change stands, the other listeners hear of it, and the log has the error."""
+    tube = connect().create_tube("jobs", type)
+    heard: list[tubes.Event] = []
+
+    def broken(task: tubes.Task, event: tubes.Event) -> None:
+        raise RuntimeError("no luck")
+
+    tube.on_task_change(broken)
+    tube.add_listener(lambda task, event: heard.append(event))
+    with caplog.at_level(logging.ERROR, "tubes"):
+        tube.put(1)
+        task = tube.take(timeout=0)
+        assert task is not None
+        tube.ack(task)
+    assert heard == [tubes.Event.PUT, tubes.Event.TAKE, tubes.Event.ACK]
+    assert sum("no luck" in str(record.exc_info) for record in caplog.records) == 3
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_callback_that_blocks_holds_up_nobody_else(connect: Connect) -> None:
+    """Other threads put, take and ack meanwhile; their changes are told in order when it goes on."""
+    tube = connect().create_tube("jobs", "fifo")
+    inside, go_on = threading.Event(), threading.Event()
+    heard: list[tuple[str, int]] = []
+
+    def slow(task: tubes.Task, event: tubes.Event) -> None:
+        if not heard:
+            inside.set()
+            assert go_on.wait(30)
+        heard.append((event.value, task.id))
+
+    tube.on_task_change(slow)
+    blocked = threading.Thread(target=lambda: tube.put("blocks"))
+    blocked.start()
+    assert inside.wait(10)
+    tube.put("passes")
+    for _ in range(2):
+        task = tube.take(timeout=0)
+        assert task is not None
+        tube.ack(task)
+    assert heard == [] and blocked.is_alive()
+    go_on.set()
+    blocked.join(10)
+    eventually(lambda: len(heard) == 6)
+    assert heard == [("put", 1), ("put", 2), ("take", 1), ("ack", 1), ("take", 2), ("ack", 2)]
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_callback_may_call_the_tube_again(connect: Connect, type: str) -> None:
+    """A put in a put's callback, an ack in a take's: each is told after what caused it."""
+    tube = connect().create_tube("jobs", type)
+    heard: list[tuple[str, object]] = []
+
+    def again(task: tubes.Task, event: tubes.Event) -> None:
+        heard.append((event.value, task.data))
+        if event is tubes.Event.PUT and task.data < 3:
+            tube.put(task.data + 1)
+        if event is tubes.Event.TAKE:
+            tube.ack(task)
+
+    tube.on_task_change(again)
+    tube.put(1)
+    assert heard == [("put", 1), ("put", 2), ("put", 3)]
+    while tube.take(timeout=0):
+        pass
+    assert heard[3:] == [("take", 1), ("ack", 1), ("take", 2), ("ack", 2), ("take", 3), ("ack", 3)]
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_callback_may_change_the_task_that_it_is_told_of(connect: Connect) -> None:
+    """Burying or deleting the task in its own put's callback leaves nothing half done."""
+    tube = connect().create_tube("jobs", "fifo")
+
+    def meddle(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.PUT:
+            tube.bury(task) if task.data == "bury" else tube.delete(task)
+
+    tube.on_task_change(meddle)
+    assert tube.put("bury").state is tubes.State.READY
+    tube.put("delete")
+    tasks = tube.statistics()["tasks"]
+    assert (tasks["buried"], tasks["total"]) == (1, 1)
+
+
+def test_a_callback_may_use_a_transaction_and_drop_the_tube(connect: Connect) -> None:
+    """It runs outside every lock, so nothing it does waits for itself."""
+    queue = connect()
+    tube, log = queue.create_tube("jobs", "fifo"), queue.create_tube("log", "fifo")
+
+    def record(task: tubes.Task, event: tubes.Event) -> None:
+        with queue.transaction() as unit:
+            log.put(event.value, unit=unit)
+        if event is tubes.Event.ACK:
+            tube.drop()
+
+    tube.on_task_change(record)
+    tube.put(1)
+    task = tube.take(timeout=0)
+    assert task is not None
+    tube.ack(task)
+    assert [task.data for task in log.tasks("r")] == ["put", "take", "ack"]
+    assert queue.tubes() == ["log"]
+
+
+def test_a_callback_that_closes_the_queue_ends_it_in_order(connect: Connect) -> None:
+    """The put stands; what comes after is told that the queue is closed."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    tube.on_task_change(lambda task, event: queue.close())
+    task = tube.put("last")
+    with pytest.raises(tubes.StoreUnavailable):
+        tube.put("too late")
+    assert connect().tube.jobs.peek(task.id).data == "last"
+
+
+def test_a_callback_in_the_sweeper_may_block_and_raise(connect: Connect) -> None:
+    """The background sweep goes on after a callback of its changes has raised."""
+    tube = connect().create_tube("jobs", "fifottl")
+    heard: list[object] = []
+
+    def broken(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.DELAY:
+            heard.append(task.data)
+            raise RuntimeError("no luck")
+
+    tube.on_task_change(broken)
+    tube.put(1, delay=0.01)
+    eventually(lambda: heard == [1])
+    tube.put(2, delay=0.01)
+    eventually(lambda: heard == [1, 2])

@@ -1,0 +1,203 @@
+"""A full disk, a file that cannot be written, and what is no database: a clear error, nothing half stored."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import TYPES, run
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+
+def limit_pages(queue: tubes.Queue, pages: int) -> None:
+    """Let the database have so many pages and no more, as a full disk would."""
+    queue.store.writer.db.execute(f"PRAGMA max_page_count={pages}")  # type: ignore[attr-defined]
+
+
+def fill(tube: tubes.Tube, options: dict[str, Any]) -> int:
+    """Put until the disk is full; return how many puts succeeded."""
+    stored = 0
+    with pytest.raises(tubes.StoreUnavailable, match="the disk is full"):
+        while stored < 10_000:
+            tube.put("x" * 500, **options)
+            stored += 1
+    return stored
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_full_disk_is_an_error_and_stores_nothing_by_halves(connect: Connect, type: str) -> None:
+    """What was put is there, what was refused is not; takes and acks work, and puts again when there is room."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", type)
+    events: list[tuple[tubes.Event, int]] = []
+    tube.on_task_change(lambda task, event: events.append((event, task.id)))
+    options: Any = {"utube": "a"} if tube.features.grouped else {}
+    limit_pages(queue, 150)
+    stored = fill(tube, options)
+    assert stored > 20
+    assert tube.statistics()["tasks"] == {
+        "ready": stored, "taken": 0, "buried": 0, "delayed": 0, "total": stored, "done": 0,
+    }  # fmt: skip
+    assert len(events) == stored
+    with pytest.raises(tubes.StoreUnavailable):
+        tube.put_many(["y" * 500] * 50, **options)
+    with pytest.raises(tubes.StoreUnavailable), queue.transaction() as unit:
+        tube.take(timeout=0, unit=unit)
+        for _ in range(50):
+            tube.put("z" * 500, unit=unit, **options)
+    assert tube.statistics()["tasks"]["ready"] == stored and len(events) == stored
+    for _ in range(10):
+        task = tube.take(timeout=0)
+        assert task is not None
+        tube.ack(task)
+    tube.put("there is room now", **options)
+    limit_pages(queue, 100_000)
+    tube.put_many(["y" * 500] * 50, **options)
+    assert tube.statistics()["tasks"]["ready"] == stored - 10 + 1 + 50
+    assert len([task for task in iter(lambda: tube.take(timeout=0, ack=None), None) if tube.ack(task)])
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_shared_commit_that_finds_the_disk_full_fails_for_all_of_it(connect: Connect) -> None:
+    """Eight threads put until the disk is full: each put that returned is stored, and no other."""
+    import threading
+
+    queue = connect(sweep=False, durability="full")
+    tube = queue.create_tube("jobs", "fifo")
+    limit_pages(queue, 150)
+    stored: list[int] = []
+    errors: list[tubes.TubeError] = []
+
+    def put() -> None:
+        try:
+            while True:
+                stored.append(tube.put("x" * 500).id)
+        except tubes.TubeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=put) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [type(error) for error in errors] == [tubes.StoreUnavailable] * 8
+    assert [task.id for task in tube.tasks("r", limit=10_000)] == sorted(stored)
+
+
+LIMITED = """
+import resource, signal, sys, tubes
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+queue = tubes.connect("sqlite:///" + sys.argv[1], durability="off", sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+stored = []
+try:
+    while True:
+        stored.append(tube.put("x" * 1000).id)
+except tubes.StoreUnavailable as error:
+    assert "disk" in str(error), error
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+assert [task.id for task in tube.tasks("r", limit=10_000)] == stored and len(stored) > 20
+tube.put("after")
+taken = tube.take_many(10_000, timeout=0)
+assert len(tube.ack_many(taken)) == len(stored) + 1
+print("ok")
+"""
+
+
+def test_a_log_that_cannot_grow_is_an_error_and_loses_nothing(db: Path) -> None:
+    """The kernel refuses to let the write-ahead log grow: the put fails whole, and goes on when it may."""
+    assert run(LIMITED, db) == "ok"
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that a process without privileges can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="tubes-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+POWERLESS = """
+import os, sys, tubes
+with tubes.connect("sqlite://") as queue:  # so that all modules are loaded while they can be
+    queue.create_tube("t", "fifo").put(1)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    tubes.connect("sqlite:///" + sys.argv[1], busy_timeout=1).tube.jobs.put("never")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("what", ["file", "folder and file", "lock file"])
+def test_what_may_not_be_written_is_an_error(public: Path, what: str) -> None:
+    """A process that lacks the right to write is told so; the tasks stay, for those who have it."""
+    db = public / "queue.db"
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "fifo").put("kept")
+    for path in public.iterdir():
+        path.chmod(0o444 if (path.name == "queue.db") == (what != "lock file") else 0o666)
+    if what == "folder and file":
+        public.chmod(0o555)
+    said = run(POWERLESS, db)
+    assert said.startswith("StoreUnavailable"), said
+    assert str(db) in said and ("read-only" in said or "cannot be opened" in said or "denied" in said.lower())
+    public.chmod(0o777)
+    for path in public.iterdir():
+        path.chmod(0o666)
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        assert [task.data for task in queue.tube.jobs.tasks("r")] == ["kept"]
+
+
+def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(db: Path) -> None:
+    """It is refused by name, and neither it nor its folder is changed."""
+    db.write_bytes(b"Dear diary, today I was opened by a queue." * 200)
+    before = db.read_bytes()
+    with pytest.raises(tubes.StoreUnavailable, match=r"queue\.db.*not a SQLite database"):
+        tubes.connect(f"sqlite:///{db}")
+    assert db.read_bytes() == before
+    assert [path.name for path in db.parent.iterdir()] == ["queue.db"]
+
+
+def test_a_damaged_database_is_an_error(db: Path) -> None:
+    """A database whose pages are overwritten is an error of our tree at the latest when they are read."""
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "fifo").put_many(["x" * 1000] * 100)
+    content = bytearray(db.read_bytes())
+    content[1024:] = b"\xa5" * (len(content) - 1024)
+    db.write_bytes(content)
+    with pytest.raises(tubes.StoreError), tubes.connect(f"sqlite:///{db}") as queue:
+        queue.tube.jobs.take_many(100, timeout=0)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    """A path that is a folder is refused by name."""
+    with pytest.raises(tubes.StoreUnavailable, match="cannot be opened"):
+        tubes.connect(f"sqlite:///{tmp_path}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    """A path into nowhere is refused by name."""
+    with pytest.raises(tubes.StoreUnavailable, match=r"nowhere/queue\.db"):
+        tubes.connect(f"sqlite:///{tmp_path}/nowhere/queue.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
+    """A file of no bytes is what SQLite makes of a new database."""
+    db.touch()
+    assert connect().create_tube("jobs", "fifo").put(1).id == 1

@@ -1,0 +1,214 @@
+"""Others hold the file's lock for too long, or many come at once."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import Crew, eventually, heard, tell
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+LOCKING = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute(sys.argv[2])
+print("locked", flush=True)
+sys.stdin.readline()
+db.execute("ROLLBACK")
+print("free", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+def test_a_lock_held_beyond_the_timeout_is_an_error(
+    connect: Connect, db: Path, process: Callable[..., Any], how: str
+) -> None:
+    """Every write gives up after the busy timeout with StoreBusy, reads go on, and later all is as it was."""
+    queue = connect(busy_timeout=0.2, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    first = tube.put("first")
+    tube.put("second")
+    held = tube.take(timeout=0)
+    assert held is not None
+    other = process(LOCKING, db, how)
+    assert heard(other) == "locked"
+    writes: list[Callable[[], Any]] = [
+        lambda: tube.put("never"),
+        lambda: tube.take(timeout=0),
+        lambda: tube.ack(held),
+        lambda: tube.bury(first),
+        lambda: queue.create_tube("more", "fifo"),
+        lambda: tube.drop(),
+        lambda: queue.transaction().__enter__(),
+    ]
+    for write in writes:
+        began = time.monotonic()
+        with pytest.raises(tubes.StoreBusy, match=r"locked by another process for more than 0\.2 s"):
+            write()
+        assert 0.15 < time.monotonic() - began < 3
+    assert tube.peek(first).data == "first" and queue.tubes() == ["jobs"]
+    assert tube.statistics()["tasks"]["ready"] == 1
+    tell(other)
+    assert heard(other) == "free"
+    assert tube.ack(held).data == "first"
+    second = tube.take(timeout=0)
+    assert second is not None and second.data == "second"
+
+
+def test_connecting_to_a_locked_file_is_an_error(db: Path, process: Callable[..., Any]) -> None:
+    """A file that another program locks while it is made a queue: StoreBusy after the timeout, then it works."""
+    with closing(sqlite3.connect(db)) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    other = process(LOCKING, db, "BEGIN EXCLUSIVE")
+    assert heard(other) == "locked"
+    with pytest.raises(tubes.StoreBusy):
+        tubes.connect(f"sqlite:///{db}", busy_timeout=0.2)
+    tell(other)
+    assert heard(other) == "free"
+    with tubes.connect(f"sqlite:///{db}", busy_timeout=5) as queue:
+        assert queue.tubes() == []
+
+
+def test_a_lock_that_ends_in_time_is_only_waited_for(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """A take that waits gets its task though the file was locked just then."""
+    queue = connect(busy_timeout=20)
+    tube = queue.create_tube("jobs", "fifo")
+    got: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    other = process(LOCKING, db, "BEGIN IMMEDIATE")
+    assert heard(other) == "locked"
+    putter = threading.Thread(target=lambda: tube.put("at last"))
+    putter.start()
+    putter.join(0.3)
+    assert putter.is_alive() and not got
+    tell(other)
+    putter.join(30)
+    waiter.join(30)
+    assert got[0] is not None and got[0].data == "at last"
+
+
+def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """Waiting in an empty tube writes nothing, so a lock beyond the timeout does not end it."""
+    queue = connect(busy_timeout=0.1)
+    tube = queue.create_tube("jobs", "fifo")
+    got: list[Any] = []
+
+    def consume() -> None:
+        try:
+            got.append(tube.take(timeout=30))
+        except tubes.TubeError as error:
+            got.append(error)
+
+    waiter = threading.Thread(target=consume)
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    other = process(LOCKING, db, "BEGIN IMMEDIATE")
+    assert heard(other) == "locked"
+    waiter.join(0.5)
+    assert waiter.is_alive()
+    tell(other)
+    assert heard(other) == "free"
+    tube.put("at last")
+    waiter.join(30)
+    assert [task.data for task in got] == ["at last"]
+
+
+def test_a_stopped_process_that_holds_a_transaction_hangs_nobody(crew: Crew) -> None:
+    """Others get StoreBusy after their timeout, and go on when it is continued or killed."""
+    queue, tube = crew.open(busy_timeout=0.3, sweep=False)
+    with queue:
+        worker = crew.start("transaction")
+        eventually(crew.said("inside"))
+        worker.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(tubes.StoreBusy):
+            tube.put("outside")
+        assert time.monotonic() - began < 3
+        crew.kill(worker)
+        tube.put("after")
+        assert [task.data for task in tube.tasks("r")] == ["after"]
+
+
+def test_a_put_inside_one_s_own_transaction_without_its_unit_is_refused(connect: Connect) -> None:
+    """It would wait for itself: the error says what to do, and the transaction goes on."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    with queue.transaction() as unit:
+        tube.put("inside", unit=unit)
+        with pytest.raises(tubes.StoreBusy, match="pass unit="):
+            tube.put("outside")
+        with pytest.raises(tubes.StoreBusy, match="pass unit="), queue.transaction():
+            pass
+    assert [task.data for task in tube.tasks("r")] == ["inside"]
+
+
+def test_eight_processes_connect_to_a_new_file_at_once(crew: Crew) -> None:
+    """All of them succeed, in one schema, and create one tube."""
+    workers = [crew.start("connect") for _ in range(8)]
+    for worker in workers:
+        assert worker.wait(60) == 0
+    lines = crew.lines()
+    assert sorted(int(line[1]) for line in lines) == list(range(1, 9))
+    assert {line[2] for line in lines} == {"1"}
+    queue, tube = crew.open()
+    with queue:
+        assert queue.tubes() == ["jobs"]
+        assert tube.statistics()["tasks"]["ready"] == 8
+
+
+def test_threads_that_create_a_tube_at_once_get_the_same(connect: Connect) -> None:
+    """With if_not_exists all succeed and there is one tube; without it exactly one succeeds."""
+    queues = [connect() for _ in range(4)]
+    start = threading.Barrier(8)
+    made: list[int] = []
+    only: list[int] = []
+    refused: list[Exception] = []
+
+    def create(queue: tubes.Queue) -> None:
+        start.wait()
+        made.append(queue.create_tube("shared", "fifo", if_not_exists=True).record.id)
+        start.wait()
+        try:
+            only.append(queue.create_tube("mine", "fifo").record.id)
+        except tubes.TubeExists as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=create, args=(queues[n % 4],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(made) == 8 and len(set(made)) == 1
+    assert len(only) == 1 and len(refused) == 7
+    assert queues[0].tubes() == ["shared", "mine"]
+
+
+def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
+    """SchemaMismatch names both versions, and the file keeps its bytes."""
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "fifo").put("kept")
+    with closing(sqlite3.connect(db)) as raw:
+        raw.execute("UPDATE tubes_version SET version_num = '9999'")
+        raw.commit()
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = db.read_bytes()
+    with pytest.raises(tubes.SchemaMismatch, match="9999"):
+        tubes.connect(f"sqlite:///{db}")
+    assert db.read_bytes() == before
