@@ -37,6 +37,7 @@ class _Guard:
         self.handlers: dict[int, Handler] = {}
         self.noted: list[tuple[int, FrameType | None]] = []
         self.is_open = False
+        self.is_on = False
 
     def forked(self) -> None:
         self.thread = get_ident()
@@ -48,7 +49,7 @@ os.register_at_fork(after_in_child=_guard.forked)
 
 def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Do ``work`` whole; signals that came meanwhile are handled at its end, and what these raise is raised."""
-    if get_ident() != _guard.thread:
+    if _guard.is_on or get_ident() != _guard.thread:  # the main thread's outer guard holds, or it is not the main one
         return work(*args)
     interrupt, terminate = getsignal(INT), getsignal(TERM)
     if interrupt is _note or terminate is _note:
@@ -62,8 +63,10 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         if callable(terminate):
             _guard.handlers[TERM] = terminate
             signal(TERM, _note)
+        _guard.is_on = True
         return work(*args)
     finally:
+        _guard.is_on = False
         try:
             if callable(terminate):
                 signal(TERM, terminate)
@@ -81,21 +84,21 @@ def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
     if getsignal(INT) is not _note and getsignal(TERM) is not _note:
         return wait(*args)
     try:
-        _guard.is_open = True
+        _guard.is_on, _guard.is_open = False, True
         if _guard.noted:
             _hand_on()
         return wait(*args)
     finally:
-        _guard.is_open = False
+        _guard.is_on, _guard.is_open = True, False
 
 
 def _closed_again(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Guarded work inside an interruptible call inside guarded work: a callback that calls the tube."""
-    _guard.is_open = False
+    _guard.is_on, _guard.is_open = True, False
     try:
         return work(*args)
     finally:
-        _guard.is_open = True
+        _guard.is_on, _guard.is_open = False, True
         if _guard.noted:
             _hand_on()
 
