@@ -14,6 +14,7 @@ from tubes.errors import (
     NoSuchTube,
     NotSupported,
     NotTaken,
+    StoreBusy,
     StoreError,
     StoreUnavailable,
     TaskNotFound,
@@ -527,8 +528,13 @@ class Tube:
                 raise NoSuchTube(self.name)
             return self.driver.count(tx), self._store.calls(tx, self._id)
 
-        self._queue.flush_counts()
-        return statistics(*self._store.read(look))
+        unstored: Mapping[str, int] = {}
+        try:
+            self._queue.flush_counts()
+        except (StoreUnavailable, StoreBusy):  # a full disk, a locked file: one may look all the same
+            unstored = self._store.counts.pending(self._id)
+        states, calls = self._store.read(look)
+        return statistics(states, Counter(calls) + Counter(unstored))
 
     # Callbacks
 

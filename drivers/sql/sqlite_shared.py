@@ -52,7 +52,7 @@ class LockFile:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if os.fstat(self._fd).st_size < ARMED_SIZE + 1:
-            os.pwrite(self._fd, b"\0", ARMED_SIZE)
+            _make_room(self._fd, ARMED_SIZE + 1)
         self._armed = mmap.mmap(self._fd, ARMED_SIZE)
         self._held: set[int] = set()
         self._mine = 0
@@ -97,12 +97,21 @@ class LockFile:
             if at != self._mine:
                 armed[at] = 0
             at = armed.find(b"\1", at + 1)
-        os.pwrite(self._fd, b"\0", ARMED_SIZE)
+        with suppress(OSError):  # the floor is left
+            os.pwrite(self._fd, b"\0", ARMED_SIZE)
 
     def close(self) -> None:
         self._is_closed = True
         self._armed.close()
         os.close(self._fd)
+
+
+def _make_room(fd: int, size: int) -> None:
+    """Give a file that size, and blocks for it: writing to a mapped hole kills the process when the disk is full."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.pwrite(fd, b"\0", size - 1)
 
 
 class Bell:

@@ -58,7 +58,9 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
             write()
         assert 0.15 < time.monotonic() - began < 3
     assert tube.peek(first).data == "first" and queue.tubes() == ["jobs"]
-    assert tube.statistics()["tasks"]["ready"] == 1
+    queue.store.counts.add(tube.record.id, tubes.Event.KICK, 7)
+    figures = tube.statistics()
+    assert figures["tasks"]["ready"] == 1 and figures["calls"]["kick"] == 7
     tell(other)
     assert heard(other) == "free"
     assert tube.ack(held).data == "first"

@@ -31,7 +31,7 @@ def deep(levels: int) -> list[Any]:
     return nested
 
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "a set": {1, 2},
     "a set inside": {"a": [{1}]},
     "NaN": math.nan,
@@ -54,7 +54,7 @@ REFUSED = {
     "a generator": (n for n in range(3)),
 }
 
-CARRIED = {
+CARRIED: dict[str, Any] = {
     "None": None,
     "true": True,
     "zero": 0,
