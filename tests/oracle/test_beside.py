@@ -111,6 +111,7 @@ def test_nobody_overtakes_a_waiter_that_came_first(
         home.store.waiters.wake_all()
         jobs.put("x")
         until(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
+        until(lambda number=number: clock.waiting == len(threads) - number - 1)  # type: ignore[misc]
     for thread in threads:
         thread.join()
     assert served == sorted(served)
