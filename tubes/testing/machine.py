@@ -30,8 +30,9 @@ OPTION_OF = {"pri": "priority", "ttl": "timed", "ttr": "timed", "delay": "timed"
 
 who = st.integers(0, 1)
 which = st.integers(0, 40)
-halves = st.integers(0, 12).map(lambda half: half / 2)
-lives = st.one_of(st.none(), st.integers(1, 16).map(lambda half: half / 2))
+halves = st.integers(0, 6).map(lambda half: half / 2)
+how = st.sampled_from(["held", "lease", "any"])
+lives = st.one_of(st.none(), st.integers(2, 16))
 put_options = st.fixed_dictionaries(
     {},
     optional={
@@ -92,8 +93,8 @@ class TubeMachine(RuleBasedStateMachine):
 
     bench: Bench
 
-    @initialize(options=tube_options, grace=halves)
-    def begin(self, options: dict[str, Any], grace: float) -> None:
+    @initialize(options=tube_options, grace=halves, stock=st.lists(put_options, max_size=3))
+    def begin(self, options: dict[str, Any], grace: float, stock: list[dict[str, Any]]) -> None:
         features = self.bench.features
         if not features.bounded:
             options.pop("capacity", None)
@@ -101,9 +102,9 @@ class TubeMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.log: list[tuple[Event, Task]] = []
         self.name = f"machine_{next(_names)}"
-        self.numbers = itertools.count()
+        self.numbers, self.steps = itertools.count(), itertools.count()
         self.given: list[Task] = []
-        self.last_id = -1
+        self.last_id = 0
         self.first = Party(self.bench, self.clock, 0, self.log)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TubesWarning)  # a ttl and no ttr is a case like others here
@@ -114,6 +115,8 @@ class TubeMachine(RuleBasedStateMachine):
         if self.bench.shared:
             self._open_second(grace)
         self.model = Model(features, self.bench.order, now=self.clock.now_ms(), **_in_ms(options))
+        for each in ({}, {}, *stock):
+            self.put(0, 1, each)
 
     def _knows(self, option: str) -> bool:
         return bool(getattr(self.bench.features, OPTION_OF[option]))
@@ -146,20 +149,26 @@ class TubeMachine(RuleBasedStateMachine):
         self.given += tasks
         self._agree(self.model.put(ids, datas, **_in_ms(options)), tasks)
 
-    @rule(who=who, limit=st.integers(1, 3))
-    def take(self, who: int, limit: int) -> None:
+    @rule(who=who)
+    def take(self, who: int) -> None:
         party = self._party(who)
-        if limit == 1:
-            task = party.tube.take(0)
-            taken = [] if task is None else [task]
-        else:
-            taken = party.tube.take_many(limit, 0)
+        task = party.tube.take(0)
+        taken = [] if task is None else [task]
+        self.given += taken
+        self._agree(self.model.take(1, party.session), taken, Event.TAKE)
+
+    @rule(who=who, limit=st.integers(1, 3))
+    def take_many(self, who: int, limit: int) -> None:
+        party = self._party(who)
+        taken = party.tube.take_many(limit, 0)
         self.given += taken
         self._agree(self.model.take(limit, party.session), taken, Event.TAKE)
 
-    @rule(who=who, which=which, by_lease=st.booleans())
-    def ack_and_take(self, who: int, which: int, by_lease: bool) -> None:
-        party, ref = self._party(who), self._ref(which, by_lease)
+    @precondition(lambda self: self.model.in_state(State.TAKEN))
+    @rule(who=who, which=which, how=how)
+    def ack_and_take(self, who: int, which: int, how: str) -> None:
+        party = self._party(who)
+        ref = self._ref(which, how, party)
         held = self._held(ref, party)
         if held is None:
             self._refused(lambda: party.tube.take(0, ack=ref), ref, party)
@@ -171,22 +180,27 @@ class TubeMachine(RuleBasedStateMachine):
 
     # Finishing and giving back
 
-    @rule(who=who, which=which, by_lease=st.booleans())
-    def ack(self, who: int, which: int, by_lease: bool) -> None:
-        party, ref = self._party(who), self._ref(which, by_lease)
+    @precondition(lambda self: self.model.in_state(State.TAKEN))
+    @rule(who=who, which=which, how=how)
+    def ack(self, who: int, which: int, how: str) -> None:
+        party = self._party(who)
+        ref = self._ref(which, how, party)
         self._by_owner(party, ref, lambda: party.tube.ack(ref), self.model.ack)
 
-    @rule(who=who, which=st.lists(which, max_size=3), by_lease=st.booleans())
-    def ack_many(self, who: int, which: list[int], by_lease: bool) -> None:
+    @precondition(lambda self: self.model.in_state(State.TAKEN))
+    @rule(who=who, which=st.lists(which, max_size=3), how=how)
+    def ack_many(self, who: int, which: list[int], how: str) -> None:
         party = self._party(who)
-        refs = [self._ref(one, by_lease) for one in which]
+        refs = [self._ref(one, how, party) for one in which]
         held = {task.id: task for ref in refs if (task := self._held(ref, party)) is not None}
         acked = party.tube.ack_many(refs)
         self._agree([change for task in held.values() for change in self.model.ack(task)], acked)
 
-    @rule(who=who, which=which, by_lease=st.booleans(), delay=halves)
-    def release(self, who: int, which: int, by_lease: bool, delay: float) -> None:
-        party, ref = self._party(who), self._ref(which, by_lease)
+    @precondition(lambda self: self.model.in_state(State.TAKEN))
+    @rule(who=who, which=which, how=how, delay=halves)
+    def release(self, who: int, which: int, how: str, delay: float) -> None:
+        party = self._party(who)
+        ref = self._ref(which, how, party)
         options: dict[str, Any] = {"delay": delay} if self.bench.features.timed else {}
         self._by_owner(
             party,
@@ -195,10 +209,11 @@ class TubeMachine(RuleBasedStateMachine):
             lambda task: self.model.release(task, **_in_ms(options)),
         )
 
-    @precondition(lambda self: self.bench.features.timed)
-    @rule(who=who, which=which, by_lease=st.booleans(), delta=st.integers(1, 8))
-    def touch(self, who: int, which: int, by_lease: bool, delta: int) -> None:
-        party, ref = self._party(who), self._ref(which, by_lease)
+    @precondition(lambda self: self.bench.features.timed and self.model.in_state(State.TAKEN))
+    @rule(who=who, which=which, how=how, delta=st.integers(1, 8))
+    def touch(self, who: int, which: int, how: str, delta: int) -> None:
+        party = self._party(who)
+        ref = self._ref(which, how, party)
         self._by_owner(
             party,
             ref,
@@ -206,40 +221,46 @@ class TubeMachine(RuleBasedStateMachine):
             lambda task: self.model.touch(task, delta * 1000),
         )
 
-    @rule(who=who, which=which, by_lease=st.booleans())
-    def bury(self, who: int, which: int, by_lease: bool) -> None:
-        party, ref = self._party(who), self._ref(which, by_lease)
-        known = self.model.tasks.get(_id(ref))
-        if known is not None and known.state is State.BURIED:
-            assert _fields(party.tube.bury(ref)) == _meant(known)
-            self._agree([])
-        else:
-            self._by_anybody(party, ref, lambda: party.tube.bury(ref), self.model.bury)
+    @precondition(lambda self: self.model.tasks)
+    @rule(who=who, which=st.lists(which, min_size=1, max_size=3), how=how)
+    def bury(self, who: int, which: list[int], how: str) -> None:
+        party = self._party(who)
+        for ref in [self._ref(one, how, party) for one in which]:
+            known = self.model.tasks.get(_id(ref))
+            if known is not None and known.state is State.BURIED:
+                assert _fields(party.tube.bury(ref)) == _meant(known)
+                self._agree([])
+            else:
+                self._by_anybody(party, ref, lambda ref=ref: party.tube.bury(ref), self.model.bury)  # type: ignore[misc]
 
-    @rule(who=who, which=which, by_lease=st.booleans())
-    def delete(self, who: int, which: int, by_lease: bool) -> None:
-        party, ref = self._party(who), self._ref(which, by_lease)
+    @precondition(lambda self: self.model.tasks)
+    @rule(who=who, which=which, how=how)
+    def delete(self, who: int, which: int, how: str) -> None:
+        party = self._party(who)
+        ref = self._ref(which, how, party)
         self._by_anybody(party, ref, lambda: party.tube.delete(ref), self.model.delete)
 
-    @rule(who=who, count=st.integers(0, 4))
+    @precondition(lambda self: self.model.in_state(State.BURIED))
+    @rule(who=who, count=st.integers(0, 3))
     def kick(self, who: int, count: int) -> None:
         kicked = self._party(who).tube.kick(count)
         changes = self.model.kick(count)
         assert kicked == len(changes)
         self._agree(changes)
 
-    @rule(who=who)
-    def release_all(self, who: int) -> None:
-        released = self._party(who).tube.release_all()
-        changes = self.model.release_all()
-        assert released == len(changes)
-        self._agree(changes)
-
-    @precondition(lambda self: len(self.model.tasks) > 5)
-    @rule(who=who)
-    def truncate(self, who: int) -> None:
-        assert self._party(who).tube.truncate() == self.model.truncate()
-        self._agree([])
+    @precondition(lambda self: self.model.in_state(State.TAKEN))
+    @rule(who=who, removes=st.sampled_from([False, False, True]))
+    def clear(self, who: int, removes: bool) -> None:
+        """Release everything that is taken; now and then truncate."""
+        tube = self._party(who).tube
+        if removes and len(self.model.tasks) > 3:
+            assert tube.truncate() == self.model.truncate()
+            self._agree([])
+        else:
+            released = tube.release_all()
+            changes = self.model.release_all()
+            assert released == len(changes)
+            self._agree(changes)
 
     # Transactions
 
@@ -271,59 +292,61 @@ class TubeMachine(RuleBasedStateMachine):
 
     # Time, life and death
 
-    @precondition(lambda self: self.bench.features.timed or self.model.ends)
-    @rule(seconds=halves)
-    def advance(self, seconds: float) -> None:
-        """Let time pass. What sessions held that are over by then is given back at once, so sweep there."""
+    @precondition(lambda self: self.model.ends or any(task.due for task in self.model.tasks.values()))
+    @rule(seconds=st.sampled_from([0.5, 1, 1, 2, 3, 8]), sweeper=st.one_of(st.none(), who))
+    def advance(self, seconds: float, sweeper: int | None) -> None:
+        """Let time pass, and sweep or not. What sessions held that are over by then comes back at once: sweep."""
         self.clock.advance(seconds)
         self.model.now = self.clock.now_ms()
-        if any(end <= self.model.now for end in self.model.ends.values()):
-            self.sweep(0)
+        if sweeper is not None or any(end <= self.model.now for end in self.model.ends.values()):
+            self._sweep(sweeper or 0)
 
-    @rule(who=who)
-    def sweep(self, who: int) -> None:
+    def _sweep(self, who: int) -> None:
         self._party(who).queue.sweep()
         self._agree(self.model.sweep())
+        self.model.ends = {session: end for session, end in self.model.ends.items() if end > self.model.now}
 
-    @precondition(lambda self: self.second is not None)
-    @rule(by_death=st.booleans())
-    def end_second(self, by_death: bool) -> None:
-        """The second connection closes, or is gone without a word. Its session may sleep for its grace."""
+    @precondition(
+        lambda self: self.bench.shared and (self.second is None or self.model.in_state(State.TAKEN))
+    )
+    @rule(kind=st.sampled_from(["closes", "dies", "reopens"]), grace=halves, rejoins=st.booleans())
+    def come_and_go(self, kind: str, grace: float, rejoins: bool) -> None:
+        """The second connection closes, is gone without a word, or comes back; now and then, everybody leaves."""
+        if self.second is None:
+            self._second_comes(grace, rejoins)
+        elif kind == "reopens":
+            self._second_goes(by_death=False)
+            self._reopen()
+        else:
+            self._second_goes(by_death=kind == "dies")
+
+    def _second_goes(self, by_death: bool) -> None:
+        """Its session may sleep for its grace."""
         party = self.second
         assert party is not None
         party.tube.statistics()  # what it counted is stored
-        session = party.session
+        self.left = party.session
+        self.second, self.sleeping = None, party
+        self.model.end_session(self.left, round(party.grace * 1000))
         if by_death:
             self.bench.die(party.queue)
+            self._sweep(0)
         else:
             party.queue.close()
-        self.second, self.sleeping = None, party
-        self.left = session
-        self.model.end_session(session, round(party.grace * 1000))
-        if by_death:
-            self.sweep(0)
-        else:
             self._agree(self.model.rescue())
 
-    @precondition(lambda self: self.bench.shared and self.second is None)
-    @rule(grace=halves, rejoins=st.booleans())
-    def open_second(self, grace: float, rejoins: bool) -> None:
-        """Another connection comes: with a session of its own, or back into the one that sleeps."""
-        party = self._open_second(grace)
-        asleep = self.sleeping
-        if rejoins and asleep is not None and self.model.ends[self.left] > self.model.now:
+    def _second_comes(self, grace: float, rejoins: bool) -> None:
+        """With a session of its own, or back into the one that sleeps."""
+        party, asleep = self._open_second(grace), self.sleeping
+        if rejoins and asleep is not None and self.model.ends.get(self.left, 0) > self.model.now:
             party.queue.identify(self.left)
             party.grace = asleep.grace
             del self.model.ends[self.left]
         self.sleeping = None
         self._agree([])
 
-    @precondition(lambda self: self.bench.shared)
-    @rule()
-    def reopen(self) -> None:
+    def _reopen(self) -> None:
         """Everything closes and comes back: tasks, statistics and options are what they were."""
-        if self.second is not None:
-            self.end_second(by_death=False)
         session = self.first.session
         self.first.queue.close()
         self.model.end_session(session)
@@ -335,13 +358,13 @@ class TubeMachine(RuleBasedStateMachine):
 
     @invariant()
     def they_agree(self) -> None:
-        """Both sessions see the tasks and the statistics that the model has."""
+        """Both sessions, in turn, see the tasks and the statistics that the model has."""
         assert not self.log, "an event that no verb of ours explains"
+        tube = self._party(next(self.steps) % 2).tube
+        found = [task for state in STORED for task in tube.tasks(state, limit=1000)]
         expected = [_meant(self.model.tasks[id]) for id in sorted(self.model.tasks)]
-        for party in filter(None, (self.second, self.first)):
-            found = [task for state in STORED for task in party.tube.tasks(state, limit=1000)]
-            assert [_fields(task) for task in sorted(found, key=lambda task: task.id)] == expected
-            assert party.tube.statistics() == self.model.statistics()
+        assert [_fields(task) for task in sorted(found, key=lambda task: task.id)] == expected
+        assert tube.statistics() == self.model.statistics()
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -355,13 +378,18 @@ class TubeMachine(RuleBasedStateMachine):
 
     # Within
 
-    def _ref(self, which: int, by_lease: bool) -> Task | int:
-        """An id, or a task as some call returned it; mostly such as are taken now, some long gone."""
-        if by_lease and self.given:
-            return self.given[-1 - which % min(len(self.given), 8)]
-        taken = [task.id for task in self.model.in_state(State.TAKEN)]
-        ids = [*taken, *self.model.tasks, self.last_id, self.last_id + 1] if self.last_id >= 0 else [7]
-        return ids[which % len(ids)]
+    def _ref(self, which: int, how: str, party: Party) -> Task | int:
+        """What a verb is given: an id or a task that should fit, an old lease, or anything, even long gone."""
+        taken = self.model.in_state(State.TAKEN)
+        held = [task.id for task in taken if task.owner == party.session]
+        leases = [task for task in self.given if task.token is not None]
+        refs: list[Task | int] = [*self.model.tasks, *self.given[-3:], self.last_id, self.last_id + 1]
+        if how == "held" and held:
+            refs = [*held, *(task for task in leases if task.id in held)]
+        elif how == "lease" and leases:
+            ids = {task.id for task in taken}
+            refs = [*(task for task in leases if task.id in ids), leases[-1]]
+        return refs[which % len(refs)]
 
     def _held(self, ref: Task | int, party: Party) -> ModelTask | None:
         return self.model.held(_id(ref), party.session, _token(ref))

@@ -253,7 +253,16 @@ class Timing(Suite):
         task = take(tube)
         touched = tube.touch(task, timedelta(seconds=1))
         assert touched is not None and touched.token == task.token
-        assert tube.ack(task).state is State.DONE
+        done = tube.ack(task)
+        assert (done.state, done.ttr) == (State.DONE, 6)
+
+    @needs("timed")
+    def test_many_that_were_touched_are_acked_as_they_are_now(self, tube: Tube) -> None:
+        tasks = [tube.put(n, ttl=20, ttr=5, **self.apart(n)) for n in range(3)]
+        taken = tube.take_many(3, 0)
+        for task in taken:
+            tube.touch(task, 1)
+        assert [(task.ttl, task.ttr) for task in tube.ack_many(taken)] == [(21, 6)] * len(tasks)
 
     @needs("timed")
     def test_a_touch_by_nothing_does_nothing(self, tube: Tube) -> None:

@@ -1,0 +1,255 @@
+"""The kit can fail: each of these drivers has one fault, and the test that is there for it finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tubes import Change, Event, Features, NewTask, Ref, State, Task, TubeType, register_driver
+
+pytest_plugins = ["pytester"]
+
+PLAIN, TIMED, GROUPED = Features(), Features(timed=True), Features(grouped=True)
+BOUNDED = Features(bounded=True)
+
+
+class Sound:
+    """A built-in driver, passed through. The others override the verb that they get wrong."""
+
+    def __init__(self, inner: Any, features: Features) -> None:
+        self.inner = inner
+        self.features = features
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class WrongOrder(Sound):
+    """Is realised with another order: see ``orders``."""
+
+
+class TellsTwice(Sound):
+    def ack(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        return [*self.inner.ack(tx, refs, **given)] * 2
+
+
+class TellsNothingOfTime(Sound):
+    def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        self.inner.expire(tx, limit, now=now)
+        return []
+
+
+class TellsOfAnotherEvent(Sound):
+    def kick(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        return [change._replace(event=Event.RELEASE) for change in self.inner.kick(tx, limit, now=now)]
+
+
+class CountsNoAttempts(Sound):
+    def normalize_task(self, raw: Any) -> Task:
+        return dataclasses.replace(self.inner.normalize_task(raw), attempts=0)
+
+
+class TakesTwoOfASubQueue(Sound):
+    """Lies on a type without sub-queues."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.put(
+            tx, [dataclasses.replace(item, utube=None) for item in items], now=now
+        )
+        return changes
+
+
+class LosesThePlace(Sound):
+    """Puts a released task again, behind all others."""
+
+    def release(
+        self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: Any, now: int
+    ) -> Sequence[Change]:
+        changes = []
+        for change in self.inner.ack(tx, refs, owner=owner, now=now):
+            (put,) = self.inner.put(tx, [NewTask(f'"{change.raw.data}"', change.raw.data)], now=now)
+            changes.append(put._replace(event=Event.RELEASE))
+        return changes
+
+
+class HandsOutWhatIsOver(Sound):
+    """Takes as if it were long ago."""
+
+    def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.take(tx, limit, owner=owner, now=now - 10**9)
+        return changes
+
+
+class ForgetsAPartOfThePast(Sound):
+    """Does not lengthen the life of what is released with a delay."""
+
+    def release(
+        self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: Any, now: int
+    ) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.release(tx, refs, delay_ms=0, owner=owner, now=now)
+        return changes
+
+
+class AsksNobody(Sound):
+    def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
+        bare = [Ref(ref.id, ref.token) for ref in refs]
+        changes: Sequence[Change] = self.inner.ack(tx, bare, owner=None, now=now)
+        return changes
+
+
+class IgnoresTokens(Sound):
+    def ack(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.ack(tx, [Ref(ref.id) for ref in refs], **given)
+        return changes
+
+
+class KnowsNoBounds(Sound):
+    """Is realised without its capacity: see ``orders``."""
+
+
+class KicksAll(Sound):
+    def kick(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.kick(tx, 1000, now=now)
+        return changes
+
+
+class CountsInMemory(Sound):
+    """Keeps outside the transaction what a rollback must take back."""
+
+    stored = 0
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        self.stored += len(items)
+        changes: Sequence[Change] = self.inner.put(tx, items, now=now)
+        return changes
+
+    def count(self, tx: Any) -> Mapping[State, int]:
+        return {State.READY: self.stored}
+
+
+class HandsOutTwice(Sound):
+    last: Sequence[Change] = ()
+    calls = 0
+
+    def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
+        self.calls += 1
+        if self.calls % 5 == 0 and self.last:
+            return self.last
+        self.last = self.inner.take(tx, limit, owner=owner, now=now)
+        return self.last
+
+
+class StartsEmpty(Sound):
+    def start(self, tx: Any) -> None:
+        self.inner.truncate(tx, 1000)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A faulty driver, and where the kit finds the fault."""
+
+    driver: type[Sound]
+    suite: str
+    test: str
+    features: Features = PLAIN
+
+    @property
+    def type(self) -> str:
+        return f"faulty_{self.driver.__name__}"[:32]
+
+
+FAULTS = (
+    Fault(WrongOrder, "ordering.Ordering", "test_tasks_are_taken_in_the_order_of_the_type"),
+    Fault(LosesThePlace, "ordering.Ordering", "test_a_released_task_keeps_its_place"),
+    Fault(TellsTwice, "changes.Changes", "test_every_verb_makes_one_event"),
+    Fault(TellsOfAnotherEvent, "changes.Changes", "test_every_verb_makes_one_event"),
+    Fault(TellsNothingOfTime, "changes.Changes", "test_time_makes_one_event_of_its_own_name", TIMED),
+    Fault(CountsNoAttempts, "ownership.Ownership", "test_attempts_are_counted_at_the_take"),
+    Fault(IgnoresTokens, "ownership.Ownership", "test_a_task_that_was_taken_again_cannot_be_finished"),
+    Fault(AsksNobody, "ownership.SharedOwnership", "test_what_another_session_holds_cannot_be_acked"),
+    Fault(HandsOutWhatIsOver, "timing.Timing", "test_what_is_over_is_never_handed_out", TIMED),
+    Fault(ForgetsAPartOfThePast, "timing.Timing", "test_a_task_can_be_released_with_a_delay", TIMED),
+    Fault(TakesTwoOfASubQueue, "groups.Groups", "test_of_a_sub_queue_one_task_is_taken_at_a_time", GROUPED),
+    Fault(KnowsNoBounds, "capacity.Capacity", "test_a_put_into_a_full_tube_is_refused", BOUNDED),
+    Fault(KicksAll, "api.Api", "test_a_kick_tells_how_many_it_brought_back"),
+    Fault(CountsInMemory, "atomicity.Atomicity", "test_a_transaction_that_raises_leaves_nothing"),
+    Fault(HandsOutTwice, "concurrency.Concurrency", "test_threads_take_every_task_once"),
+    Fault(StartsEmpty, "reopening.Reopening", "test_tasks_are_as_they_were"),
+)
+
+
+def factory(driver: type[Sound], features: Features) -> Callable[[Any, Any], Any]:
+    """Make a driver factory; some faults are those of another type."""
+    realised = TubeType(
+        PLAIN if driver in (TakesTwoOfASubQueue, KnowsNoBounds) else features,
+        order="newest" if driver is WrongOrder else "oldest",
+    )
+    return lambda store, tube: driver(store.realise(realised, tube), features)
+
+
+for fault in FAULTS:
+    register_driver(fault.type, factory(fault.driver, fault.features))
+SOUND = {features: f"sound_{number}" for number, features in enumerate((PLAIN, TIMED, GROUPED, BOUNDED))}
+for features, name in SOUND.items():
+    register_driver(name, factory(Sound, features))
+
+MODULE = """
+from hypothesis import Phase, settings
+from tubes import Features
+from tubes.testing.{module} import {suite}
+
+class TestIt({suite}):
+    type = {type!r}
+    features = {features!r}
+
+    def machine_settings(self):
+        return settings(super().machine_settings(), max_examples=100, phases=[Phase.generate], database=None)
+"""
+
+
+def run(pytester: pytest.Pytester, suite: str, test: str, type: str, features: Features) -> dict[str, int]:
+    """Run one test of a suite, in a pytest of its own."""
+    module, _, name = suite.rpartition(".")
+    pytester.makepyfile(MODULE.format(module=module, suite=name, type=type, features=features))
+    ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-k", test)
+    return ran.parseoutcomes()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.driver.__name__)
+def test_a_fault_is_found_by_the_test_that_is_there_for_it(pytester: pytest.Pytester, fault: Fault) -> None:
+    outcomes = run(pytester, fault.suite, fault.test, fault.type, fault.features)
+    assert outcomes.get("failed") and not outcomes.get("errors"), outcomes
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.driver.__name__)
+def test_the_same_test_passes_without_the_fault(pytester: pytest.Pytester, fault: Fault) -> None:
+    outcomes = run(pytester, fault.suite, fault.test, SOUND[fault.features], fault.features)
+    assert outcomes.get("passed"), outcomes
+    assert not outcomes.keys() & {"failed", "errors", "skipped"}, outcomes
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.driver.__name__)
+def test_the_machine_finds_the_fault_by_itself(pytester: pytest.Pytester, fault: Fault) -> None:
+    outcomes = run(pytester, "agreement.Agreement", "agrees", fault.type, fault.features)
+    assert outcomes.get("failed") == 1, outcomes
+
+
+@pytest.mark.parametrize("features", SOUND, ids=str)
+def test_the_machine_finds_nothing_where_there_is_nothing(
+    pytester: pytest.Pytester, features: Features
+) -> None:
+    outcomes = run(pytester, "agreement.Agreement", "agrees", SOUND[features], features)
+    assert outcomes.get("passed") == 1 and "failed" not in outcomes, outcomes
+
+
+def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        f"from tubes.testing import ConformanceKit\nclass TestIt(ConformanceKit): type = {SOUND[PLAIN]!r}\n"
+    )
+    ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider")
+    ran.assert_outcomes(errors=1)
+    ran.stdout.fnmatch_lines([f"*say which features = Features(...) '{SOUND[PLAIN]}' has*"])
