@@ -1,6 +1,6 @@
 """Does a take cost more when the tube is full, and does a process grow with the backlog?
 
-Run it from the root of the repository: ``python -m benchmarks.scale``. README.md beside it says what is measured.
+Run it: ``python benchmarks/scale.py``. README.md beside it says what is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+if not __package__:  # run as a file
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import tubes
+from benchmarks.places import keep
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
@@ -214,7 +218,7 @@ def leases_in_turn(type: str, each: int, folder: Path) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--type", action="append", choices=TYPES, help="default: all five")
     parser.add_argument("--most", type=int, default=BACKLOGS[-1], help="largest backlog; default: 1000000")
     parser.add_argument("--pairs", type=int, default=250, help="take+ack a turn; default: 250")
@@ -223,13 +227,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small backlogs, to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument("--docs", action="store_true", help="write docs/explanation/scale.md")
     options = parser.parse_args(argv)
     if options.quick:
         options.most, options.pairs, options.rounds, options.each = 2_000, 50, 2, 150
     types = options.type or list(TYPES)
     backlogs = [backlog for backlog in BACKLOGS if backlog < options.most] + [options.most]
     grouped = [type for type in types if type.startswith("utube")]
-    out = Console(width=None if sys.stdout.isatty() else 160)
+    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
     results: dict[str, Any] = {"takes": {}, "busy": {}}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
@@ -256,6 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.print(f"short: {line}", style="red", highlight=False)
     if not missed:
         out.print("every bar is reached")
+    if options.docs:
+        keep("scale", "Scale: the last tables", out)
     return 1 if missed and options.check else 0
 
 

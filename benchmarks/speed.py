@@ -1,22 +1,18 @@
 """How fast tubes is, as a share of raw ``sqlite3`` and against the embedded peers, all in one run.
 
-Run it from the root of the repository: ``python -m benchmarks.speed``. README.md beside it says what is measured.
+Run it: ``python benchmarks/speed.py``. README.md beside it says what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+if not __package__:  # run as a file
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from benchmarks.contenders import PEERS, Contender, Raw, RawSmallPages, Tubes, TubesAllOptions
+from benchmarks.places import DOCS, machine
 from benchmarks.races import in_processes, in_threads
 
 Verb = Callable[[Contender, int], None]
@@ -328,26 +328,6 @@ def shortfalls(results: Results, peers: Sequence[type[Contender]]) -> list[str]:
     return missed
 
 
-def machine() -> str:
-    """Where and with what this ran."""
-    named = {
-        "litequeue": "litequeue",
-        "persist-queue": "persist-queue",
-        "huey": "huey",
-        "diskcache": "diskcache",
-    }
-    installed = []
-    for name, distribution in named.items():
-        try:
-            installed.append(f"{name} {version(distribution)}")
-        except PackageNotFoundError:
-            continue
-    return (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"SQLite {sqlite3.sqlite_version}, tubes {version('tubes-queue')}, {', '.join(installed)}"
-    )
-
-
 def show(console: Console, results: Results, peers: Sequence[type[Contender]], rounds: int) -> None:
     """Print one durability's table."""
     table = Table(title=f"durability={results.durability}, {rounds} rounds", title_justify="left")
@@ -364,7 +344,7 @@ def markdown(all_results: Sequence[Results], peers: Sequence[type[Contender]], r
     """The page that is kept in docs."""
     parts = [
         "# Speed: the last table\n",
-        "Written by `python -m benchmarks.speed --docs`; [performance.md](performance.md) says what it means.\n",
+        "Written by `python benchmarks/speed.py --docs`; [performance.md](performance.md) says what it means.\n",
         f"{time.strftime('%Y-%m-%d')}, {rounds} rounds. {machine()}.\n",
     ]
     for results in all_results:
@@ -443,7 +423,7 @@ def as_json(all_results: Sequence[Results], rounds: int) -> dict[str, Any]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--durability", action="append", choices=list(SIZES), help="default: normal and full")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many tasks a round")
@@ -510,10 +490,8 @@ def write(
     if options.chart:
         chart(all_results, peers, options.chart)
     if options.docs:
-        docs = Path(__file__).parent.parent / "docs" / "explanation"
-        docs.mkdir(parents=True, exist_ok=True)
-        (docs / "speed.md").write_text(markdown(all_results, peers, rounds))
-        chart(all_results, peers, docs / "speed.png")
+        (DOCS / "speed.md").write_text(markdown(all_results, peers, rounds))
+        chart(all_results, peers, DOCS / "speed.png")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How soon does a take that waits in another process get a task, and what does waiting cost?
 
-Run it from the root of the repository: ``python -m benchmarks.wakeup``. README.md beside it says what is measured.
+Run it: ``python benchmarks/wakeup.py``. README.md beside it says what is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+if not __package__:  # run as a file
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import tubes
+from benchmarks.places import keep
 
 MILLISECONDS_BAR = 2.0
 CORE_BAR = 5.0
@@ -135,7 +139,7 @@ class Side:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.wakeup", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waiters", type=int, default=10, help="waiting processes; default: 10")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds before each put; default: 10")
     parser.add_argument("--puts", type=int, default=20, help="default: 20")
@@ -144,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="short waits, to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument("--docs", action="store_true", help="write docs/explanation/wakeup.md")
     options = parser.parse_args(argv)
     if options.quick:
         options.waiters, options.idle, options.puts = 3, 0.3, 3
@@ -191,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     """Print the table and the verdict."""
-    out = Console(width=None if sys.stdout.isatty() else 140)
+    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
     table = Table(
         title=f"{options.puts} puts, each after {options.idle:g} s of idling, durability={options.durability}",
         title_justify="left",
@@ -229,6 +234,8 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
         out.print("every bar is reached")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.docs:
+        keep("wakeup", "Wake-up: the last table", out)
     return 1 if missed and options.check else 0
 
 

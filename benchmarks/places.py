@@ -1,0 +1,43 @@
+"""Where figures are kept, and what machine and versions they belong to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rich.console import Console
+
+DOCS = Path(__file__).parent.parent / "docs" / "explanation"
+
+
+def machine() -> str:
+    """Where and with what this ran."""
+    named = {
+        "litequeue": "litequeue",
+        "persist-queue": "persist-queue",
+        "huey": "huey",
+        "diskcache": "diskcache",
+    }
+    installed = []
+    for name, distribution in named.items():
+        try:
+            installed.append(f"{name} {version(distribution)}")
+        except PackageNotFoundError:
+            continue
+    return (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version}, tubes {version('tubes-queue')}, {', '.join(installed)}"
+    )
+
+
+def keep(name: str, title: str, out: Console) -> None:
+    """Write what a recording console printed to a page of the documentation."""
+    text = "\n".join(line.rstrip() for line in out.export_text().splitlines())
+    (DOCS / f"{name}.md").write_text(
+        f"# {title}\n\nWritten by `python benchmarks/{name}.py --docs`; [performance.md](performance.md) says what "
+        f"it means.\n\n{time.strftime('%Y-%m-%d')}. {machine()}.\n\n```text\n{text}\n```\n"
+    )
