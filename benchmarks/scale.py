@@ -12,8 +12,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -154,63 +156,62 @@ def memory_of_a_consumer(path: Path, type: str, pairs: int) -> float:
 # Busy sub-queues
 
 
-def busy_sub_queues(type: str, each: int, folder: Path) -> float:
-    """Ten sub-queues of ``each`` tasks, ten consumers: take, yield, ack to the end; microseconds a task."""
+def busy_sub_queues(type: str, each: int, folder: Path, way: str) -> list[float]:
+    """Ten sub-queues of ``each`` tasks: take, yield and ack to the end; when each task was done, from the start."""
     path = folder / f"busy-{type}-{each}-{time.monotonic_ns()}.db"
     queue, tube = open_tube(path, type)
     with queue:
         for group in range(GROUPS):
             for start in range(0, each, FILL):
                 tube.put_many([DATA] * min(FILL, each - start), utube=f"host{group}")
-        total = GROUPS * each
-        finished = [0] * CONSUMERS
-        last = [0.0] * CONSUMERS
-
-        def consume(index: int) -> None:
-            while sum(finished) < total:
-                task = tube.take(0.1)
-                if task is not None:
-                    time.sleep(0)
-                    tube.ack(task)
-                    finished[index] += 1
-                    last[index] = time.perf_counter()
-
-        threads = [threading.Thread(target=consume, args=(index,)) for index in range(CONSUMERS)]
         began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        spent = max(last) - began
-        assert sum(finished) == total, f"{sum(finished)} of {total} came through"
+        stamps = WAYS[way](tube, GROUPS * each)
+    assert len(stamps) == GROUPS * each, f"{len(stamps)} of {GROUPS * each} came through"
     for leftover in folder.glob(f"{path.name}*"):
         leftover.unlink()
-    return spent / total * 1e6
+    return [stamp - began for stamp in sorted(stamps)]
 
 
-def leases_in_turn(type: str, each: int, folder: Path) -> float:
-    """The same in one thread: ten leases open, the oldest acked before the next take. No scheduler in it."""
-    path = folder / f"leases-{type}-{each}-{time.monotonic_ns()}.db"
-    queue, tube = open_tube(path, type)
-    with queue:
-        for group in range(GROUPS):
-            for start in range(0, each, FILL):
-                tube.put_many([DATA] * min(FILL, each - start), utube=f"host{group}")
-        total = GROUPS * each
-        began = time.perf_counter()
-        held = [task for _ in range(CONSUMERS) if (task := tube.take(0)) is not None]
-        acked = 0
-        while held:
-            tube.ack(held.pop(0))
-            acked += 1
-            task = tube.take(0)
+def in_threads(tube: tubes.Tube, total: int) -> list[float]:
+    """Ten consumers as threads."""
+    stamps: list[float] = []
+
+    def consume() -> None:
+        while len(stamps) < total:
+            task = tube.take(0.1)
             if task is not None:
-                held.append(task)
-        spent = time.perf_counter() - began
-        assert acked == total, f"{acked} of {total} came through"
-    for leftover in folder.glob(f"{path.name}*"):
-        leftover.unlink()
-    return spent / total * 1e6
+                time.sleep(0)
+                tube.ack(task)
+                stamps.append(time.perf_counter())
+
+    threads = [threading.Thread(target=consume) for _ in range(CONSUMERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return stamps
+
+
+def as_leases(tube: tubes.Tube, total: int) -> list[float]:
+    """Ten consumers as ten open leases, the oldest acked before the next take. No scheduler in it."""
+    stamps: list[float] = []
+    held = deque(task for _ in range(CONSUMERS) if (task := tube.take(0)) is not None)
+    while held:
+        tube.ack(held.popleft())
+        stamps.append(time.perf_counter())
+        task = tube.take(0)
+        if task is not None:
+            held.append(task)
+    return stamps
+
+
+WAYS: dict[str, Callable[[tubes.Tube, int], list[float]]] = {"threads": in_threads, "leases": as_leases}
+
+
+def costs(stamps: Sequence[float], part: int) -> list[float]:
+    """Microseconds a task, of each ``part`` tasks in the order in which they were done."""
+    ends = [0.0, *stamps[part - 1 :: part]]
+    return [(end - start) / part * 1e6 for start, end in pairwise(ends)]
 
 
 # The command
@@ -267,17 +268,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def race_sub_queues(type: str, each: int, folder: Path, step: Step) -> dict[str, dict[str, float]]:
-    """Small, large, small again: the large one between two small ones, so that a passing load shows."""
+    """Small ones before and after a large one, which is cut into parts of their size; medians of both."""
     small = max(each // 15, 10)
     found: dict[str, dict[str, float]] = {}
-    for way, measure in (("threads", busy_sub_queues), ("leases", leases_in_turn)):
-        step(f"{type}: busy sub-queues, {way}")
-        before = measure(type, small, folder)
-        step(f"{type}: busy sub-queues of {each:,}, {way}")
-        large = measure(type, each, folder)
-        step(f"{type}: busy sub-queues, {way}")
-        after = measure(type, small, folder)
-        found[way] = {"small": small, "each": each, "at_small": (before + after) / 2, "at_each": large}
+    for way in WAYS:
+        at_small: list[float] = []
+        at_each: list[float] = []
+        for sizes, kept in ((3 * [small], at_small), ([each], at_each), (3 * [small], at_small)):
+            step(f"{type}: busy sub-queues of {sizes[0]:,}, {way}")
+            for size in sizes:
+                kept += costs(busy_sub_queues(type, size, folder, way), GROUPS * small)
+        found[way] = {"small": small, "each": each, "at_small": median(at_small), "at_each": median(at_each)}
     return found
 
 
