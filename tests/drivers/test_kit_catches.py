@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import tubes
 from tubes import Change, Event, Features, NewTask, Ref, State, Task, TubeType, register_driver
+from tubes.testing import ConformanceKit
 
 pytest_plugins = ["pytester"]
 
@@ -207,16 +209,30 @@ class TestIt({suite}):
     features = {features!r}
 
     def machine_settings(self):
-        return settings(super().machine_settings(), max_examples=100, phases=[Phase.generate], database=None)
+        return settings(
+            super().machine_settings(), max_examples={examples}, phases=[Phase.generate], derandomize=True
+        )
 """
 
 
-def run(pytester: pytest.Pytester, suite: str, test: str, type: str, features: Features) -> dict[str, int]:
+def run(
+    pytester: pytest.Pytester, suite: str, test: str, type: str, features: Features, *, examples: int = 0
+) -> dict[str, int]:
     """Run one test of a suite, in a pytest of its own."""
     module, _, name = suite.rpartition(".")
-    pytester.makepyfile(MODULE.format(module=module, suite=name, type=type, features=features))
+    pytester.makepyfile(
+        MODULE.format(module=module, suite=name, type=type, features=features, examples=examples)
+    )
     ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-k", test)
     return ran.parseoutcomes()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    """Load all modules that a kit uses: those that an inner pytest loads it also forgets, which costs seconds."""
+    assert ConformanceKit.__name__
+    with tubes.connect("sqlite://") as queue:
+        queue.create_tube("jobs", "fifottl").put("x", ttl=1)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.driver.__name__)
@@ -234,7 +250,7 @@ def test_the_same_test_passes_without_the_fault(pytester: pytest.Pytester, fault
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.driver.__name__)
 def test_the_machine_finds_the_fault_by_itself(pytester: pytest.Pytester, fault: Fault) -> None:
-    outcomes = run(pytester, "agreement.Agreement", "agrees", fault.type, fault.features)
+    outcomes = run(pytester, "agreement.Agreement", "agrees", fault.type, fault.features, examples=300)
     assert outcomes.get("failed") == 1, outcomes
 
 
@@ -242,7 +258,7 @@ def test_the_machine_finds_the_fault_by_itself(pytester: pytest.Pytester, fault:
 def test_the_machine_finds_nothing_where_there_is_nothing(
     pytester: pytest.Pytester, features: Features
 ) -> None:
-    outcomes = run(pytester, "agreement.Agreement", "agrees", SOUND[features], features)
+    outcomes = run(pytester, "agreement.Agreement", "agrees", SOUND[features], features, examples=10)
     assert outcomes.get("passed") == 1 and "failed" not in outcomes, outcomes
 
 

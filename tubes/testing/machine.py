@@ -370,11 +370,11 @@ class TubeMachine(RuleBasedStateMachine):
         if hasattr(self, "model"):
             if self.second is not None:
                 self.second.queue.close()
-            self.clock.advance(3600)
-            self.first.queue.sweep()  # forgets the sessions that sleep
-            self.first.tube.truncate()
-            self.first.tube.drop()
-            self.first.queue.close()
+            with self.first.queue as queue:
+                self.clock.advance(3600)
+                queue.sweep()  # forgets the sessions that sleep
+                self.first.tube.truncate()
+                self.first.tube.drop()
 
     # Within
 
