@@ -349,7 +349,7 @@ class Queue:
     def sweep(self) -> int:
         """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
         self.check_open()
-        changed = self.rescue() if self.store.deaths_suspected() else 0
+        changed = self.rescue() if self.store.deaths_suspected(thoroughly=True) else 0
         for tube in self._open_all():
             with suppress(NoSuchTube):
                 changed += tube.expire()
@@ -379,6 +379,7 @@ class Queue:
 
     def _background(self) -> float | None:
         try:
+            self.store.prove_life()
             self.flush_counts()
             if not self._sweeps:
                 return None

@@ -77,8 +77,16 @@ class Store(Protocol):
         """Set how long this session outlives its last connection."""
         ...
 
-    def deaths_suspected(self) -> bool:
-        """Tell cheaply whether a session may have ended, but for those set aside."""
+    def prove_life(self) -> None:
+        """Renew this connection's proof of life; begin a new session if it was taken for dead meanwhile."""
+        ...
+
+    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+        """Tell cheaply whether a session may have ended, but for those set aside.
+
+        ``thoroughly``: also whether tasks are held by sessions that nobody knows, at the cost of reading what is
+        taken.
+        """
         ...
 
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:

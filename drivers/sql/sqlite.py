@@ -81,6 +81,7 @@ class SqliteStore:
         self._is_closed = False
         self._is_stale = False
         self._is_parked = False
+        self._is_gone = False
         self._left = False
         self._open(migrate is not False)
 
@@ -95,6 +96,8 @@ class SqliteStore:
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.Lock()
+        self._resuming = threading.Lock()
+        self._is_gone = False
         try:
             self._prepare(db)
             self.writer = SqliteWriter(
@@ -179,7 +182,7 @@ class SqliteStore:
         return guarded(self._read, work)
 
     def _read(self, work: Callable[[Any], T]) -> T:
-        if self._is_stale or self._is_closed:
+        if self._is_stale or self._is_closed or self._is_gone:
             self.refresh()
         try:
             if self._reader is None:
@@ -222,7 +225,7 @@ class SqliteStore:
 
     # Sessions
 
-    def _begin_session(self) -> None:
+    def _begin_session(self, *, is_first: bool = True) -> None:
         """Add a session and a connection that proves its life before anybody else can see it."""
         self.session = uuid.uuid4().hex
         if self._shared is None:
@@ -233,7 +236,7 @@ class SqliteStore:
         def step(tx: SqliteTx) -> int:
             now = self.clock.now_ms()
             others = [id for id, _ in tx.rows(self._sql.connections) if locks.is_alive(id)]
-            if not others:
+            if not others and is_first:
                 self._empty_temporary(tx)
             tx.run(self._sql.add_session, self.session, self._ttr_ms)
             host = socket.gethostname()
@@ -272,13 +275,46 @@ class SqliteStore:
         self._ttr_ms = ttr_ms
         self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
 
-    def deaths_suspected(self) -> bool:
+    def prove_life(self) -> None:
+        """Take the locks again, which others can make this process lose; notice when that was seen.
+
+        A library that copies the lock file drops them, since closing any descriptor of it does; and they are on
+        another file when it was deleted and made again. Who looks meanwhile takes this process for dead and gives
+        its tasks to others. Then its acks are refused, and it goes on in a new session.
+        """
+        shared = self._shared
+        if shared is None or self._is_closed or self._is_stale or self._left:
+            return
+        if not shared.is_in_place():
+            self._is_gone = True
+            vars(self).pop("transact", None)
+            return
+        with suppress(OSError):
+            shared.prove_life()
+        if self._connection not in [id for id, _ in self.read(lambda tx: tx.rows(self._sql.connections))]:
+            with self._resuming:
+                self._resume()
+
+    def _resume(self) -> None:
+        def is_known(tx: ReadTx) -> bool:
+            return any(id == self._connection for id, _ in tx.rows(self._sql.connections))
+
+        if self._shared is not None and not self._left and not self.read(is_known):
+            self._shared.locks.let_go(self._connection)
+            self._begin_session(is_first=False)
+
+    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         shared = self._shared
         if shared is None or self._is_closed or self._is_stale:
             return False
+        self.prove_life()
+        if self._is_gone:
+            return True  # whoever looks closer is told
 
         def look(tx: ReadTx) -> bool:
             is_alive = shared.locks.is_alive
+            if thoroughly and self._orphans(tx):
+                return True
             if not all(is_alive(id) for id, _ in tx.rows(self._sql.connections)):
                 return True
             ended = tx.rows(self._sql.ended, self.clock.now_ms())
@@ -292,7 +328,16 @@ class SqliteStore:
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
         tx.begin()
         self._notice_the_dead(tx, now)
-        return [session for (session,) in tx.rows(self._sql.ended, now)]
+        return [*(session for (session,) in tx.rows(self._sql.ended, now)), *self._orphans(tx)]
+
+    def _orphans(self, tx: Any) -> list[str]:
+        """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""
+        return [
+            session
+            for tube in tx.rows(self._sql.tubes)
+            for (session,) in tx.rows(self._sql.orphans, tube[0])
+            if session not in self.set_aside
+        ]
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         if self._shared is None:
@@ -415,6 +460,10 @@ class SqliteStore:
     def refresh(self) -> None:
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
+        if self._is_gone and not self._is_stale:
+            raise StoreUnavailable(
+                f"{self._what} cannot be used: it was deleted or replaced while it was open; connect again"
+            )
         if self._is_stale:
             if self.path is None:
                 raise StoreUnavailable(

@@ -50,13 +50,27 @@ class LockFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if os.fstat(self._fd).st_size < ARMED_SIZE + 1:
-            _make_room(self._fd, ARMED_SIZE + 1)
-        self._armed = mmap.mmap(self._fd, ARMED_SIZE)
         self._held: set[int] = set()
         self._mine = 0
         self._is_closed = False
+        self._left_behind: list[tuple[int, mmap.mmap]] = []
+        self._open()
+
+    def _open(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if os.fstat(self._fd).st_size < ARMED_SIZE + 1:
+            _make_room(self._fd, ARMED_SIZE + 1)
+        self._armed = mmap.mmap(self._fd, ARMED_SIZE)
+
+    def renew(self) -> bool:
+        """Take all locks again, on a new file if the old one is gone; tell whether it was."""
+        is_gone = not _is_same(self.path, self._fd)
+        if is_gone:
+            self._left_behind.append((self._fd, self._armed))  # other threads may be using it just now
+            self._open()
+        for connection in list(self._held):
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
+        return is_gone
 
     def hold(self, connection: int) -> None:
         """Prove that this connection lives, from now until the process ends or lets go."""
@@ -102,8 +116,17 @@ class LockFile:
 
     def close(self) -> None:
         self._is_closed = True
-        self._armed.close()
-        os.close(self._fd)
+        for fd, armed in [*self._left_behind, (self._fd, self._armed)]:
+            armed.close()
+            os.close(fd)
+
+
+def _is_same(path: str, fd: int) -> bool:
+    """Tell whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except OSError:
+        return False
 
 
 def _make_room(fd: int, size: int) -> None:
@@ -135,6 +158,11 @@ class Bell:
             rung = rung or fd == self._watch
         return rung
 
+    def rewatch(self, path: str) -> None:
+        """Watch what is under a path now."""
+        if self._watch is not None:
+            _add_watch(self._watch, path)
+
     def stir(self) -> None:
         """Make a wait in another thread return."""
         with suppress(OSError):
@@ -155,12 +183,17 @@ def _inotify(path: str) -> int | None:
         fd = int(libc.inotify_init1(_IN_FLAGS))
         if fd < 0:
             return None
-        if libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) < 0:
+        if not _add_watch(fd, path):
             os.close(fd)
             return None
         return fd
     except (OSError, AttributeError):
         return None
+
+
+def _add_watch(fd: int, path: str) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY)) >= 0
 
 
 class SharedFile:
@@ -206,6 +239,20 @@ class SharedFile:
     def remove_check(self, check: Callable[[], bool]) -> None:
         with suppress(ValueError):
             self._checks.remove(check)
+
+    def is_in_place(self) -> bool:
+        """Tell whether the database is still the file that its path leads to."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.key[:2]
+
+    def prove_life(self) -> None:
+        """Take the locks of this process again."""
+        with self._all_lock:
+            if not self._is_over and self.locks.renew() and self._bell is not None:
+                self._bell.rewatch(self.locks.path)
 
     def ring(self) -> None:
         """Wake waiting consumers of other processes."""

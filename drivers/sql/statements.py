@@ -91,6 +91,7 @@ class Statements:
     overdue: Statement
     taken: Statement
     taken_by: Statement
+    orphans: Statement
     next_due: Statement
     count_front: Statement
     count_behind: Statement
@@ -376,6 +377,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             sa.select(*raw).where(taken).order_by(c.pri, c.id).limit(bind("limit")).offset(ZERO),
             "tube",
             "limit",
+        ),
+        orphans=make(
+            sa.select(c.owner).distinct().where(taken, c.owner.not_in(sa.select(session.c.id))), "tube"
         ),
         taken_by=make(
             sa.select(*raw)
