@@ -1,0 +1,200 @@
+"""The lock file, the proof of life, is deleted, or its locks are dropped; the database is reached by other paths."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import Crew, eventually, heard, run, tell
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+TAKE = """
+import sys, tubes
+with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
+    task = queue.tube.jobs.take(timeout=0)
+    print(task and task.data)
+"""
+
+WORKER = """
+import os, sys, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1])
+tube = queue.create_tube("jobs", "fifo", if_not_exists=True)
+lost = 0
+for line in sys.stdin:
+    verb = line.strip()
+    if verb == "take":
+        task = tube.take(timeout=0)
+        print(task and task.data, flush=True)
+    elif verb == "ack":
+        try:
+            print(tube.ack(task).data, flush=True)
+        except tubes.TubeError as error:
+            print(type(error).__name__, flush=True)
+    elif verb == "drop locks":
+        open(sys.argv[1] + "-tubes").close()
+        print("dropped", flush=True)
+"""
+
+
+def asked(worker: Any, verb: str) -> str:
+    """Let a worker do something; return what it says."""
+    tell(worker, verb)
+    return heard(worker)
+
+
+def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> None:
+    """A process that opens the file by another name sees whose tasks are taken, and takes none of them."""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("held")
+    held = tube.take(timeout=0)
+    assert held is not None
+    link = db.with_name("link.db")
+    link.symlink_to(db)
+    folder = db.parent.with_name(f"{db.parent.name}-link")
+    folder.symlink_to(db.parent)
+    assert run(TAKE, link) == run(TAKE, folder / "queue.db") == "None"
+    assert sorted(path.name for path in db.parent.iterdir() if path.name.endswith("-tubes")) == [
+        "queue.db-tubes"
+    ]
+    tube.ack(held)
+
+
+def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:
+    """Closing one of them drops its own lock and not the other's."""
+    first, second = connect(sweep=False), connect(sweep=False)
+    tube = first.create_tube("jobs", "fifo")
+    tube.put_many(["first", "second"])
+    held = tube.take(timeout=0)
+    theirs = second.tube.jobs.take(timeout=0)
+    assert held is not None and theirs is not None
+    assert run(TAKE, db) == "None"
+    second.close()
+    assert run(TAKE, db) == "second"
+    assert run(TAKE, db) == "second"
+    assert tube.ack(held).data == "first"
+
+
+def test_namespaces_share_a_file_and_nothing_else(connect: Connect, db: Path) -> None:
+    """Two queues of different tables in one file, from two processes: tasks, sessions and counts are apart."""
+    code = """
+import sys, tubes
+with tubes.connect("sqlite:///" + sys.argv[1], namespace="theirs") as queue:
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("theirs")
+    with tubes.connect("sqlite:///" + sys.argv[1]) as other:
+        print(other.tube.jobs.take(timeout=0), tube.take(timeout=0).data, other.tubes(), queue.tubes())
+    print(tube.statistics()["calls"]["put"])
+"""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("ours")
+    held = tube.take(timeout=0)
+    assert held is not None
+    assert run(code, db).splitlines() == ["None theirs ['jobs'] ['jobs']", "1"]
+    assert tube.ack(held).data == "ours"
+    assert tube.statistics()["calls"]["put"] == 1
+
+
+def test_locks_that_another_library_dropped_are_taken_again(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """Closing any descriptor of the lock file drops a process's locks; it takes them again by itself."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put("held")
+    worker = process(WORKER, db)
+    assert asked(worker, "take") == "held"
+    assert asked(worker, "drop locks") == "dropped"
+    time.sleep(1.5)  # nobody looks meanwhile but the worker's own background work
+    assert tube.take(timeout=0) is None
+    assert asked(worker, "ack") == "held"
+
+
+@pytest.mark.parametrize("how", ["dropped", "deleted", "replaced"])
+def test_a_process_that_lost_its_proof_of_life_loses_leases_and_no_tasks(
+    crew: Crew, db: Path, process: Callable[..., Any], how: str
+) -> None:
+    """Its task is given to another, its own ack is refused; it goes on, and when it dies nothing stays behind."""
+    lock_file = db.with_name("queue.db-tubes")
+    worker = process(WORKER, db)
+    assert asked(worker, "take") == "None"
+    if how != "dropped":
+        if how == "replaced":
+            shutil.copy(lock_file, lock_file.with_name("copy"))
+        lock_file.unlink()
+        if how == "replaced":
+            lock_file.with_name("copy").rename(lock_file)
+    with tubes.connect(f"sqlite:///{db}", sweep=False) as queue:
+        tube = queue.tube.jobs
+        tube.put_many(["first", "second", "third"])
+        assert asked(worker, "take") == "first"
+        if how == "dropped":
+            assert asked(worker, "drop locks") == "dropped"
+            queue.store.deaths_suspected()
+        task = None
+        taken = []
+        while (task := tube.take(timeout=0)) is not None:
+            taken.append(task)
+        assert {task.data for task in taken} >= {"second", "third"}
+        was_lost = "first" in {task.data for task in taken}
+        assert asked(worker, "ack") in ({"LeaseLost", "NotTaken"} if was_lost else {"first"})
+        tube.ack_many(taken)
+        tube.put("fourth")
+        assert asked(worker, "take") == "fourth"
+        worker.kill()
+        worker.wait()
+        again = tube.take(timeout=0)
+        assert again is not None and again.data == "fourth"
+        tube.ack(again)
+        assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_database_that_is_deleted_under_a_queue_is_an_error(connect: Connect, db: Path) -> None:
+    """What is written to a deleted file is lost, so writing soon ends with StoreUnavailable that says why."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put(1)
+    for path in db.parent.iterdir():
+        path.unlink()
+
+    def refused() -> bool:
+        try:
+            tube.put("into nowhere")
+        except tubes.StoreUnavailable as error:
+            assert "deleted or replaced" in str(error)
+            return True
+        return False
+
+    eventually(refused, within=5)
+    with pytest.raises(tubes.StoreUnavailable, match="deleted or replaced"):
+        tube.take(timeout=0)
+    queue.close()
+    again = connect().create_tube("jobs", "fifo")
+    assert again.put(1).id == 1
+
+
+def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, db: Path) -> None:
+    """It ends with StoreUnavailable instead of waiting for ever for what nobody can put."""
+    tube = connect().create_tube("jobs", "fifo")
+    ended: list[Exception] = []
+
+    def consume() -> None:
+        try:
+            tube.take(timeout=60)
+        except tubes.StoreUnavailable as error:
+            ended.append(error)
+
+    waiter = threading.Thread(target=consume)
+    waiter.start()
+    eventually(lambda: tube._store.waiters.count(tube.record.id) == 1)
+    for path in db.parent.iterdir():
+        os.unlink(path)
+    waiter.join(10)
+    assert len(ended) == 1
