@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -31,7 +32,7 @@ from tubes.options import Seconds
 from tubes.registry import driver_names, find_driver, find_store
 from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
-from tubes.sweeper import Sweeper
+from tubes.sweeper import FLOOR, Sweeper
 from tubes.task import Event, State
 from tubes.tube import ALL_TUBE_OPTIONS, TUBE_OPTIONS, Tube, supported
 
@@ -131,6 +132,7 @@ class Queue:
         self._lock = threading.RLock()
         self._sweeper = Sweeper(self._background)
         self._look_at = 0.0
+        self._next_sweep_ms: float = math.inf
         self._units: set[Unit] = set()
         _open_queues.add(self)
         self._open_all()
@@ -179,7 +181,7 @@ class Queue:
                     raise TubeExists(name, f" as a {record.type}, not a {type}")
                 return record, self._make_driver(definition, record), False
 
-            record, driver, _ = self.store.transact(step)
+            record, driver, _ = guarded(self.store.transact, step)
             tube = self._opened(record, driver)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
@@ -233,7 +235,7 @@ class Queue:
             self.store.remove_tube(tx, dropped.record)
 
         with self._lock:
-            self.store.transact(step)
+            guarded(self.store.transact, step)
             if self._tubes.get(dropped.name) is dropped:
                 del self._tubes[dropped.name]
         dropped.driver.stop()
@@ -285,7 +287,7 @@ class Queue:
     def rescue(self) -> int:
         """Release what ended sessions hold, in every open tube; return how many tasks that were."""
         released = 0
-        ended = self.store.transact(lambda tx: self.store.ended_sessions(tx, self.clock.now_ms()))
+        ended = guarded(self.store.transact, lambda tx: self.store.ended_sessions(tx, self.clock.now_ms()))
         if ended:
             tubes = self._open_all()
             complete = len(tubes) == len(self.records())
@@ -295,7 +297,7 @@ class Queue:
                 if not complete:
                     self.store.set_aside.add(session)
                 else:
-                    self.store.transact(lambda tx, gone=session: self.store.forget_session(tx, gone))  # type: ignore[misc]
+                    guarded(self.store.transact, lambda tx, gone=session: self.store.forget_session(tx, gone))
         return released
 
     # Transactions
@@ -358,7 +360,8 @@ class Queue:
 
     def due_at(self, due_ms: int) -> None:
         """A task is due then: let the sweeper come in time."""
-        if self._sweeps:
+        if due_ms < self._next_sweep_ms and self._sweeps:
+            self._next_sweep_ms = due_ms
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
 
     def count(self, tube: int, event: Event, count: int) -> None:
@@ -372,12 +375,13 @@ class Queue:
         if counts.is_dirty:
             deltas = counts.drain()
             try:
-                self.store.add_calls(deltas)
+                guarded(self.store.add_calls, deltas)
             except StoreError:
                 counts.restore(deltas)
                 raise
 
     def _background(self) -> float | None:
+        self._next_sweep_ms = self.clock.now_ms() + FLOOR * 1000
         try:
             self.store.prove_life()
             self.flush_counts()
@@ -463,7 +467,7 @@ class Queue:
 
     def _opened(self, record: TubeRecord, driver: Driver) -> Tube:
         if self._is_new(record):
-            self.store.transact(driver.start)
+            guarded(self.store.transact, driver.start)
             self.store.set_aside.clear()
             self._tubes[record.name] = Tube(self, record, driver)
         return self._tubes[record.name]

@@ -191,7 +191,7 @@ class Tube:
         if not changes:
             changes = guarded(self._put_when_room, step, len(items), timeout, unit)
         normalize = driver.normalize_task
-        return [normalize(change.raw) for change in changes]
+        return [normalize(raw) for _, raw, _ in changes]
 
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None

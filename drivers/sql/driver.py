@@ -49,6 +49,7 @@ class SqlDriver:
         self._capacity: int = tube.options.get("capacity", 0) if type.features.bounded else 0
         self._sql = s = statements
         timed, newest = type.features.timed, type.order == "newest"
+        self._oldest_first = not newest
         self._put_one = s.put_grouped if type.features.grouped else s.put
         if newest:
             self._take_one = s.take_newest_timed if timed else s.take_newest
@@ -86,6 +87,9 @@ class SqlDriver:
             room = tx.run(self._sql.make_room, self._tube, len(items), self._capacity)
             if not room:
                 return []
+        if self._is_plain and len(items) == 1 and type(items[0].payload) is str:
+            id = tx.only_insert(self._sql.put_plain, (self._tube, now, now, items[0].payload))
+            return self._new_changes((id,), items, now)
         if self._is_ranked and len({(item.utube, item.pri) for item in items}) > 1:
             return [change for item in items for change in self._put_alike(tx, (item,), now)]
         return self._put_alike(tx, items, now)
@@ -135,6 +139,8 @@ class SqlDriver:
 
     def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         settled: Sequence[Change] = ()
+        if self._is_plain and self._oldest_first:
+            return self._take_plain(tx, limit, owner, now)
         if limit == 1:
             rows = tx.only_rows(self._take_one, owner, now, self._tube)
             if rows or not self.features.timed:
@@ -146,6 +152,20 @@ class SqlDriver:
             rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
         return [*settled, *(Change(Event.TAKE, row, row[DUE]) for row in rows)]
+
+    def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
+        """Take from a tube without options: what is the same in all its tasks need not be read."""
+        rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube, limit)
+        if len(rows) > 1:
+            rows.sort()  # RETURNING promises no order
+        name, taken, event = self._name, State.TAKEN, Event.TAKE
+        return [
+            Change(event, make_task(
+                id, name, taken, decode(data) if blob is None else blob, 0, None, created, now, None, None, None,
+                attempts, owner,
+            ))
+            for id, data, blob, created, attempts in rows
+        ]  # fmt: skip
 
     def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         if len(refs) == 1 and not self._capacity:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import interruptible
 
 from .sqlite_errors import translated
 from .statements import Statement
@@ -182,10 +182,10 @@ class SqliteWriter:
     # A transaction each
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        """Run ``work`` and commit it, alone or together with other threads' work."""
-        return guarded(self._transact, work, on_commit)
+        """Run ``work`` and commit it, alone or together with other threads' work.
 
-    def _transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
+        An interrupt in here could leave the writer taken for ever: the framework calls it ``guarded``.
+        """
         if not self._turn.acquire(False):
             if self._shares_commits:
                 return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]

@@ -69,6 +69,7 @@ class Statements:
     put_grouped: Statement
     step_back: Statement
     take: Statement
+    take_plain: Statement
     take_many: Statement
     take_timed: Statement
     take_timed_many: Statement
@@ -184,7 +185,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
 
     # Take
 
-    def take(*, timed: bool, many: bool, undue: bool = False, newest: bool = False) -> Statement:
+    def take(
+        *, timed: bool, many: bool, undue: bool = False, newest: bool = False, columns: Any = raw
+    ) -> Statement:
         next_ = sa.alias(task, "next")
         choice = sa.select(next_.c.id).where(
             of_tube(next_), next_.c.front == ONE, next_.c.state == sa.literal_column("'r'")
@@ -221,7 +224,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             over, late = sa.alias(task, "over"), sa.alias(task, "late")
             update = update.where(~sa.exists(sa.select(ONE).where(due(over, bind("now")))))
             update = update.where(~sa.exists(sa.select(ONE).where(overdue(late, bind("now")))))
-        return make(update.returning(*raw), *names)
+        return make(update.returning(*columns), *names)
 
     # Ack and other guarded writes
 
@@ -312,6 +315,11 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "pri_",
         ),
         take=take(timed=False, many=False),
+        take_plain=take(
+            timed=False,
+            many=True,
+            columns=[c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")],
+        ),
         take_many=take(timed=False, many=True),
         take_timed=take(timed=True, many=False),
         take_timed_many=take(timed=True, many=True),

@@ -83,17 +83,18 @@ WORSE_IN_FRONT = (
 # Every statement that moves a task sets ttr_ms, but a take does not: it never leaves or enters the front, and the
 # conditions of three triggers would cost it a tenth of its time.
 SQLITE_TRIGGERS = {
-    # The largest id was deleted: a row of no tube keeps it from being given again. This is a third of the cost of
-    # AUTOINCREMENT, which writes one more page with every insert.
-    "last": """AFTER DELETE ON {ns}_task WHEN NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id)
-        BEGIN
-            DELETE FROM {ns}_task WHERE tube IS NULL AND front IS NULL;
+    # A task went away. From the front of its sub-queue: the best one from behind follows. With the largest id: a row of
+    # no tube keeps that from being given again, which costs a third of AUTOINCREMENT's page more for every insert.
+    # Both in one trigger, since it is starting a trigger that costs.
+    "gone": """AFTER DELETE ON {ns}_task
+        WHEN (old.front = 1 AND old.utube IS NOT NULL) OR NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id)
+        BEGIN """ + BEST_BEHIND.replace("{of}", "old").rstrip() + """ AND old.front = 1;
+            DELETE FROM {ns}_task WHERE tube IS NULL AND front IS NULL
+                AND NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id);
             INSERT INTO {ns}_task (id, state, pri, created_ms, updated_ms, attempts)
-            VALUES (old.id, '-', 0, 0, 0, 0);
+                SELECT old.id, '-', 0, 0, 0, 0
+                WHERE NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id);
         END""",
-    # A task left the front by going away: the best one from behind follows.
-    "gone": """AFTER DELETE ON {ns}_task WHEN old.front = 1 AND old.utube IS NOT NULL
-        BEGIN """ + BEST_BEHIND.replace("{of}", "old") + """; END""",
     # The same, by being buried or delayed.
     "aside": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN old.front = 1 AND new.front IS NULL AND new.utube IS NOT NULL
