@@ -52,7 +52,8 @@ class TellsOfAnotherEvent(Sound):
 
 class CountsNoAttempts(Sound):
     def normalize_task(self, raw: Any) -> Task:
-        return dataclasses.replace(self.inner.normalize_task(raw), attempts=0)
+        task: Task = self.inner.normalize_task(raw)
+        return dataclasses.replace(task, attempts=0)
 
 
 class TakesTwoOfASubQueue(Sound):

@@ -1,0 +1,297 @@
+"""The driver API: what is refused, how drivers are found, and that they do what TRANSITIONS says."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tubes
+from tubes import (
+    TRANSITIONS,
+    BadOption,
+    Change,
+    Driver,
+    Event,
+    Features,
+    IncompleteDriver,
+    Queue,
+    Ref,
+    State,
+    TubeRecord,
+    TubeType,
+    UnknownDriver,
+    check_driver,
+)
+from tubes.registry import driver_names, find_driver
+from tubes.testing import FakeClock
+from tubes.tube import Tube
+
+METHODS = [name for name, value in vars(Driver).items() if inspect.isfunction(value) and name[0] != "_"]
+BUILT_IN = {"fifo", "fifottl", "limfifottl", "utube", "utubettl"}
+
+
+def complete(**changes: Any) -> dict[str, Any]:
+    """The attributes of a driver that has everything, and does nothing."""
+    return {"features": Features(), **{name: lambda self: None for name in METHODS}, **changes}
+
+
+# check_driver
+
+
+def test_the_api_has_the_methods_of_the_protocol() -> None:
+    assert {"put", "take", "ack", "release", "bury", "kick", "touch", "delete", "peek"} <= set(METHODS)
+    check_driver(type("Complete", (), complete()))
+
+
+def test_an_empty_driver_lacks_everything_and_all_of_it_is_named() -> None:
+    with pytest.raises(IncompleteDriver) as caught:
+        check_driver(type("Empty", (), {}))
+    assert caught.value.driver == "Empty"
+    assert set(caught.value.missing) == {"features", *METHODS}
+    assert all(name in str(caught.value) for name in METHODS)
+
+
+@pytest.mark.parametrize("missing", [("take",), ("put", "next_due"), ("features", "normalize_task")], ids=str)
+def test_exactly_what_is_missing_is_named(missing: tuple[str, ...]) -> None:
+    attributes = {name: value for name, value in complete().items() if name not in missing}
+    for driver in (type("Partial", (), attributes), type("Partial", (), attributes)()):
+        with pytest.raises(IncompleteDriver) as caught:
+            check_driver(driver)
+        assert set(caught.value.missing) == set(missing)
+
+
+def test_a_method_that_cannot_be_called_is_missing() -> None:
+    with pytest.raises(IncompleteDriver, match="kick"):
+        check_driver(type("Wrong", (), complete(kick=None)))
+
+
+def test_an_incomplete_driver_is_a_type_error_of_our_tree() -> None:
+    assert issubclass(IncompleteDriver, TypeError) and issubclass(IncompleteDriver, tubes.TubeError)
+
+
+# register_driver
+
+
+def test_an_incomplete_class_is_refused_and_not_registered() -> None:
+    with pytest.raises(IncompleteDriver, match="create_space"):
+        tubes.register_driver("incomplete_class", type("Incomplete", (), {"features": Features()}))
+    assert "incomplete_class" not in driver_names()
+
+
+def test_an_incomplete_driver_that_a_function_makes_is_refused_when_a_tube_is_made() -> None:
+    def make(store: Any, tube: TubeRecord) -> Any:
+        return type("Incomplete", (), {"features": Features()})()
+
+    tubes.register_driver("incomplete_made", make)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        with pytest.raises(IncompleteDriver, match="normalize_task"):
+            queue.create_tube("jobs", "incomplete_made")
+        assert queue.tubes() == []
+
+
+@pytest.mark.parametrize("driver", [None, 5, "fifo", Features()], ids=repr)
+def test_what_is_no_driver_is_refused(driver: Any) -> None:
+    with pytest.raises((BadOption, IncompleteDriver)):
+        tubes.register_driver("no_driver", driver)
+    assert "no_driver" not in driver_names()
+
+
+@pytest.mark.parametrize("name", ["", "two words", "1st", "x" * 33, None], ids=repr)
+def test_a_name_that_cannot_be_is_refused(name: Any) -> None:
+    with pytest.raises(BadOption, match="name"):
+        tubes.register_driver(name, TubeType())
+
+
+def test_a_name_is_registered_once() -> None:
+    first = TubeType(doc="the first")
+    tubes.register_driver("clashing", first)
+    tubes.register_driver("clashing", first)
+    tubes.register_driver("clashing", replace(first))  # a module that was imported twice
+    with pytest.raises(BadOption, match="'clashing' is registered already"):
+        tubes.register_driver("clashing", TubeType(doc="another"))
+    assert find_driver("clashing") is first
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_a_built_in_type_cannot_be_replaced(name: str) -> None:
+    with pytest.raises(BadOption, match=name):
+        tubes.register_driver(name, TubeType(doc="mine"))
+
+
+def test_a_type_that_the_store_cannot_realise_is_refused_with_the_reason() -> None:
+    tubes.register_driver("impossible", TubeType(Features(grouped=True), order="newest"))
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        with pytest.raises(tubes.NotSupported, match="newest"):
+            queue.create_tube("jobs", "impossible")
+        assert queue.tubes() == []
+
+
+# Entry points
+
+
+def test_the_built_in_types_are_found_through_entry_points() -> None:
+    entries = {entry.name: entry for entry in entry_points(group="tubes.drivers")}
+    assert entries.keys() >= BUILT_IN
+    for name in BUILT_IN:
+        assert find_driver(name) is entries[name].load()
+    assert set(driver_names()) >= BUILT_IN
+
+
+def test_an_unknown_type_is_an_error_that_suggests_a_near_one() -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        with pytest.raises(UnknownDriver, match="did you mean 'utubettl'"):
+            queue.create_tube("jobs", "utubetl")
+        with pytest.raises(LookupError, match="zzz"):
+            queue.create_tube("jobs", "zzz")
+
+
+# A tube whose driver comes later
+
+ELSEWHERE = """
+import tubes
+tubes.register_driver({type!r}, tubes.TubeType())
+queue = tubes.connect({url!r})
+tube = queue.create_tube("late", {type!r})
+tube.put_many(["first", "second"])
+{then}
+"""
+
+
+def elsewhere(url: str, type: str, then: str) -> None:
+    """In another process, register a type and put two tasks into a tube of it."""
+    program = ELSEWHERE.format(url=url, type=type, then=then)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_tube_waits_for_its_driver_and_opens_when_that_is_registered(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'late.db'}"
+    elsewhere(url, "comes_later", "queue.close()")
+    with tubes.connect(url, sweep=False) as queue:
+        assert queue.tubes() == ["late"]
+        assert queue.statistics() == {}
+        for use in (lambda: queue.tube["late"], lambda: queue.tube.late, lambda: queue.statistics("late")):
+            with pytest.raises(UnknownDriver, match="comes_later"):
+                use()
+        queue.sweep()
+        tubes.register_driver("comes_later", TubeType())
+        task = queue.tube.late.take(0)
+        assert task is not None and task.data == "first"
+        assert queue.statistics("late")["calls"]["put"] == 2
+
+
+def test_what_the_dead_held_in_a_tube_that_waits_is_released_when_its_driver_comes(tmp_path: Path) -> None:
+    """Somebody dies with a task, and those who notice do not know the type yet."""
+    url = f"sqlite:///{tmp_path / 'late.db'}"
+    elsewhere(url, "comes_too_late", "tube.take(0); import os; os._exit(0)")
+    with tubes.connect(url, sweep=False) as queue:
+        queue.create_tube("known", "fifo")
+        queue.sweep()
+        assert queue.tube.known.take(0) is None
+        tubes.register_driver("comes_too_late", TubeType())
+        tube = queue.tube.late
+        queue.sweep()
+        task = tube.take(0)
+        assert task is not None and (task.data, task.attempts) == ("first", 2)
+
+
+# TRANSITIONS
+
+
+def reach(tube: Tube, clock: FakeClock, state: State) -> int:
+    """Put a task and bring it into a state."""
+    task = tube.put("x", ttl=100, ttr=10, delay=5 if state is State.DELAYED else 0)
+    if state is State.TAKEN:
+        tube.take(0)
+    elif state is State.BURIED:
+        tube.bury(task)
+    return task.id
+
+
+def moves(tube: Tube, queue: Queue, clock: FakeClock, id: int) -> dict[str, Any]:
+    """Everything that can be done to a task, or by time."""
+
+    def wait(seconds: float) -> None:
+        clock.advance(seconds)
+        queue.sweep()
+
+    return {
+        "take": lambda: tube.take(0),
+        "ack": lambda: tube.ack(id),
+        "release": lambda: tube.release(id),
+        "release late": lambda: tube.release(id, delay=5),
+        "touch": lambda: tube.touch(id, 1),
+        "bury": lambda: tube.bury(id),
+        "kick": lambda: tube.kick(),
+        "delete": lambda: tube.delete(id),
+        "some time": lambda: wait(10),
+        "a lifetime": lambda: wait(200),
+    }
+
+
+@pytest.fixture
+def stage() -> Any:
+    clock = FakeClock()
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        yield clock, queue, queue.create_tube("jobs", "fifottl")
+
+
+def test_drivers_make_exactly_the_moves_of_the_table(stage: tuple[FakeClock, Queue, Tube]) -> None:
+    """From every state everything is tried: what happens is in the table, and what is in the table happens."""
+    clock, queue, tube = stage
+    seen: set[tuple[State | None, Event, State]] = set()
+    for state in (State.READY, State.TAKEN, State.DELAYED, State.BURIED):
+        for move in moves(tube, queue, clock, 0):
+            events: list[tuple[Event, State]] = []
+            tube.on_task_change(lambda task, event, log=events: log.append((event, task.state)))  # type: ignore[misc]
+            id = reach(tube, clock, state)
+            put = events[0]
+            seen.add((None, *put))
+            events.clear()
+            try:
+                moves(tube, queue, clock, id)[move]()
+            except tubes.TubeError:
+                assert events == []
+            if events:
+                seen.add((state, *events[0]))
+            tube.truncate()
+    assert seen == set(TRANSITIONS)
+
+
+def test_the_table_says_every_move_once() -> None:
+    assert len(TRANSITIONS) == len(set(TRANSITIONS))
+    assert {transition.event for transition in TRANSITIONS} == set(Event)
+    assert all(transition.source is not State.DONE for transition in TRANSITIONS), "what is done is gone"
+
+
+# The steps themselves
+
+
+def test_a_step_of_none_matches_nothing(stage: tuple[FakeClock, Queue, Tube]) -> None:
+    """A driver answers what does not fit by silence; errors are the tube's."""
+    clock, queue, tube = stage
+    refs = [Ref(12345), Ref(tube.put("x").id, token=7)]
+    driver: Driver = tube.driver
+    me, now = queue.store.session, clock.now_ms()
+
+    def steps(tx: Any) -> list[Sequence[Change]]:
+        return [
+            driver.ack(tx, refs, owner=me, now=now),
+            driver.release(tx, refs, delay_ms=0, owner=me, now=now),
+            driver.touch(tx, refs, 1000, owner=me, now=now),
+            driver.bury(tx, refs, owner=None, now=now),
+            driver.delete(tx, refs, owner=None, now=now),
+            driver.kick(tx, 5, now=now),
+            driver.expire(tx, 5, now=now),
+            driver.release_owner(tx, me, 5, now=now),
+            driver.put(tx, [], now=now),
+        ]
+
+    assert [list(changes) for changes in queue.store.transact(steps)] == [[]] * 9
