@@ -142,6 +142,12 @@ def instant(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC) if ms < LAST_MS else datetime.max.replace(tzinfo=UTC)
 
 
+@lru_cache(maxsize=4096)
+def milliseconds(at: datetime) -> int:
+    """The stored form of an instant."""
+    return round(at.timestamp() * 1000)
+
+
 def seconds(ms: int | None) -> float | None:
     """Turn a stored duration into seconds."""
     return None if ms is None else ms / 1000

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import NotSupported
 from tubes.payload import decode
-from tubes.task import STATES, Event, State, Task, done, instant, make_task, new_task, seconds
+from tubes.task import STATES, Event, State, Task, done, instant, make_task, milliseconds, new_task, seconds
 
 from .statements import Statement, Statements
 
@@ -190,12 +190,14 @@ class SqlDriver:
 
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
         """Ack in one statement; what is known of the task need not be read again."""
-        if ref.task is not None and ref.token is not None and owner is not None:
+        known = ref.task
+        if known is not None and ref.token is not None and owner is not None:
             if not self.features.timed:
                 acked = tx.only_run(self._sql.ack, ref.id, self._tube, owner, ref.token)
-                return [Change(Event.ACK, done(ref.task, now))] if acked else []
-            times = tx.only_rows(self._sql.ack_timed, ref.id, self._tube, owner, ref.token)
-            return [Change(Event.ACK, done(_touched(ref.task, *row), now)) for row in times]
+                return (Change(Event.ACK, done(known, now)),) if acked else ()
+            due = None if known.due_at is None else milliseconds(known.due_at)
+            if tx.only_run(self._sql.ack_timed, ref.id, self._tube, owner, ref.token, due):
+                return (Change(Event.ACK, done(known, now)),)  # else it was touched since, or it is not ours
         if ref.token is not None:
             tx.begin()
             if not self._held(tx, (ref,), owner):

@@ -329,7 +329,9 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         take_newest_timed=take(timed=True, many=False, newest=True),
         take_newest_timed_many=take(timed=True, many=True, undue=True, newest=True),
         ack=make(ack, "id", "tube", "owner", "token"),
-        ack_timed=make(ack.returning(c.ttl_ms, c.ttr_ms), "id", "tube", "owner", "token"),
+        ack_timed=make(
+            ack.where(c.due_ms.is_not_distinct_from(bind("due"))), "id", "tube", "owner", "token", "due"
+        ),
         ack_any=make(ack_any, "id", "tube", "owner"),
         remove=make(sa.delete(task).where(c.id == bind("id")), "id"),
         peek=make(sa.select(*raw).where(ours), "id", "tube"),
