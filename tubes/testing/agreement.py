@@ -23,7 +23,7 @@ class Agreement(Suite):
     def machine_settings(self) -> settings:
         """How long the machine runs."""
         return settings(
-            max_examples=int(os.environ.get(EXAMPLES, "40")),
+            max_examples=int(os.environ.get(EXAMPLES, "25")),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
