@@ -241,6 +241,15 @@ class SharedOwnership(Suite):
         with pytest.raises(NoSuchSession, match=str(session)):
             make_queue().identify(session)
 
+    def test_a_session_that_ends_does_not_disturb_a_transaction(
+        self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
+    ) -> None:
+        make_queue(session_ttr=5).close()
+        tube.put("x")
+        clock.advance(5)
+        with queue.transaction() as unit:
+            assert tube.take(0, unit=unit) is not None
+
     def test_a_session_ends_with_the_last_of_its_connections(self, tube: Tube, make_queue: Connect) -> None:
         one, two = make_queue(), make_queue()
         two.identify(one.identify())
