@@ -124,6 +124,16 @@ class Results:
             return None
         return median(their / my for my, their in zip(mine, theirs, strict=True))
 
+    def against(self, row: Row, peer: str) -> float | None:
+        """The same of a peer; where its figures are of another row, both are taken as shares of their raw's."""
+        other = row.peer_row or row.key
+        raws, others = self.times.get(row.key, {}).get(Raw.name), self.times.get(other, {}).get(Raw.name)
+        if row.peer_row and raws and others and peer in self.times[other]:
+            mine, theirs = self.times[row.key][row.ours], self.times[other][peer]
+            figures = zip(raws, mine, others, theirs, strict=True)
+            return median((raw / my) / (base / their) for raw, my, base, their in figures)
+        return self.ratio(row.key, row.ours, other, peer)
+
     def best_ratio(self, row: str, ours: str, other: str) -> float | None:
         """The same of the fastest rounds of each, which a busy machine disturbs least."""
         mine, theirs = self.times.get(row, {}).get(ours), self.times.get(row, {}).get(other)
@@ -289,7 +299,7 @@ def lines(results: Results, peers: Sequence[type[Contender]]) -> list[list[str]]
             shown(small),
         ]
         for kind in peers:
-            cells.append(shown(results.ratio(row.key, row.ours, row.peer_row or row.key, kind.name)))
+            cells.append(shown(results.against(row, kind.name)))
         table.append(cells)
     return table
 
@@ -322,7 +332,7 @@ def shortfalls(results: Results, peers: Sequence[type[Contender]]) -> list[str]:
         if word == "short":
             missed.append(f"{results.durability}: {row.title}: {shown(ratio)}, not ≥ {bar}")
         for kind in peers:
-            against = results.ratio(row.key, row.ours, row.peer_row or row.key, kind.name)
+            against = results.against(row, kind.name)
             if kind.acks and row.ours == Tubes.name and against is not None and against < 1:
                 missed.append(f"{results.durability}: {row.title}: {shown(against)} of {kind.name}")
     return missed
@@ -372,13 +382,8 @@ def chart(all_results: Sequence[Results], peers: Sequence[type[Contender]], path
     height = 0.8 / len(names)
     for axis, results in zip(axes[0], all_results, strict=True):
         for place, name in enumerate(names):
-            values = [
-                results.ratio(
-                    row.key if name == Tubes.name else row.peer_row or row.key, name, row.key, Raw.name
-                )
-                or 0.0
-                for row in rows
-            ]
+            keys = [row.key if name == Tubes.name else row.peer_row or row.key for row in rows]
+            values = [results.ratio(key, name, key, Raw.name) or 0.0 for key in keys]
             positions = [index + place * height for index in range(len(rows))]
             axis.barh(
                 positions, values, height, label=name, color=f"C{place}", alpha=1 if not place else 0.55
@@ -391,10 +396,10 @@ def chart(all_results: Sequence[Results], peers: Sequence[type[Contender]], path
         axis.set_xlabel("tasks a second, raw sqlite3 = 1")
         axis.set_title(f"durability={results.durability}")
         axis.set_yticks([index + 0.4 - height / 2 for index in range(len(rows))], [row.title for row in rows])
-        axis.invert_yaxis()
-    axes[0][-1].legend(loc="lower right")
+    axes[0][0].invert_yaxis()  # shared by all
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(names))
     figure.suptitle("Speed as a share of raw sqlite3 (black: what is asked of tubes)")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
