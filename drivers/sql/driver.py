@@ -172,7 +172,8 @@ class SqlDriver:
             return self._ack_one(tx, refs[0], owner, now)
         tx.begin()
         if owner is not None and all(ref.token is not None and ref.task is not None for ref in refs):
-            return self._ack_known(tx, refs, owner, now)
+            if len({ref.id for ref in refs}) == len(refs):  # no two leases of one task
+                return self._ack_known(tx, refs, owner, now)
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
 
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:

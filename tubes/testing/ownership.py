@@ -111,6 +111,15 @@ class Ownership(Suite):
         assert ids(tube.ack_many([task, task, task.id])) == [task.id]
         assert tube.statistics()["calls"]["ack"] == 1
 
+    @pytest.mark.parametrize("newest_first", [False, True])
+    def test_of_two_leases_of_a_task_ack_many_heeds_the_last(self, tube: Tube, newest_first: bool) -> None:
+        tube.put("x")
+        old = take(tube)
+        tube.release(old)
+        new = take(tube)
+        (done,) = tube.ack_many([new, old] if newest_first else [old, new])
+        assert (done.id, done.attempts) == (new.id, 2)
+
     def test_a_session_has_one_name(self, queue: Queue) -> None:
         assert queue.identify() == queue.identify() == queue.identify(queue.identify())
         assert isinstance(queue.identify(), uuid.UUID)
