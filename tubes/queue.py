@@ -33,7 +33,7 @@ from tubes.registry import driver_names, find_driver, find_store
 from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import FLOOR, Sweeper
-from tubes.task import Event, State
+from tubes.task import State
 from tubes.tube import ALL_TUBE_OPTIONS, TUBE_OPTIONS, Tube, supported
 
 LOOK_EVERY = 0.05
@@ -364,10 +364,9 @@ class Queue:
             self._next_sweep_ms = due_ms
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
 
-    def count(self, tube: int, event: Event, count: int) -> None:
-        """Count calls; they are stored a second later."""
-        if self.store.counts.add(tube, event, count):
-            self._sweeper.nudge(FLUSH_AFTER)
+    def counted(self) -> None:
+        """There are counts to store, a second from now."""
+        self._sweeper.nudge(FLUSH_AFTER)
 
     def flush_counts(self) -> None:
         """Store the calls that this process has counted."""

@@ -602,7 +602,8 @@ class Tube:
         queue = self._queue
         if len(changes) == 1:
             event, _, due = changes[0]
-            queue.count(self._id, event, 1)
+            if self._store.counts.add(self._id, event, 1):
+                queue.counted()
             if event in self._waking:
                 self._store.wake(self._id, 1)
             if event in self._making_room:
@@ -613,7 +614,8 @@ class Tube:
         tally = Counter([change[0] for change in changes])
         waking = 0
         for event, count in tally.items():
-            queue.count(self._id, event, count)
+            if self._store.counts.add(self._id, event, count):
+                queue.counted()
             if event in self._waking:
                 waking += count
             if event in self._making_room:
@@ -642,16 +644,18 @@ class Tube:
             changes = step(unit.tx)
             unit.add(self, changes)
             return changes
-        return guarded(self._commit, step)
+        return guarded(self._commit if not self._listeners else self._commit_and_call_back, step)
 
     def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
-        if not self._listeners:
-            changes = self._store.transact(step)
-            if changes:
-                self.publish(changes)
-            return changes
+        changes = self._store.transact(step)
+        if changes:
+            self.publish(changes)
+        return changes
+
+    def _commit_and_call_back(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step, self.line_up)
-        self.publish(changes)
+        if changes:
+            self.publish(changes)
         self._queue.deliveries.deliver()
         return changes
 

@@ -24,7 +24,7 @@ class Waiters:
 
     def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Key, deque[Signal]] = {}
+        self.line: dict[Key, deque[Signal]] = {}
         self._called: set[Signal] = set()
         self._on_wait = on_wait
 
@@ -32,7 +32,7 @@ class Waiters:
         """Stand in line for ``key``. Look once more after this, then wait for the signal."""
         signal = Signal()
         with self._lock:
-            self._waiting.setdefault(key, deque()).append(signal)
+            self.line.setdefault(key, deque()).append(signal)
         if self._on_wait is not None:
             self._on_wait()
         return signal
@@ -41,18 +41,18 @@ class Waiters:
         """Leave the line, wherever one stands in it."""
         with self._lock:
             self._called.discard(signal)
-            line = self._waiting.get(key)
+            line = self.line.get(key)
             if line is not None:
                 line.remove(signal)
                 if not line:
-                    del self._waiting[key]
+                    del self.line[key]
 
     def wake(self, key: Key, count: int = 1) -> None:
         """Call the first ``count`` in line that have not been called yet."""
-        if key not in self._waiting:
+        if key not in self.line:
             return
         with self._lock:
-            for signal in self._waiting.get(key, ()):
+            for signal in self.line.get(key, ()):
                 if count <= 0:
                     break
                 if signal not in self._called:
@@ -63,7 +63,7 @@ class Waiters:
     def wake_first(self, key: Key) -> None:
         """Let the first in line look: something may have changed."""
         with self._lock:
-            line = self._waiting.get(key)
+            line = self.line.get(key)
             if line:
                 line[0].set()
 
@@ -73,24 +73,24 @@ class Waiters:
             signal.clear()
             called = signal in self._called
             self._called.discard(signal)
-            return self._waiting[key][0] is signal, called
+            return self.line[key][0] is signal, called
 
     def wake_all(self) -> None:
         """Wake everybody: the queue closes, or a clock was changed."""
         with self._lock:
-            for line in self._waiting.values():
+            for line in self.line.values():
                 for signal in line:
                     signal.set()
 
     def keys(self) -> list[Key]:
         """What is being waited for."""
         with self._lock:
-            return list(self._waiting)
+            return list(self.line)
 
     def count(self, key: Key) -> int:
         """How many wait for ``key``."""
         with self._lock:
-            return len(self._waiting.get(key, ()))
+            return len(self.line.get(key, ()))
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.line)

@@ -353,10 +353,10 @@ class SqliteStore:
     # Waking and counting
 
     def wake(self, tube: int, count: int) -> None:
-        if self.waiters:
+        if self.waiters.line:
             self.waiters.wake(tube, count)
         if self._shared is not None:
-            self._shared.ring()
+            self._shared.locks.ring()
 
     def add_calls(self, deltas: Sequence[Deltas]) -> None:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
-from tubes.interrupts import interruptible
+from tubes.interrupts import guarded, interruptible
 
 from .sqlite_errors import translated
 from .statements import Statement
@@ -33,6 +33,9 @@ MOST_AT_ONCE = 64
 
 LOOKS_FOR_COMPANY, LOOK_FOR_COMPANY = 4, 0.00003
 """How often, and for how many seconds each time, a leader looks for those who shared the last commit."""
+
+LONGEST_WAIT = 0.1
+"""Seconds after which a thread in line looks by itself, should whoever was to stir it have been interrupted."""
 
 FIRST_NAP, LONGEST_NAP = 0.0005, 0.004
 """Seconds that a thread sleeps while another is at the writer, where commits are not shared."""
@@ -182,21 +185,17 @@ class SqliteWriter:
     # A transaction each
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        """Run ``work`` and commit it, alone or together with other threads' work.
+        """Run ``work`` and commit it, alone or together with other threads' work."""
+        if self._line or self._company or self._turn.locked():
+            return guarded(self._transact_among_others, work, on_commit)
+        try:
+            with self._turn:  # entered and left whole, whatever signal comes
+                return self._run_alone(work, on_commit)
+        finally:
+            if self._line:
+                self._stir_first()
 
-        An interrupt in here could leave the writer taken for ever: the framework calls it ``guarded``.
-        """
-        if not self._turn.acquire(False):
-            if self._shares_commits:
-                return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
-            self._snatch_turn()
-        if self._company:
-            self._await_company()
-        if self._line:
-            return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
-        return self._alone(work, on_commit)
-
-    def _alone(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
+    def _run_alone(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
         tx = self._tx
         tx.is_open = False
         try:
@@ -213,13 +212,17 @@ class SqliteWriter:
             if tx.is_open:
                 self._roll_back()
             raise
-        finally:
-            if self._line:
-                self._give_up_turn()
-            else:
-                self._turn.release()
-                if self._line:
-                    self._stir_first()
+
+    def _transact_among_others(
+        self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None
+    ) -> T:
+        if not self._turn.acquire(False):
+            if self._shares_commits:
+                return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
+            self._snatch_turn()
+        if self._company:
+            self._await_company()
+        return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
@@ -319,7 +322,7 @@ class SqliteWriter:
                     self._line.remove(member)
                     member.leads = True
                 return
-            interruptible(member.lock.acquire)
+            interruptible(member.lock.acquire, True, LONGEST_WAIT)
 
     def _leave_line(self, member: _Member) -> None:
         """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
@@ -376,7 +379,10 @@ class SqliteWriter:
 
     def _lead(self, member: _Member) -> Any:
         if member.alone or not self._line:
-            return self._alone(member.work, member.on_commit)  # type: ignore[arg-type]
+            try:
+                return self._run_alone(member.work, member.on_commit)  # type: ignore[arg-type]
+            finally:
+                self._give_up_turn()
         batch = [member]
         failure: BaseException | None = None
         try:
