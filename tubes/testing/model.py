@@ -74,9 +74,13 @@ class Model:
 
     def put(self, ids: Sequence[int], datas: Sequence[object], **options: Any) -> list[ModelChange]:
         """Store all, or nothing where there is no room for all. What is not given comes from the tube."""
-        changes = self.settle() if self.lacks_room_for(len(ids)) else []
+        changes: list[ModelChange] = []
         if self.lacks_room_for(len(ids)):
-            return changes
+            if len(ids) > self.capacity:
+                return []  # it can never fit
+            changes = self.settle()
+            if self.lacks_room_for(len(ids)):
+                return changes
         for id, data in zip(ids, datas, strict=True):
             task = ModelTask(id, data, self.now, self.pri, ttl=self.ttl, ttr=self.ttr)
             for name in options.keys() - {"delay"}:
