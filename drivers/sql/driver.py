@@ -155,8 +155,10 @@ class SqlDriver:
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
         """Take from a tube without options: what is the same in all its tasks need not be read."""
-        rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube, limit)
-        if len(rows) > 1:
+        if limit == 1:
+            rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube)
+        else:
+            rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
             rows.sort()  # RETURNING promises no order
         name, taken, event = self._name, State.TAKEN, Event.TAKE
         return [

@@ -70,6 +70,7 @@ class Statements:
     step_back: Statement
     take: Statement
     take_plain: Statement
+    take_plain_many: Statement
     take_many: Statement
     take_timed: Statement
     take_timed_many: Statement
@@ -226,6 +227,8 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             update = update.where(~sa.exists(sa.select(ONE).where(overdue(late, bind("now")))))
         return make(update.returning(*columns), *names)
 
+    plain_columns = [c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")]
+
     # Ack and other guarded writes
 
     held = sa.and_(c.id == bind("id"), of_tube(task), c.state == sa.literal_column("'t'"))
@@ -315,11 +318,8 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "pri_",
         ),
         take=take(timed=False, many=False),
-        take_plain=take(
-            timed=False,
-            many=True,
-            columns=[c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")],
-        ),
+        take_plain=take(timed=False, many=False, columns=plain_columns),
+        take_plain_many=take(timed=False, many=True, columns=plain_columns),
         take_many=take(timed=False, many=True),
         take_timed=take(timed=True, many=False),
         take_timed_many=take(timed=True, many=True),
