@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from tubes.errors import BadOption, NotSupported, suggestion
@@ -33,6 +34,8 @@ def tube_name(name: object) -> str:
 
 def milliseconds(option: str, value: object, *, least: int = 0) -> int:
     """Turn seconds or a timedelta into whole milliseconds, rounded up so that nothing ends early."""
+    if type(value) is int and least <= value <= LONGEST_MS // 1000:
+        return value * 1000
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
@@ -43,7 +46,7 @@ def milliseconds(option: str, value: object, *, least: int = 0) -> int:
             option=option,
             value=value,
         )
-    return math.ceil(round(value * 1000, 6))
+    return math.ceil(Decimal(repr(value)) * 1000)  # as it is written: 0.3 is 300, though the float is a hair more
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:

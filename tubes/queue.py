@@ -364,6 +364,10 @@ class Queue:
             self._next_sweep_ms = due_ms
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
 
+    def begin_to_wait(self) -> None:
+        """Start the background thread now: that takes milliseconds, which who is woken should not pay."""
+        self._sweeper.nudge(FLOOR)
+
     def counted(self) -> None:
         """There are counts to store, a second from now."""
         self._sweeper.nudge(FLUSH_AFTER)

@@ -324,6 +324,7 @@ class Tube:
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         waiters, clock, key = self._store.waiters, self._clock, self._id
         deadline = self._deadline(timeout)
+        self._queue.begin_to_wait()
         signal = waiters.enter(key)
         try:
             while True:

@@ -34,7 +34,7 @@ class SqlTx(Protocol):
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]: ...
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]: ...
     def only_run(self, statement: Statement, *given: Any) -> int: ...
-    def only_insert(self, statement: Statement, given: Row) -> int: ...
+    def only_insert(self, statement: Statement, given: Row) -> int: ...  # the id; 0: nothing was inserted
 
 
 class SqlDriver:
@@ -96,14 +96,19 @@ class SqlDriver:
 
     def _put_alike(self, tx: SqlTx, items: Sequence[NewTask], now: int) -> Sequence[Change]:
         """Put tasks of one sub-queue and priority, where the type has both."""
-        if self._is_ranked and not items[0].delay_ms:
-            tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
         if self._is_plain and all(type(item.payload) is str for item in items):
             statement = self._sql.put_plain
             rows: list[Row] = [(self._tube, now, now, item.payload) for item in items]
         else:
             statement = self._put_one
             rows = [self._new_row(item, now) for item in items]
+        if self._is_ranked:
+            if len(items) == 1:
+                id = tx.only_insert(self._sql.put_ranked, rows[0])
+                if id:
+                    return self._new_changes((id,), items, now)
+            if not items[0].delay_ms:
+                tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
         ids = (tx.only_insert(statement, rows[0]),) if len(items) == 1 else tx.insert(statement, rows)
         return self._new_changes(ids, items, now)
 

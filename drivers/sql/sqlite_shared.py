@@ -36,7 +36,7 @@ ARMED_SIZE = 4096
 LIVES = 1 << 20
 """Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
 
-FLOOR = 0.05
+FLOOR = 0.1
 """Seconds between two looks of a waiting process that nobody rang for."""
 
 SHORT_FLOOR = 0.002

@@ -89,7 +89,8 @@ class SqliteTx:
         return self._only(statement, given).rowcount
 
     def only_insert(self, statement: Statement, given: Row) -> int:
-        return self._only(statement, given).lastrowid  # type: ignore[return-value]
+        cursor = self._only(statement, given)
+        return cursor.lastrowid if cursor.rowcount else 0  # type: ignore[return-value]
 
     def _only(self, statement: Statement, given: Row) -> sqlite3.Cursor:
         if statement.order is not None:

@@ -67,6 +67,7 @@ class Statements:
     put: Statement
     put_plain: Statement
     put_grouped: Statement
+    put_ranked: Statement
     step_back: Statement
     take: Statement
     take_plain: Statement
@@ -183,6 +184,19 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
     grouped = values | {
         "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
     }
+
+    # With priorities too: nothing is put where a worse task waits in front, which must step back first
+
+    ahead = sa.alias(task, "ahead")
+    worse_in_front = sa.select(ONE).where(
+        of_tube(ahead),
+        ahead.c.utube == bind("utube"),
+        ahead.c.front == ONE,
+        ahead.c.state == sa.literal_column("'r'"),
+        ahead.c.pri > bind("pri"),
+        bind("front").is_not(None),
+    )
+    ranked = {name: sa.type_coerce(value, c[name].type) for name, value in grouped.items()}
 
     # Take
 
@@ -302,6 +316,12 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
     return Statements(
         put=make(sa.insert(task).values(values), *insert_names),
         put_plain=make(sa.insert(task).values(plain), *plain_names),
+        put_ranked=make(
+            sa.insert(task).from_select(
+                list(ranked), sa.select(*ranked.values()).where(~sa.exists(worse_in_front))
+            ),
+            *insert_names,
+        ),
         put_grouped=make(sa.insert(task).values(grouped), *insert_names),
         step_back=make(
             sa.update(task)

@@ -110,7 +110,16 @@ def public(cls: type) -> dict[str, Callable[..., object]]:
 
 INTERNAL = {
     tubes.Tube: {"expire", "next_due_ms", "release_owner", "publish", "line_up"},
-    tubes.Queue: {"look_for_the_dead", "rescue", "due_at", "count", "flush_counts", "check_open", "forked"},
+    tubes.Queue: {
+        "begin_to_wait",
+        "check_open",
+        "counted",
+        "due_at",
+        "flush_counts",
+        "forked",
+        "look_for_the_dead",
+        "rescue",
+    },
 }
 """Public among the framework's own modules, and nothing for users."""
 
