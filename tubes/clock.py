@@ -6,10 +6,14 @@ clock measures waits. Both are injected, so that a test advances a ``tubes.testi
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from datetime import UTC, datetime
 from typing import Protocol
+
+SLICE = 0.25
+"""Seconds that the main thread waits without a look for signals."""
 
 
 class Signal:
@@ -38,11 +42,27 @@ class Signal:
 
     def wait(self, timeout: float | None) -> bool:
         """Block until it is set; ``timeout`` in real seconds. Tell whether it was set."""
-        limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
-        if self._lock.acquire(timeout=limit) if limit else self._lock.acquire(blocking=False):
+        if timeout is not None and timeout <= 0:
+            is_set = self._lock.acquire(blocking=False)
+        elif threading.get_ident() == threading.main_thread().ident:
+            is_set = self._acquire_in_slices(math.inf if timeout is None else timeout)
+        else:
+            is_set = self._lock.acquire(
+                timeout=-1.0 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+            )
+        if is_set:
             self._lock.release()
-            return True
-        return False
+        return is_set
+
+    def _acquire_in_slices(self, timeout: float) -> bool:
+        """A signal that comes just before a lock is waited for does not end the wait: look again now and then."""
+        end = time.monotonic() + timeout
+        while True:
+            remaining = end - time.monotonic()
+            if self._lock.acquire(timeout=min(max(remaining, 0.0), SLICE)):
+                return True
+            if remaining <= SLICE:
+                return False
 
 
 class Clock(Protocol):

@@ -35,7 +35,7 @@ class _Guard:
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident
         self.handlers: dict[int, Handler] = {}
-        self.noted: list[tuple[int, FrameType | None]] = []
+        self.noted: list[tuple[int, FrameType | None] | BaseException] = []
         self.is_open = False
         self.is_on = False
 
@@ -94,6 +94,17 @@ def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
         _guard.is_on, _guard.is_open = True, False
 
 
+def postponed(interrupt: BaseException) -> bool:
+    """Raise what ended a wait only at the end of the guarded work, since what was waited for has been done.
+
+    Tell whether that can be: in other threads there is no guard.
+    """
+    if get_ident() != _guard.thread or not _guard.is_on:
+        return False
+    _guard.noted.append(interrupt)
+    return True
+
+
 def _closed_again(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Guarded work inside an interruptible call inside guarded work: a callback that calls the tube."""
     _guard.is_on, _guard.is_open = True, False
@@ -116,9 +127,11 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def _hand_on() -> None:
     """Call the handlers of the noted signals, all of them, whatever one raises."""
-    number, frame = _guard.noted.pop(0)
+    noted = _guard.noted.pop(0)
     try:
-        _guard.handlers[number](number, frame)
+        if isinstance(noted, BaseException):
+            raise noted
+        _guard.handlers[noted[0]](*noted)
     finally:
         if _guard.noted:
             _hand_on()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import guarded, interruptible, postponed
 
 from .sqlite_errors import translated
 from .statements import Statement
@@ -306,9 +306,11 @@ class SqliteWriter:
         self._line.append(member)
         try:
             self._wait(member)
-        except BaseException:
+        except BaseException as interrupt:
             self._leave_line(member)
-            raise
+            is_done = member.is_settled and not member.retry and member.error is None
+            if not is_done or not postponed(interrupt):
+                raise
         if member.leads:
             return None if member.work is None else self._lead(member)
         return self._outcome(member)
