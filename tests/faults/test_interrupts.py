@@ -24,7 +24,8 @@ tube = queue.create_tube("jobs", "fifo")
 if manner == "busy":
     tube.put_many(range(30000))
 over, armed = threading.Event(), threading.Event()
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+for number in (signal.SIGINT, signal.SIGTERM):  # also where SIGINT is ignored, as in a shell's background jobs
+    signal.signal(number, signal.default_int_handler)
 
 def feed():
     while manner == "waiting" and not over.is_set():
@@ -80,6 +81,7 @@ WAITING = """
 import signal, sys, threading, time, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1])
 tube = queue.create_tube("jobs", "fifo", if_not_exists=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[2] == "TERM":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
 def tell():
