@@ -46,7 +46,7 @@ def milliseconds(option: str, value: object, *, least: int = 0) -> int:
             option=option,
             value=value,
         )
-    return math.ceil(Decimal(repr(float(value))) * 1000)  # as it is written: 0.3 is 300, though the float is a hair more
+    return math.ceil(Decimal(f"{value:.15g}") * 1000)  # the digits that a float is good for: 0.1 + 0.2 is 300
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:
