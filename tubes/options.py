@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 from tubes.errors import BadOption, NotSupported, suggestion
 
@@ -112,8 +111,3 @@ def check_names(given: Iterable[str], allowed: Iterable[str], supported: Iterabl
                 option=option,
             )
         raise BadOption(f"{where} has no option {option!r}{suggestion(option, supported)}", option=option)
-
-
-def only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The named options among those given."""
-    return {name: given[name] for name in names if name in given}

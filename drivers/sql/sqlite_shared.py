@@ -254,10 +254,6 @@ class SharedFile:
             if not self._is_over and self.locks.renew() and self._bell is not None:
                 self._bell.rewatch(self.locks.path)
 
-    def ring(self) -> None:
-        """Wake waiting consumers of other processes."""
-        self.locks.ring()
-
     def release(self) -> None:
         """One queue less; the last one closes it."""
         with self._all_lock:

@@ -228,11 +228,7 @@ class SqliteWriter:
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
         """Hold the writer for as long as the block lasts."""
-        if not self._turn.acquire(blocking=False):
-            if self._shares_commits:
-                self._stand_in_line(_Member(None, None, alone=True))
-            else:
-                self._snatch_turn()
+        self._take_turn()
         self._holder = get_ident()
         tx = SqliteTx(self, self.db)
         try:
@@ -261,11 +257,7 @@ class SqliteWriter:
         if self._holder == get_ident():
             yield self.db
             return
-        if not self._turn.acquire(blocking=False):
-            if self._shares_commits:
-                self._stand_in_line(_Member(None, None, alone=True))
-            else:
-                self._snatch_turn()
+        self._take_turn()
         try:
             yield self.db
         finally:
@@ -293,6 +285,14 @@ class SqliteWriter:
             raise StoreBusy(
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call"
             )
+
+    def _take_turn(self) -> None:
+        """Get the writer for this thread alone, until it gives up the turn."""
+        if not self._turn.acquire(False):
+            if self._shares_commits:
+                self._stand_in_line(_Member(None, None, alone=True))
+            else:
+                self._snatch_turn()
 
     def _snatch_turn(self) -> None:
         self._refuse_to_wait_for_oneself()

@@ -74,7 +74,6 @@ class Statements:
     take_plain_many: Statement
     take_many: Statement
     take_timed: Statement
-    take_timed_many: Statement
     take_undue: Statement
     take_newest: Statement
     take_newest_many: Statement
@@ -342,7 +341,6 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         take_plain_many=take(timed=False, many=True, columns=plain_columns),
         take_many=take(timed=False, many=True),
         take_timed=take(timed=True, many=False),
-        take_timed_many=take(timed=True, many=True),
         take_undue=take(timed=True, many=True, undue=True),
         take_newest=take(timed=False, many=False, newest=True),
         take_newest_many=take(timed=False, many=True, newest=True),
