@@ -1,0 +1,57 @@
+"""The servers that tests ask for: started once a run, when the first test wants one. None is ever skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from servers import PostgresServer, empty_database, new_database
+
+
+@pytest.fixture(scope="session")
+def _shared_postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres_server(_shared_postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """The run's own PostgreSQL, which a test may stop and start."""
+    yield _shared_postgres
+    if _shared_postgres.pid is None:
+        _shared_postgres.start()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """The server that TUBES_TEST_POSTGRES_URL names, else the run's own."""
+    url = os.environ.get("TUBES_TEST_POSTGRES_URL")
+    if url is None:
+        server: PostgresServer = request.getfixturevalue("_shared_postgres")
+        return server.url
+    return sa.make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session")
+def _postgres_database(postgres_url: str) -> Iterator[str]:
+    with new_database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_db(_postgres_database: str) -> str:
+    """The URL of an empty database; what a test leaves there, connections too, the next one does not find."""
+    empty_database(_postgres_database)
+    return _postgres_database
+
+
+@pytest.fixture
+def own_postgres_db(postgres_server: PostgresServer) -> Iterator[str]:
+    """The same on ``postgres_server``, for tests that stop it, whatever TUBES_TEST_POSTGRES_URL says."""
+    with new_database(postgres_server.url) as url:
+        yield url
+        if postgres_server.pid is None:
+            postgres_server.start()
