@@ -93,6 +93,7 @@ class PostgresServer:
         self.start()
         with psycopg.connect(user="postgres", dbname="postgres", host=str(self.folder)) as db:
             db.execute(f"CREATE ROLE {OWNER} LOGIN CREATEDB")
+            db.execute(f"ALTER DATABASE postgres OWNER TO {OWNER}")
 
     def _run(self, command: str, *arguments: str) -> None:
         done = subprocess.run(
