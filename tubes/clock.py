@@ -94,9 +94,8 @@ class SystemClock:
         return signal.wait(timeout)
 
 
-def real_monotonic() -> float:
-    """Seconds of the real monotonic clock, for what no test can fake: locks held by other processes."""
-    return time.monotonic()
+real_monotonic = time.monotonic
+"""Seconds of the real monotonic clock, for what no test can fake: locks held by other processes."""
 
 
 def real_now() -> datetime:

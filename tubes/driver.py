@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from tubes.errors import IncompleteDriver
@@ -64,8 +65,7 @@ class TubeRecord:
     temporary: bool
 
 
-@dataclass(slots=True)
-class NewTask:
+class NewTask(NamedTuple):
     """A task to put. ``payload`` is what is stored: JSON text, or bytes as they are; ``data`` is what it means."""
 
     payload: str | bytes
@@ -94,6 +94,12 @@ class Change(NamedTuple):
     event: Event
     raw: Any
     due_ms: int | None = None
+
+
+new_item: Callable[[tuple[Any, ...]], NewTask] = partial(tuple.__new__, NewTask)
+new_ref: Callable[[tuple[int, int | None, Task | None]], Ref] = partial(tuple.__new__, Ref)
+new_change: Callable[[tuple[Event, Any, int | None]], Change] = partial(tuple.__new__, Change)
+"""These make what ``NewTask(...)``, ``Ref(...)`` and ``Change(...)`` make, from all fields, at a third of the cost."""
 
 
 class Driver(Protocol):

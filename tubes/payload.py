@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,6 +42,18 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
         ) from None
 
 
+def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
+    """The same for each, with one look at all where nothing is wrong with any."""
+    try:
+        encoded = [*map(_encode, datas)]
+        back = _decode(b"[" + b",".join(encoded) + b"]")
+        if back == datas:
+            return [*zip(map(bytes.decode, encoded), back, strict=True)]
+    except Exception:  # as above; which one it was, and why, is said below
+        pass
+    return [encode(data) for data in datas]
+
+
 def decode(payload: str | bytes) -> Any:
     """Return what a stored payload means."""
     if isinstance(payload, bytes):
@@ -49,6 +62,17 @@ def decode(payload: str | bytes) -> Any:
         return _decode(payload)
     except msgspec.DecodeError:  # escaped lone surrogates, which only the standard library accepts
         return json.loads(payload)
+
+
+def decode_many(payloads: Sequence[str]) -> list[Any]:
+    """The same for each of several texts, in one go where that can be."""
+    try:
+        datas: list[Any] = _decode(f"[{','.join(payloads)}]")
+        if len(datas) == len(payloads):
+            return datas
+    except msgspec.DecodeError:
+        pass
+    return [decode(payload) for payload in payloads]
 
 
 def _check(value: Any, where: str) -> None:

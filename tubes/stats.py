@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,44 +21,50 @@ class Deltas(NamedTuple):
 
 
 class Counts:
-    """The calls that this process made on one store and has not stored yet."""
+    """The calls that this process made on one store and has not stored yet.
+
+    Whoever makes one only notes it, which takes no lock; notes are summed up when somebody asks.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: dict[int, dict[str, int]] = {}
+        self._notes: deque[tuple[int, Event, int]] = deque()
+        self._sums: dict[int, Counter[str]] = {}
         self.is_dirty = False
 
     def add(self, tube: int, event: Event, count: int) -> bool:
         """Count; tell whether these are the first since the last flush."""
-        with self._lock:
-            calls = self._pending.get(tube)
-            if calls is None:
-                calls = self._pending[tube] = {}
-            calls[event] = calls.get(event, 0) + count
-            if self.is_dirty:
-                return False
-            self.is_dirty = True
-            return True
+        self._notes.append((tube, event, count))
+        if self.is_dirty:
+            return False
+        self.is_dirty = True
+        return True
 
     def pending(self, tube: int) -> Mapping[str, int]:
         """The counts of one tube that are not stored yet."""
         with self._lock:
-            return dict(self._pending.get(tube, {}))
+            self._sum_up()
+            return dict(self._sums.get(tube, {}))
 
     def drain(self) -> Sequence[Deltas]:
         """Hand over all counts. Whoever fails to store them gives them back with ``restore``."""
         with self._lock:
-            pending, self._pending, self.is_dirty = self._pending, {}, False
-        return [Deltas(tube, calls) for tube, calls in pending.items()]
+            self.is_dirty = False  # before the notes are read: who notes meanwhile says so again
+            self._sum_up()
+            sums, self._sums = self._sums, {}
+        return [Deltas(tube, calls) for tube, calls in sums.items()]
 
     def restore(self, deltas: Sequence[Deltas]) -> None:
         """Take back counts that could not be stored."""
         with self._lock:
             for tube, calls in deltas:
-                pending = self._pending.setdefault(tube, {})
-                for event, count in calls.items():
-                    pending[event] = pending.get(event, 0) + count
+                self._sums.setdefault(tube, Counter()).update(calls)
             self.is_dirty = self.is_dirty or bool(deltas)
+
+    def _sum_up(self) -> None:
+        notes = self._notes
+        for (tube, event, count), times in Counter([notes.popleft() for _ in range(len(notes))]).items():
+            self._sums.setdefault(tube, Counter())[event] += count * times
 
 
 def statistics(states: Mapping[State, int], calls: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from tubes import options as checked
-from tubes.driver import STEP_LIMIT, Change, Driver, Features, NewTask, Ref, TubeRecord
+from tubes.driver import STEP_LIMIT, Change, Driver, Features, NewTask, Ref, TubeRecord, new_item, new_ref
 from tubes.errors import (
     BadOption,
     LeaseLost,
@@ -23,10 +23,10 @@ from tubes.errors import (
 from tubes.events import Listener
 from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
-from tubes.payload import encode
+from tubes.payload import encode, encode_many
 from tubes.stats import statistics
 from tubes.store import Unit
-from tubes.task import Event, State, Task
+from tubes.task import TAKE, Event, State, Task
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -87,8 +87,10 @@ class Tube:
         self._listeners: tuple[Listener, ...] = ()
         self._callback: Listener | None = None
         self._others: list[Listener] = []
+        self._commit: Callable[[Callable[[Any], Sequence[Change]]], Sequence[Change]] = self._commit_quietly
         features = driver.features
-        self._allowed = supported(features, PUT_OPTIONS)
+        self._allowed = supported(features, PUT_OPTIONS) | {"unit"}
+        self._is_timed = features.timed
         self._pri = record.options.get("pri", 0)
         self._ttl_ms = record.options.get("ttl_ms")
         self._ttr_ms = record.options.get("ttr_ms", self._ttl_ms)
@@ -138,47 +140,41 @@ class Tube:
         """
         payload, carried = encode(data)
         if not options:
-            item = NewTask(payload, carried, self._pri, self._unnamed, self._ttl_ms, self._ttr_ms)
-            return self._put((item,), 0.0, None)[0]
-        return self._put((self._new(payload, carried, options),), *self._put_manner(options))[0]
+            item = new_item((payload, carried, self._pri, self._unnamed, self._ttl_ms, self._ttr_ms, 0))
+            return self._one(self._put((item,), 0.0, None))
+        return self._one(self._put((self._new(payload, carried, options),), *self._put_manner(options)))
 
     def put_many(self, datas: Iterable[Any], **options: Unpack[PutOptions]) -> list[Task]:
         """Store several tasks in one commit, all with the same options: all of them, or none."""
         manner = self._put_manner(options)
-        shape = self._new("", None, options)
-        items = []
-        for data in datas:
-            payload, carried = encode(data)
-            items.append(
-                NewTask(payload, carried, shape.pri, shape.utube, shape.ttl_ms, shape.ttr_ms, shape.delay_ms)
-            )
-        return self._put(items, *manner) if items else []
+        wishes = self._new("", None, options)[2:]
+        items = [new_item(carried + wishes) for carried in encode_many([*datas])]
+        return self._tasks(self._put(items, *manner)) if items else []
 
     def _new(self, payload: str | bytes, data: Any, options: PutOptions) -> NewTask:
-        given = options.keys() - {"unit"}
-        if not given <= self._allowed:
-            checked.check_names(given, ALL_PUT_OPTIONS, self._allowed, f"put into {self._described()}")
-        item = NewTask(payload, data, self._pri, self._unnamed, self._ttl_ms, self._ttr_ms)
+        if not options.keys() <= self._allowed:
+            checked.check_names(options, ALL_PUT_OPTIONS, self._allowed, f"put into {self._described()}")
+        pri, utube, ttl_ms, ttr_ms, delay_ms = self._pri, self._unnamed, self._ttl_ms, self._ttr_ms, 0
         if "pri" in options:
-            item.pri = checked.whole("pri", options["pri"])
+            pri = checked.whole("pri", options["pri"])
         if "utube" in options:
-            item.utube = checked.sub_queue(options["utube"])
+            utube = checked.sub_queue(options["utube"])
         if "ttl" in options:
-            item.ttl_ms = checked.optional_milliseconds("ttl", options["ttl"])
+            ttl_ms = checked.optional_milliseconds("ttl", options["ttl"])
         if "ttr" in options:
-            item.ttr_ms = checked.optional_milliseconds("ttr", options["ttr"])
+            ttr_ms = checked.optional_milliseconds("ttr", options["ttr"])
         delay = options.get("delay")
         if delay is not None:
-            item.delay_ms = checked.milliseconds("delay", delay)
-            if item.ttl_ms is not None:
-                item.ttl_ms += item.delay_ms
-        return item
+            delay_ms = checked.milliseconds("delay", delay)
+            if ttl_ms is not None:
+                ttl_ms += delay_ms
+        return new_item((payload, data, pri, utube, ttl_ms, ttr_ms, delay_ms))
 
     def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:
         timeout = checked.timeout_seconds(options["timeout"]) if "timeout" in options else 0.0
         return timeout, options.get("unit")
 
-    def _put(self, items: Sequence[NewTask], timeout: float | None, unit: Unit | None) -> list[Task]:
+    def _put(self, items: Sequence[NewTask], timeout: float | None, unit: Unit | None) -> Sequence[Change]:
         driver, clock = self.driver, self._clock
 
         def step(tx: Any) -> Sequence[Change]:
@@ -188,10 +184,7 @@ class Tube:
             changes = self._run(step, unit)
         except NoSuchTube as error:  # the store knows the tube by its number only
             raise NoSuchTube(self.name) from error.__cause__
-        if not changes:
-            changes = guarded(self._put_when_room, step, len(items), timeout, unit)
-        normalize = driver.normalize_task
-        return [normalize(raw) for _, raw, _ in changes]
+        return changes or guarded(self._put_when_room, step, len(items), timeout, unit)
 
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
@@ -291,6 +284,7 @@ class Tube:
 
         def step(tx: Any) -> Sequence[Change]:
             nonlocal refused
+            kept.clear()
             if queue.is_closed:
                 return ()
             owner, now = store.session, clock.now_ms()
@@ -302,12 +296,16 @@ class Tube:
                 if refused:
                     return ()
             changes = driver.take(tx, limit, owner=owner, now=now)
-            kept[:] = [driver.normalize_task(raw) for event, raw, _ in changes if event is Event.TAKE]
+            for event, raw, _ in changes:
+                if event is TAKE:
+                    kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
             return [*acked, *changes] if acks else changes
 
         if unit is None:
             queue.look_for_the_dead()
-        changes = self._run(step, unit)
+            changes = self._commit(step)
+        else:
+            changes = self._run(step, unit)
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
         if kept:
@@ -385,12 +383,13 @@ class Tube:
 
     def ack_many(self, tasks: Iterable[Task | int], *, unit: Unit | None = None) -> list[Task]:
         """Finish those of these tasks that this session holds, in one commit; return those."""
-        refs = [self._ref(task) for task in tasks]
+        ref = self._ref
+        refs = [ref(task) for task in tasks]
         store = self._store
         changes = self._run(
             lambda tx: self.driver.ack(tx, refs, owner=store.session, now=self._clock.now_ms()), unit
         )
-        return [self.driver.normalize_task(change.raw) for change in changes]
+        return self._tasks(changes)
 
     def release(self, task: Task | int, *, delay: Seconds | None = None, unit: Unit | None = None) -> Task:
         """Give back a task that this session holds: to its old place, or after ``delay`` seconds.
@@ -568,6 +567,7 @@ class Tube:
     def _set_listeners(self) -> None:
         own = () if self._callback is None else (self._callback,)
         self._listeners = (*own, *self._others)
+        self._commit = self._commit_and_call_back if self._listeners else self._commit_quietly
 
     # Called by the queue
 
@@ -600,33 +600,25 @@ class Tube:
 
     def publish(self, changes: Sequence[Change]) -> None:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
-        queue = self._queue
-        if len(changes) == 1:
-            event, _, due = changes[0]
-            if self._store.counts.add(self._id, event, 1):
-                queue.counted()
-            if event in self._waking:
-                self._store.wake(self._id, 1)
-            if event in self._making_room:
-                self._store.waiters.wake(self._room)
-            if due is not None:
-                queue.due_at(due)
-            return
-        tally = Counter([change[0] for change in changes])
-        waking = 0
-        for event, count in tally.items():
-            if self._store.counts.add(self._id, event, count):
+        queue, store = self._queue, self._store
+        waking, first_due = 0, None
+        if len(changes) <= 2:
+            tally: Iterable[tuple[Event, int]] = [(event, 1) for event, _, _ in changes]
+        else:
+            tally = Counter([change[0] for change in changes]).items()
+        for event, count in tally:
+            if store.counts.add(self._id, event, count):
                 queue.counted()
             if event in self._waking:
                 waking += count
             if event in self._making_room:
-                self._store.waiters.wake(self._room, count)
+                store.waiters.wake(self._room, count)
         if waking:
-            self._store.wake(self._id, waking)
-        if self.driver.features.timed:
-            dues = [change.due_ms for change in changes if change.due_ms is not None]
-            if dues:
-                queue.due_at(min(dues))
+            store.wake(self._id, waking)
+        if self._is_timed:
+            first_due = min((due for _, _, due in changes if due is not None), default=None)
+            if first_due is not None:
+                queue.due_at(first_due)
 
     def line_up(self, changes: Sequence[Change]) -> None:
         """Put changes in the line of the user's callbacks; called in commit order."""
@@ -645,9 +637,9 @@ class Tube:
             changes = step(unit.tx)
             unit.add(self, changes)
             return changes
-        return guarded(self._commit if not self._listeners else self._commit_and_call_back, step)
+        return guarded(self._commit, step)
 
-    def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
+    def _commit_quietly(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step)
         if changes:
             self.publish(changes)
@@ -661,13 +653,18 @@ class Tube:
         return changes
 
     def _one(self, changes: Sequence[Change]) -> Task:
-        return self.driver.normalize_task(changes[0].raw)
+        raw = changes[0][1]
+        return raw if type(raw) is Task else self.driver.normalize_task(raw)
+
+    def _tasks(self, changes: Sequence[Change]) -> list[Task]:
+        normalize = self.driver.normalize_task
+        return [raw if type(raw) is Task else normalize(raw) for _, raw, _ in changes]
 
     def _ref(self, task: Task | int) -> Ref:
         if isinstance(task, Task):
             if task.tube != self._record.name:
                 raise BadOption(f"{task!r} is not a task of tube {self.name!r}", value=task)
-            return Ref(task.id, task.token, task)
+            return new_ref((task.id, task.token, task))
         return Ref(checked.whole("task id", task))
 
     def _refuse(self, ref: Ref, unit: Unit | None = None) -> Task:

@@ -6,10 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType
+from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType, new_change
 from tubes.errors import NotSupported
-from tubes.payload import decode
-from tubes.task import STATES, Event, State, Task, done, instant, make_task, milliseconds, new_task, seconds
+from tubes.payload import decode, decode_many
+from tubes.task import (
+    ACK,
+    DELAYED,
+    PUT,
+    READY,
+    STATES,
+    TAKE,
+    TAKEN,
+    Event,
+    State,
+    Task,
+    done,
+    make_task,
+    milliseconds,
+    seconds,
+)
 
 from .statements import Statement, Statements
 
@@ -48,9 +63,10 @@ class SqlDriver:
         self._name = tube.name
         self._capacity: int = tube.options.get("capacity", 0) if type.features.bounded else 0
         self._sql = s = statements
-        timed, newest = type.features.timed, type.order == "newest"
+        self._is_timed = timed = type.features.timed
+        newest = type.order == "newest"
         self._oldest_first = not newest
-        self._put_one = s.put_grouped if type.features.grouped else s.put
+        self._insert = s.put_grouped if type.features.grouped else s.put
         if newest:
             self._take_one = s.take_newest_timed if timed else s.take_newest
             self._take_some = s.take_newest_timed_many if timed else s.take_newest_many
@@ -87,30 +103,32 @@ class SqlDriver:
             room = tx.run(self._sql.make_room, self._tube, len(items), self._capacity)
             if not room:
                 return []
-        if self._is_plain and len(items) == 1 and type(items[0].payload) is str:
-            id = tx.only_insert(self._sql.put_plain, (self._tube, now, now, items[0].payload))
-            return self._new_changes((id,), items, now)
+        if len(items) == 1:
+            return (self._put_one(tx, items[0], now),)
         if self._is_ranked and len({(item.utube, item.pri) for item in items}) > 1:
-            return [change for item in items for change in self._put_alike(tx, (item,), now)]
-        return self._put_alike(tx, items, now)
-
-    def _put_alike(self, tx: SqlTx, items: Sequence[NewTask], now: int) -> Sequence[Change]:
-        """Put tasks of one sub-queue and priority, where the type has both."""
-        if self._is_plain and all(type(item.payload) is str for item in items):
-            statement = self._sql.put_plain
-            rows: list[Row] = [(self._tube, now, now, item.payload) for item in items]
+            return [self._put_one(tx, item, now) for item in items]
+        if self._is_plain and {type(item[0]) for item in items} == {str}:
+            tube = self._tube
+            ids = tx.insert(self._sql.put_plain, [(tube, now, now, payload) for payload, *_ in items])
         else:
-            statement = self._put_one
-            rows = [self._new_row(item, now) for item in items]
-        if self._is_ranked:
-            if len(items) == 1:
-                id = tx.only_insert(self._sql.put_ranked, rows[0])
-                if id:
-                    return self._new_changes((id,), items, now)
-            if not items[0].delay_ms:
+            if self._is_ranked and not items[0].delay_ms:
                 tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
-        ids = (tx.only_insert(statement, rows[0]),) if len(items) == 1 else tx.insert(statement, rows)
-        return self._new_changes(ids, items, now)
+            ids = tx.insert(self._insert, [self._new_row(item, now) for item in items])
+        new_change = self._new_change
+        return [new_change(id, item, now) for id, item in zip(ids, items, strict=True)]
+
+    def _put_one(self, tx: SqlTx, item: NewTask, now: int) -> Change:
+        if self._is_plain and type(item.payload) is str:
+            id = tx.only_insert(self._sql.put_plain, (self._tube, now, now, item.payload))
+        elif self._is_ranked:
+            row = self._new_row(item, now)
+            id = tx.only_insert(self._sql.put_ranked, row)
+            if not id:
+                tx.run(self._sql.step_back, self._tube, item.utube, item.pri)
+                id = tx.only_insert(self._insert, row)
+        else:
+            id = tx.only_insert(self._insert, self._new_row(item, now))
+        return self._new_change(id, item, now)
 
     def _new_row(self, item: NewTask, now: int) -> Row:
         """The columns of an insert, in the order of its parameters."""
@@ -122,41 +140,30 @@ class SqlDriver:
             data, raw_bytes,
         )  # fmt: skip
 
-    def _new_changes(self, ids: Sequence[int], items: Sequence[NewTask], now: int) -> Sequence[Change]:
-        name, put, at = self._name, Event.PUT, instant(now)
-        if not self.features.timed:
-            ready = State.READY
-            return [
-                Change(
-                    put,
-                    new_task(id, name, ready, item.data, item.pri, item.utube or None, at, None, None, None),
-                )
-                for id, item in zip(ids, items, strict=True)
-            ]
-        changes = []
-        for id, item in zip(ids, items, strict=True):
-            due = _first_due(item, now)
-            state = State.DELAYED if item.delay_ms else State.READY
-            due_at, ttl, ttr = instant(due) if due else None, seconds(item.ttl_ms), seconds(item.ttr_ms)
-            task = new_task(id, name, state, item.data, item.pri, item.utube or None, at, due_at, ttl, ttr)
-            changes.append(Change(put, task, due))
-        return changes
+    def _new_change(self, id: int, item: NewTask, now: int) -> Change:
+        _, data, pri, utube, ttl, ttr, delay = item
+        if not self._is_timed:
+            task = make_task(id, self._name, READY, data, pri, utube or None, now, now)
+            return new_change((PUT, task, None))
+        due, state = _first_due(item, now), DELAYED if delay else READY
+        task = make_task(id, self._name, state, data, pri, utube or None, now, now, due, ttl, ttr)
+        return new_change((PUT, task, due))
 
     def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
-        settled: Sequence[Change] = ()
         if self._is_plain and self._oldest_first:
             return self._take_plain(tx, limit, owner, now)
+        settled: Sequence[Change] = ()
         if limit == 1:
             rows = tx.only_rows(self._take_one, owner, now, self._tube)
             if rows or not self.features.timed:
-                return [Change(Event.TAKE, row, row[DUE]) for row in rows]
+                return [Change(TAKE, row, row[DUE]) for row in rows]
         if self.features.timed:
             settled = self.expire(tx, STEP_LIMIT, now=now)
             rows = tx.rows(self._take_some, owner, now, self._tube, limit)
         else:
             rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
-        return [*settled, *(Change(Event.TAKE, row, row[DUE]) for row in rows)]
+        return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
         """Take from a tube without options: what is the same in all its tasks need not be read."""
@@ -165,21 +172,25 @@ class SqlDriver:
         else:
             rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
             rows.sort()  # RETURNING promises no order
-        name, taken, event = self._name, State.TAKEN, Event.TAKE
-        return [
-            Change(event, make_task(
-                id, name, taken, decode(data) if blob is None else blob, 0, None, created, now, None, None, None,
-                attempts, owner,
-            ))
-            for id, data, blob, created, attempts in rows
-        ]  # fmt: skip
+        texts = [row[1] for row in rows]
+        if None in texts:
+            datas = [blob if text is None else decode(text) for _, text, blob, *_ in rows]
+        else:
+            datas = decode_many(texts)
+        changes = []
+        for (id, _, _, created, attempts), data in zip(rows, datas, strict=True):
+            task = make_task(
+                id, self._name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner
+            )
+            changes.append(new_change((TAKE, task, None)))
+        return changes
 
     def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         if len(refs) == 1 and not self._capacity:
             return self._ack_one(tx, refs[0], owner, now)
         tx.begin()
-        if owner is not None and all(ref.token is not None and ref.task is not None for ref in refs):
-            if len({ref.id for ref in refs}) == len(refs):  # no two leases of one task
+        if owner is not None and not any(token is None or task is None for _, token, task in refs):
+            if len({ref[0] for ref in refs}) == len(refs):  # no two leases of one task
                 return self._ack_known(tx, refs, owner, now)
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
 
@@ -187,11 +198,13 @@ class SqlDriver:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
         leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
         rows = tx.rows(self._sql.ack_leases, f"{{{leases}}}", self._tube, owner)
+        self._give_room(tx, len(rows))
+        if not self._is_timed and len(rows) == len(refs):
+            return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]
         acked = {id: times for id, *times in rows}
-        self._give_room(tx, len(acked))
         known = {id: task for id, _, task in refs if id in acked}
         return [
-            Change(Event.ACK, done(_touched(task, *acked[id]), now))
+            Change(ACK, done(_touched(task, *acked[id]), now))
             for id, task in known.items()
             if task is not None
         ]
@@ -202,16 +215,16 @@ class SqlDriver:
         if known is not None and ref.token is not None and owner is not None:
             if not self.features.timed:
                 acked = tx.only_run(self._sql.ack, ref.id, self._tube, owner, ref.token)
-                return (Change(Event.ACK, done(known, now)),) if acked else ()
+                return (new_change((ACK, done(known, now), None)),) if acked else ()
             due = None if known.due_at is None else milliseconds(known.due_at)
             if tx.only_run(self._sql.ack_timed, ref.id, self._tube, owner, ref.token, due):
-                return (Change(Event.ACK, done(known, now)),)  # else it was touched since, or it is not ours
+                return (Change(ACK, done(known, now)),)  # else it was touched since, or it is not ours
         if ref.token is not None:
             tx.begin()
             if not self._held(tx, (ref,), owner):
                 return []
         rows = tx.only_rows(self._sql.ack_any, ref.id, self._tube, owner)
-        return [Change(Event.ACK, _gone(row, now)) for row in rows]
+        return [Change(ACK, _gone(row, now)) for row in rows]
 
     def touch(
         self, tx: SqlTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int

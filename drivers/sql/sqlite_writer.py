@@ -82,25 +82,38 @@ class SqliteTx:
         last: int = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
         return range(last - len(given) + 1, last + 1)
 
+    # Each of these is most of what a step does, so they call nothing of ours unless they must
+
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return self._only(statement, given).fetchall()
-
-    def only_run(self, statement: Statement, *given: Any) -> int:
-        return self._only(statement, given).rowcount
-
-    def only_insert(self, statement: Statement, given: Row) -> int:
-        cursor = self._only(statement, given)
-        return cursor.lastrowid if cursor.rowcount else 0  # type: ignore[return-value]
-
-    def _only(self, statement: Statement, given: Row) -> sqlite3.Cursor:
         if statement.order is not None:
             given = statement.order(given)
         try:
-            return self._db.execute(statement.text, given)
+            return self._db.execute(statement.text, given).fetchall()
         except sqlite3.OperationalError as error:
-            if self.is_open or not is_busy(error):
-                raise
-        return self._writer.insist(statement.text, given)
+            return self._only_later(error, statement.text, given).fetchall()
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        if statement.order is not None:
+            given = statement.order(given)
+        try:
+            return self._db.execute(statement.text, given).rowcount
+        except sqlite3.OperationalError as error:
+            return self._only_later(error, statement.text, given).rowcount
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        if statement.order is not None:
+            given = statement.order(given)
+        try:
+            cursor = self._db.execute(statement.text, given)
+        except sqlite3.OperationalError as error:
+            cursor = self._only_later(error, statement.text, given)
+        return cursor.lastrowid if cursor.rowcount else 0  # type: ignore[return-value]
+
+    def _only_later(self, error: sqlite3.OperationalError, text: str, given: Row) -> sqlite3.Cursor:
+        """Others hold the file's write lock: try again and again. What else went wrong stays wrong."""
+        if self.is_open or not is_busy(error):
+            raise error
+        return self._writer.insist(text, given)
 
 
 class SharedTx(SqliteTx):
@@ -128,9 +141,17 @@ class SharedTx(SqliteTx):
             self._db.execute("RELEASE member")
         return self.is_open or not self.wrote
 
-    def _only(self, statement: Statement, given: Row) -> sqlite3.Cursor:
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
         self.wrote = True
-        return self._db.execute(statement.text, statement.bind(given))
+        return super().only_rows(statement, *given)
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        self.wrote = True
+        return super().only_run(statement, *given)
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        self.wrote = True
+        return super().only_insert(statement, given)
 
 
 class _Member:

@@ -60,9 +60,7 @@ class TakesTwoOfASubQueue(Sound):
     """Lies on a type without sub-queues."""
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
-        changes: Sequence[Change] = self.inner.put(
-            tx, [dataclasses.replace(item, utube=None) for item in items], now=now
-        )
+        changes: Sequence[Change] = self.inner.put(tx, [item._replace(utube=None) for item in items], now=now)
         return changes
 
 
