@@ -153,7 +153,8 @@ class Tube:
 
     def _new(self, payload: str | bytes, data: Any, options: PutOptions) -> NewTask:
         if not options.keys() <= self._allowed:
-            checked.check_names(options, ALL_PUT_OPTIONS, self._allowed, f"put into {self._described()}")
+            where = f"put into {self._described()}"
+            checked.check_names(options.keys() - {"unit"}, ALL_PUT_OPTIONS, self._allowed - {"unit"}, where)
         pri, utube, ttl_ms, ttr_ms, delay_ms = self._pri, self._unnamed, self._ttl_ms, self._ttr_ms, 0
         if "pri" in options:
             pri = checked.whole("pri", options["pri"])
@@ -265,6 +266,8 @@ class Tube:
     def _take_or_wait(
         self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None, unit: Unit | None
     ) -> None:
+        if unit is None:
+            self._queue.look_for_the_dead()
         self._take_now(limit, kept, ack, unit)
         if not kept and wait != 0.0:
             try:
@@ -301,11 +304,7 @@ class Tube:
                     kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
             return [*acked, *changes] if acks else changes
 
-        if unit is None:
-            queue.look_for_the_dead()
-            changes = self._commit(step)
-        else:
-            changes = self._run(step, unit)
+        changes = self._commit(step) if unit is None else self._run(step, unit)
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
         if kept:
@@ -328,6 +327,10 @@ class Tube:
             while True:
                 pause = remaining = self._remaining(deadline)
                 is_first, is_called = waiters.heed(key, signal)
+                if is_called:
+                    self._take_now(limit, kept)
+                    if kept:
+                        return
                 if is_first or is_called or remaining == 0.0:
                     is_ready, due = self._look()
                     if is_ready or due == 0.0 or self._store.deaths_suspected():

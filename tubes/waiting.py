@@ -19,14 +19,17 @@ class Waiters:
     that closes) is for the first in line alone to look into; the others wait on, so that nobody overtakes.
 
     ``on_wait`` is called whenever somebody begins to wait, before they look a last time: the store's chance
-    to listen to other processes.
+    to listen to other processes. ``on_nobody`` is called, under the lock, when nobody waits any more.
     """
 
-    def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, on_wait: Callable[[], None] | None = None, on_nobody: Callable[[], None] | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self.line: dict[Key, deque[Signal]] = {}
         self._called: set[Signal] = set()
         self._on_wait = on_wait
+        self._on_nobody = on_nobody
 
     def enter(self, key: Key) -> Signal:
         """Stand in line for ``key``. Look once more after this, then wait for the signal."""
@@ -46,19 +49,23 @@ class Waiters:
                 line.remove(signal)
                 if not line:
                     del self.line[key]
+                    if not self.line and self._on_nobody is not None:
+                        self._on_nobody()
 
-    def wake(self, key: Key, count: int = 1) -> None:
-        """Call the first ``count`` in line that have not been called yet."""
+    def wake(self, key: Key, count: int = 1) -> int:
+        """Call the first ``count`` in line that have not been called yet; tell how many were there."""
         if key not in self.line:
-            return
+            return 0
+        called = 0
         with self._lock:
             for signal in self.line.get(key, ()):
-                if count <= 0:
+                if called >= count:
                     break
                 if signal not in self._called:
                     self._called.add(signal)
                     signal.set()
-                    count -= 1
+                    called += 1
+        return called
 
     def wake_first(self, key: Key) -> None:
         """Let the first in line look: something may have changed."""

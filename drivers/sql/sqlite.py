@@ -356,9 +356,9 @@ class SqliteStore:
 
     def wake(self, tube: int, count: int) -> None:
         if self.waiters.line:
-            self.waiters.wake(tube, count)
-        if self._shared is not None:
-            self._shared.locks.ring()
+            count -= self.waiters.wake(tube, count)
+        if count > 0 and self._shared is not None:
+            self._shared.locks.call(tube, count)
 
     def add_calls(self, deltas: Sequence[Deltas]) -> None:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]

@@ -3,25 +3,17 @@
 The lock file lies beside the database (``tasks.db-tubes``; other namespaces have their own). Each connection holds a
 POSIX lock on one byte of it for as long as its process lives: that is its proof of life, gone at once with the
 process, also while a forked child lives on. Closing any descriptor of that file would drop all locks of this process,
-so it is opened once.
-
-The bell is how a commit reaches consumers that wait in other processes: they arm it (a byte of the lock file,
-mapped into memory) and sleep on an inotify watch; whoever commits something takeable and finds it armed rings,
-by writing to the file. Where there is no inotify, and as a floor under it, ``PRAGMA data_version`` is asked.
+so it is opened once. In front of those bytes lies the board by which processes wake each other, see ``sqlite_bell``; as
+a floor under it, ``PRAGMA data_version`` is asked.
 """
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import fcntl
-import mmap
 import os
-import select
 import sqlite3
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import ClassVar
 
@@ -30,19 +22,13 @@ from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
-ARMED_SIZE = 4096
-"""Bytes of the lock file in which waiting processes arm the bell, each its own."""
+from .sqlite_bell import BOARD_SIZE, FLOOR, Bell, Board, ring
 
 LIVES = 1 << 20
 """Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
 
-FLOOR = 0.1
-"""Seconds between two looks of a waiting process that nobody rang for."""
-
-SHORT_FLOOR = 0.002
-"""The same where there is no inotify."""
-
-_IN_MODIFY, _IN_FLAGS = 0x2, os.O_NONBLOCK | os.O_CLOEXEC
+NAP = 0.001
+"""Seconds that the listener leaves the interpreter to the consumer that it has woken."""
 
 
 class LockFile:
@@ -53,30 +39,29 @@ class LockFile:
         self._held: set[int] = set()
         self._mine = 0
         self._is_closed = False
-        self._left_behind: list[tuple[int, mmap.mmap]] = []
+        self._left_behind: list[tuple[int, Board]] = []
         self._open()
 
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if os.fstat(self._fd).st_size < ARMED_SIZE + 1:
-            _make_room(self._fd, ARMED_SIZE + 1)
-        self._armed = mmap.mmap(self._fd, ARMED_SIZE)
+        if os.fstat(self._fd).st_size < BOARD_SIZE + 1:
+            _make_room(self._fd, BOARD_SIZE + 1)
+        self.board = Board(self._fd)
 
-    def renew(self) -> bool:
-        """Take all locks again, on a new file if the old one is gone; tell whether it was."""
-        is_gone = not _is_same(self.path, self._fd)
-        if is_gone:
-            self._left_behind.append((self._fd, self._armed))  # other threads may be using it just now
+    def renew(self) -> None:
+        """Take all locks again, on a new file if the old one is gone."""
+        if not _is_same(self.path, self._fd):
+            self._left_behind.append((self._fd, self.board))  # other threads may be using it just now
             self._open()
         for connection in list(self._held):
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
-        return is_gone
 
     def hold(self, connection: int) -> None:
         """Prove that this connection lives, from now until the process ends or lets go."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
         self._held.add(connection)
-        self._mine = connection % ARMED_SIZE
+        self.board.disarm(self._mine)
+        self._mine = connection
 
     def let_go(self, connection: int) -> None:
         """End the proof."""
@@ -95,29 +80,27 @@ class LockFile:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
         return False
 
-    def arm(self) -> None:
-        """Ask to be rung for."""
-        self._armed[self._mine] = 1
+    def arm(self, bell: int, tubes: Iterable[int]) -> None:
+        """Ask to be called for tasks of these tubes, at this bell."""
+        self.board.arm(self._mine, bell, tubes)
 
-    def ring(self) -> None:
-        """Wake the other processes that have armed the bell."""
-        armed = self._armed
-        at = armed.find(b"\1", 0)
-        if at == self._mine:
-            at = armed.find(b"\1", at + 1)
-        if at < 0:
-            return
-        while at >= 0:
-            if at != self._mine:
-                armed[at] = 0
-            at = armed.find(b"\1", at + 1)
-        with suppress(OSError):  # the floor is left
-            os.pwrite(self._fd, b"\0", ARMED_SIZE)
+    def disarm(self) -> None:
+        """Nobody waits in this process."""
+        self.board.disarm(self._mine)
+
+    def called(self) -> int | None:
+        """The tube for which this process was called, once."""
+        return self.board.called(self._mine)
+
+    def call(self, tube: int, count: int) -> None:
+        """Wake up to ``count`` other processes that wait for tasks of a tube."""
+        for bell in self.board.call(tube, count, self.is_alive, self._held):
+            ring(bell)
 
     def close(self) -> None:
         self._is_closed = True
-        for fd, armed in [*self._left_behind, (self._fd, self._armed)]:
-            armed.close()
+        for fd, board in [*self._left_behind, (self._fd, self.board)]:
+            board.close()
             os.close(fd)
 
 
@@ -137,65 +120,6 @@ def _make_room(fd: int, size: int) -> None:
         os.pwrite(fd, b"\0", size - 1)
 
 
-class Bell:
-    """Sleeps until the lock file is written to, or somebody in this process calls ``stir``."""
-
-    def __init__(self, path: str) -> None:
-        self._watch = _inotify(path)
-        self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._stir_read, select.POLLIN)
-        if self._watch is not None:
-            self._poll.register(self._watch, select.POLLIN)
-        self.floor = FLOOR if self._watch is not None else SHORT_FLOOR
-
-    def wait(self) -> bool:
-        """Sleep until rung, stirred, or the floor; tell whether it was rung."""
-        rung = False
-        for fd, _ in self._poll.poll(self.floor * 1000):
-            with suppress(BlockingIOError):
-                os.read(fd, 65536)
-            rung = rung or fd == self._watch
-        return rung
-
-    def rewatch(self, path: str) -> None:
-        """Watch what is under a path now."""
-        if self._watch is not None:
-            _add_watch(self._watch, path)
-
-    def stir(self) -> None:
-        """Make a wait in another thread return."""
-        with suppress(OSError):
-            os.write(self._stir_write, b"\0")
-
-    def close(self) -> None:
-        for fd in (self._watch, self._stir_read, self._stir_write):
-            if fd is not None:
-                os.close(fd)
-
-
-def _inotify(path: str) -> int | None:
-    """Watch a file for writes through Linux's inotify; ``None`` where that cannot be had."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        fd = int(libc.inotify_init1(_IN_FLAGS))
-        if fd < 0:
-            return None
-        if not _add_watch(fd, path):
-            os.close(fd)
-            return None
-        return fd
-    except (OSError, AttributeError):
-        return None
-
-
-def _add_watch(fd: int, path: str) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    return int(libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY)) >= 0
-
-
 class SharedFile:
     """One a process and file; every queue on the file holds it. See the module."""
 
@@ -209,7 +133,7 @@ class SharedFile:
         namespace = key[2]
         self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}")
         self.counts = Counts()
-        self.waiters = Waiters(self._on_wait)
+        self.waiters = Waiters(self._on_wait, self._on_nobody)
         self._users = 0
         self._listener: threading.Thread | None = None
         self._bell: Bell | None = None
@@ -251,8 +175,8 @@ class SharedFile:
     def prove_life(self) -> None:
         """Take the locks of this process again."""
         with self._all_lock:
-            if not self._is_over and self.locks.renew() and self._bell is not None:
-                self._bell.rewatch(self.locks.path)
+            if not self._is_over:
+                self.locks.renew()
 
     def release(self) -> None:
         """One queue less; the last one closes it."""
@@ -310,17 +234,27 @@ class SharedFile:
     # Listening to other processes
 
     def _on_wait(self) -> None:
+        if self._is_over:
+            return
+        if self._bell is not None:
+            self._arm(self._bell)
+        self._wanted.set()
+        if self._listener is None:
+            with self._all_lock:
+                if self._listener is None:
+                    self._bell = bell = Bell()
+                    self._arm(bell)
+                    self._listener = threading.Thread(
+                        target=self._listen, args=(bell,), name="tubes-listener", daemon=True
+                    )
+                    self._listener.start()
+
+    def _on_nobody(self) -> None:
         if not self._is_over:
-            self.locks.arm()
-            self._wanted.set()
-            if self._listener is None:
-                with self._all_lock:
-                    if self._listener is None:
-                        self._bell = Bell(self.locks.path)
-                        self._listener = threading.Thread(
-                            target=self._listen, args=(self._bell,), name="tubes-listener", daemon=True
-                        )
-                        self._listener.start()
+            self.locks.disarm()
+
+    def _arm(self, bell: Bell) -> None:
+        self.locks.arm(bell.number, (key for key in list(self.waiters.line) if isinstance(key, int)))
 
     def _listen(self, bell: Bell) -> None:
         try:
@@ -330,7 +264,7 @@ class SharedFile:
                     if not self.waiters:
                         self._wanted.wait()
                     continue
-                self.locks.arm()
+                self._arm(bell)
                 try:
                     is_news = self._has_changed()
                 except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
@@ -338,8 +272,16 @@ class SharedFile:
                     pause(FLOOR)
                 if is_news:
                     self._wake_the_first()
-                if not bell.wait() and any(check() for check in list(self._checks)):
-                    self._wake_the_first()
+                if not bell.wait():
+                    if any(check() for check in list(self._checks)):
+                        self._wake_the_first()
+                    continue
+                tube = self.locks.called()
+                if tube is not None:
+                    if self.waiters.wake(tube):
+                        pause(NAP)
+                    else:  # it came too late, or it is another tube of the same bit
+                        self.locks.call(tube, 1)
         finally:
             with self._asking:
                 if self._db is not None:

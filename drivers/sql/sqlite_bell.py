@@ -1,0 +1,157 @@
+"""How a commit reaches consumers that wait in other processes: a board in shared memory, and a bell.
+
+A process whose threads wait for tasks *arms* its slot of the board, which says what they wait for, and sleeps at its
+bell, a local datagram socket. Whoever commits tasks picks as many armed slots as there are tasks and rings for those
+processes alone. Who is called and does not want the task any more calls the next.
+"""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+SLOTS = 1024
+"""Connections share slots modulo this: at worst one is woken in vain, or left to its floor."""
+
+_WORDS = struct.Struct("<QQQ")
+BOARD_SIZE = SLOTS * (1 + _WORDS.size)
+"""Bytes: one a slot that says whether it is armed, then three words a slot: for which tubes, connection, and bell."""
+
+FLOOR = 0.15
+"""Seconds between two looks of a waiting process that nobody called."""
+
+SHORT_FLOOR = 0.002
+"""The same where there are no such sockets."""
+
+_NOBODY, _ARMED, _CALLED = 0, 1, 2
+
+
+class Board:
+    """Who sleeps and wants to be called, in memory that all processes of a file share."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, BOARD_SIZE)
+        self._start = 0
+
+    def arm(self, connection: int, bell: int, tubes: Iterable[int]) -> None:
+        """Ask to be called for tasks of these tubes, at this bell."""
+        bits = 0
+        for tube in tubes:
+            bits |= 1 << tube % 64
+        slot = connection % SLOTS
+        self._write(slot, bits, connection, bell)
+        self._memory[slot] = _ARMED
+
+    def disarm(self, connection: int) -> None:
+        """Nobody waits here any more."""
+        self._memory[connection % SLOTS] = _NOBODY
+
+    def called(self, connection: int) -> int | None:
+        """The tube for which this connection was called, once."""
+        slot = connection % SLOTS
+        if self._memory[slot] != _CALLED:
+            return None
+        tube: int = self._read(slot)[0]
+        self._memory[slot] = _NOBODY
+        return tube
+
+    def call(self, tube: int, count: int, is_alive: Callable[[int], bool], own: set[int]) -> list[int]:
+        """Call up to ``count`` of those that wait for a tube; return their bells, which are yours to ring.
+
+        It begins behind the one that was called last, so that not always the same do the work.
+        """
+        if self._memory.find(b"\1", 0, SLOTS) < 0:
+            return []
+        found: list[int] = []
+        for slot in self._armed():
+            bits, connection, bell = self._read(slot)
+            if connection in own or not bits >> tube % 64 & 1:
+                continue
+            if not is_alive(connection):
+                self._memory[slot] = _NOBODY
+                continue
+            self._write(slot, tube, connection, bell)
+            self._memory[slot] = _CALLED
+            self._start = slot + 1
+            found.append(bell)
+            if len(found) == count:
+                break
+        return found
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def _armed(self) -> list[int]:
+        slots = []
+        for first, last in ((self._start, SLOTS), (0, self._start)):
+            slot = self._memory.find(b"\1", first, last)
+            while slot >= 0:
+                slots.append(slot)
+                slot = self._memory.find(b"\1", slot + 1, last)
+        return slots
+
+    def _read(self, slot: int) -> tuple[int, int, int]:
+        word, connection, bell = _WORDS.unpack_from(self._memory, SLOTS + slot * _WORDS.size)
+        return word, connection, bell
+
+    def _write(self, slot: int, word: int, connection: int, bell: int) -> None:
+        _WORDS.pack_into(self._memory, SLOTS + slot * _WORDS.size, word, connection, bell)
+
+
+class Bell:
+    """Sleeps until it is rung by its number, or by ``stir``."""
+
+    def __init__(self) -> None:
+        self.number = secrets.randbits(64)
+        self._socket = _bound(_address(self.number))
+        self._stirred = threading.Event()
+
+    def wait(self) -> bool:
+        """Sleep until rung, or for the time of the floor; tell whether it was rung."""
+        if self._socket is None:
+            return self._stirred.wait(SHORT_FLOOR)
+        try:
+            return bool(self._socket.recv(1))
+        except OSError:  # TimeoutError is one
+            return False
+
+    def stir(self) -> None:
+        """Make a wait in another thread return, now or the next time."""
+        self._stirred.set()
+        ring(self.number)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def ring(bell: int) -> None:
+    """Wake whoever sleeps at a bell, if anybody does: the floor is left."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(b"\1", _address(bell))
+
+
+def _address(bell: int) -> str:
+    """In Linux's abstract namespace: no file, gone with its process, and nobody can guess it."""
+    return f"\0tubes-{bell:016x}"
+
+
+def _bound(address: str) -> socket.socket | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        bell.bind(address)
+    except OSError:
+        bell.close()
+        return None
+    bell.settimeout(FLOOR)
+    return bell

@@ -1,0 +1,123 @@
+"""The board by which processes of one file call each other, and the bell at which they sleep."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tubes.drivers.sql.sqlite_bell import BOARD_SIZE, SLOTS, Bell, Board, ring
+
+
+@pytest.fixture
+def boards(tmp_path: Path) -> Iterator[Callable[[], Board]]:
+    """Makes the views that several processes have of one board."""
+    path = tmp_path / "board"
+    path.write_bytes(b"\0" * BOARD_SIZE)
+    with path.open("r+b") as file:
+        made: list[Board] = []
+
+        def make() -> Board:
+            made.append(Board(file.fileno()))
+            return made[-1]
+
+        yield make
+        for board in made:
+            board.close()
+
+
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    bell = Bell()
+    yield bell
+    bell.close()
+
+
+def call(board: Board, tube: int, count: int = 1, dead: int = -1, own: int = -1) -> list[int]:
+    bells: list[int] = board.call(tube, count, lambda connection: connection != dead, {own})
+    return bells
+
+
+def test_one_task_calls_one_of_those_that_wait_for_its_tube(boards: Callable[[], Board]) -> None:
+    ours, theirs = boards(), boards()
+    for connection, tubes in ((1, [7]), (2, [8]), (3, [7, 8])):
+        theirs.arm(connection, 100 + connection, tubes)
+    assert call(ours, 7) == [101]
+    assert [theirs.called(connection) for connection in (1, 2, 3)] == [7, None, None]
+    assert theirs.called(1) is None  # told once
+    assert call(ours, 7) == [103]
+    assert call(ours, 7) == []
+    assert call(ours, 8) == [102]
+
+
+def test_several_tasks_call_as_many(boards: Callable[[], Board]) -> None:
+    board = boards()
+    for connection in range(5):
+        board.arm(connection, connection, [1])
+    assert len(call(board, 1, 3)) == 3
+    assert len(call(board, 1, 3)) == 2
+
+
+def test_the_next_call_begins_behind_the_last(boards: Callable[[], Board]) -> None:
+    """Not always the same process does the work."""
+    board = boards()
+    board.arm(1, 1, [1])
+    board.arm(2, 2, [1])
+    assert call(board, 1) == [1]
+    board.arm(1, 1, [1])
+    assert call(board, 1) == [2]
+
+
+def test_who_does_not_wait_any_more_is_not_called(boards: Callable[[], Board]) -> None:
+    board = boards()
+    board.arm(1, 1, [1])
+    board.disarm(1)
+    assert call(board, 1) == []
+
+
+def test_the_dead_are_passed_over_and_cleared_away(boards: Callable[[], Board]) -> None:
+    board = boards()
+    board.arm(1, 1, [1])
+    board.arm(2, 2, [1])
+    assert call(board, 1, dead=1) == [2]
+    assert call(board, 1) == []
+
+
+def test_a_process_does_not_call_itself(boards: Callable[[], Board]) -> None:
+    board = boards()
+    board.arm(1, 1, [1])
+    assert call(board, 1, own=1) == []
+    assert call(board, 1) == [1]
+
+
+def test_tubes_that_share_a_bit_and_connections_that_share_a_slot_are_told_apart_by_who_is_called(
+    boards: Callable[[], Board],
+) -> None:
+    """The tube is named in the call, so that who does not wait for it can call the next."""
+    board = boards()
+    board.arm(3 + SLOTS, 9, [1])
+    assert call(board, 1 + 64) == [9]
+    assert board.called(3 + SLOTS) == 65
+
+
+def test_a_bell_rings_for_the_number_it_was_given(bell: Bell) -> None:
+    ring(bell.number ^ 1)
+    assert bell.wait() is False  # the floor
+    ring(bell.number)
+    assert bell.wait() is True
+
+
+def test_ringing_a_bell_that_is_gone_is_harmless(bell: Bell) -> None:
+    bell.stir()
+    bell.close()
+    bell.stir()
+
+
+def test_a_stir_ends_the_sleep_of_another_thread(bell: Bell) -> None:
+    woken = []
+    thread = threading.Thread(target=lambda: woken.append(bell.wait()))
+    thread.start()
+    bell.stir()
+    thread.join(5)
+    assert woken == [True]
