@@ -6,6 +6,7 @@ import os
 import platform
 import sqlite3
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,19 +14,16 @@ from rich.console import Console
 
 DOCS = Path(__file__).parent.parent / "docs" / "explanation"
 
+EMBEDDED = ("litequeue", "persist-queue", "huey", "diskcache")
+ON_POSTGRESQL = ("psycopg", "procrastinate", "pgqueuer", "asyncpg", "pgmq")
 
-def machine() -> str:
-    """Where and with what this ran."""
-    named = {
-        "litequeue": "litequeue",
-        "persist-queue": "persist-queue",
-        "huey": "huey",
-        "diskcache": "diskcache",
-    }
+
+def machine(others: Sequence[str] = EMBEDDED) -> str:
+    """Where and with what this ran; ``others`` are the distributions whose versions matter."""
     installed = []
-    for name, distribution in named.items():
+    for name in others:
         try:
-            installed.append(f"{name} {version(distribution)}")
+            installed.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
     return (
@@ -34,10 +32,11 @@ def machine() -> str:
     )
 
 
-def keep(name: str, title: str, out: Console) -> None:
+def keep(name: str, title: str, out: Console, program: str | None = None) -> None:
     """Write what a recording console printed to a page of the documentation."""
     text = "\n".join(line.rstrip() for line in out.export_text().splitlines())
     (DOCS / f"{name}.md").write_text(
-        f"# {title}\n\nWritten by `python benchmarks/{name}.py --docs`; [performance.md](performance.md) says what "
+        f"# {title}\n\nWritten by `python benchmarks/{program or name + '.py'} --docs`; "
+        f"[performance.md](performance.md) says what "
         f"it means.\n\n{time.strftime('%Y-%m-%d')}. {machine()}.\n\n```text\n{text}\n```\n"
     )

@@ -1,0 +1,123 @@
+"""Processes that work side by side for one contender, each on a connection of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from benchmarks.postgresql_contenders import Contender
+from benchmarks.postgresql_server import new_database
+
+STARTUP, TURN = 60.0, 300.0
+"""Seconds after which a process that does not answer is given up."""
+
+
+class Order(NamedTuple):
+    """What one process shall do: the loop's name, and the numbers of the tasks."""
+
+    verb: str
+    numbers: range
+
+
+class Crew:
+    """Some processes of one kind on one database. They stay, so that connections are warm as users' are."""
+
+    def __init__(self, kind: type[Contender], url: str, size: int) -> None:
+        self.kind = kind
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["benchmarks.postgresql_contenders"])
+        self._pipes: list[Any] = []
+        self._processes = []
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(kind, url, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            self._hear(pipe, STARTUP)
+
+    def run(self, verb: str, first: int, count: int) -> float:
+        """Do one loop on ``count`` tasks, shared by all; return the seconds from the first start to the last end."""
+        size = len(self._pipes)
+        for index, pipe in enumerate(self._pipes):
+            pipe.send(Order(verb, range(first + index, first + count, size)))
+        for pipe in self._pipes:
+            self._hear(pipe, TURN)
+        for pipe in self._pipes:
+            pipe.send(None)
+        times = [self._hear(pipe, TURN) for pipe in self._pipes]
+        return float(max(end for _, end in times) - min(start for start, _ in times))
+
+    def check_empty(self) -> None:
+        """Fail if a task is left: as many were taken as were put, so one was taken twice then."""
+        self._pipes[0].send(Order("is_empty", range(0)))
+        self._hear(self._pipes[0], TURN)
+        self._pipes[0].send(None)
+        if not self._hear(self._pipes[0], TURN):
+            raise AssertionError(f"{self.kind.name}: a task is left, so another was taken twice")
+
+    def _hear(self, pipe: Any, seconds: float) -> Any:
+        try:
+            if pipe.poll(seconds):
+                return pipe.recv()
+        except (EOFError, ConnectionError):
+            raise RuntimeError(f"{self.kind.name}: a process failed") from None
+        raise TimeoutError(f"{self.kind.name}: a process did not answer for {seconds:g} s")
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+def serve(kind: type[Contender], url: str, pipe: Connection) -> None:
+    """What one process does: one order after the other, each in two steps, so that all begin at once."""
+    contender = kind(url)
+    try:
+        pipe.send(None)
+        while True:
+            order = pipe.recv()
+            count = len(order.numbers)
+            puts = order.verb.startswith("put")
+            items = [contender.item(number) for number in order.numbers] if puts else []
+            pipe.send(None)
+            pipe.recv()
+            pipe.send(obey(contender, order.verb, items, count))
+    except (EOFError, ConnectionError):
+        pass  # the other end has gone
+    finally:
+        contender.close()
+
+
+def obey(contender: Contender, verb: str, items: Sequence[Any], count: int) -> Any:
+    """Do it; return when it began and ended, on the clock that all processes share."""
+    if verb == "is_empty":
+        return contender.is_empty()
+    work = getattr(contender, verb)
+    argument = items if verb.startswith("put") else count
+    began = time.monotonic()
+    work(argument)
+    return began, time.monotonic()
+
+
+@contextmanager
+def crews(kinds: Sequence[type[Contender]], url: str, size: int) -> Iterator[list[Crew]]:
+    """A crew of each kind, on a fresh database each."""
+    with ExitStack() as stack:
+        opened = []
+        for kind in kinds:
+            database = stack.enter_context(new_database(url))
+            kind.prepare(database)
+            crew = Crew(kind, database, size)
+            stack.callback(crew.close)
+            opened.append(crew)
+        yield opened
