@@ -32,11 +32,11 @@ def machine(others: Sequence[str] = EMBEDDED) -> str:
     )
 
 
-def keep(name: str, title: str, out: Console, program: str | None = None) -> None:
+def keep(name: str, title: str, out: Console, command: str = "", others: Sequence[str] = EMBEDDED) -> None:
     """Write what a recording console printed to a page of the documentation."""
     text = "\n".join(line.rstrip() for line in out.export_text().splitlines())
+    program = command or f"{name}.py"
     (DOCS / f"{name}.md").write_text(
-        f"# {title}\n\nWritten by `python benchmarks/{program or name + '.py'} --docs`; "
-        f"[performance.md](performance.md) says what "
-        f"it means.\n\n{time.strftime('%Y-%m-%d')}. {machine()}.\n\n```text\n{text}\n```\n"
+        f"# {title}\n\nWritten by `python benchmarks/{program} --docs`; [performance.md](performance.md) says what "
+        f"it means.\n\n{time.strftime('%Y-%m-%d')}. {machine(others)}.\n\n```text\n{text}\n```\n"
     )

@@ -12,11 +12,13 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -25,19 +27,73 @@ if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tubes
-from benchmarks.places import keep
+from benchmarks.places import ON_POSTGRESQL, keep
+from benchmarks.postgresql_server import conninfo, new_database, server
 
 MILLISECONDS_BAR = 2.0
 CORE_BAR = 5.0
-"""Percent of one core that all waiting processes together may use."""
+"""Percent of one core that all waiting processes together may use; on SQLite, where they poll."""
+
+COMMAND = "wakeup.py --store postgresql"
 
 POLL = 0.001
 """Seconds between two looks of the bare SQLite waiter."""
 
 
-def wait_with_tubes(path: Path, durability: str, results: Any) -> None:
+class Putter(Protocol):
+    """Puts from the process that measures."""
+
+    def put(self, data: Any) -> object: ...
+
+    def close(self) -> None: ...
+
+
+class TubesPutter:
+    """Ours, on a URL."""
+
+    def __init__(self, place: str, durability: str) -> None:
+        self._queue = tubes.connect(place, durability=durability, migrate=True)
+        self.put = self._queue.create_tube("wakeup", "fifo", if_not_exists=True).put
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class SqlitePutter:
+    """sqlite3 alone, on a path."""
+
+    def __init__(self, place: str, durability: str) -> None:
+        self._db = sqlite3.connect(place, isolation_level=None, timeout=30)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={durability}")
+        self._db.execute("CREATE TABLE IF NOT EXISTS task (id INTEGER PRIMARY KEY, data)")
+
+    def put(self, data: Any) -> object:
+        return self._db.execute("INSERT INTO task (data) VALUES (?)", (data,))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class PostgresPutter:
+    """psycopg alone, on a URL: what was put is told by NOTIFY in the same statement."""
+
+    PUT = "WITH put AS (INSERT INTO task (data) VALUES (%s)) SELECT pg_notify('task', '')"
+
+    def __init__(self, place: str, durability: str) -> None:
+        self._db = connected(place, durability)
+        self._db.execute("CREATE TABLE task (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data text)")
+
+    def put(self, data: Any) -> object:
+        return self._db.execute(self.PUT, (str(data),))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def wait_with_tubes(place: str, durability: str, results: Any) -> None:
     """Take for ever; report when each task was in hand."""
-    with tubes.connect(f"sqlite:///{path}", durability=durability) as queue:
+    with tubes.connect(place, durability=durability) as queue:
         tube = queue.tube["wakeup"]
         results.put(None)
         while True:
@@ -50,9 +106,9 @@ def wait_with_tubes(path: Path, durability: str, results: Any) -> None:
             results.put((now - task.data, now))
 
 
-def wait_bare(path: Path, durability: str, results: Any) -> None:
+def wait_on_sqlite(place: str, durability: str, results: Any) -> None:
     """The same on sqlite3 alone: ask ``PRAGMA data_version`` every millisecond."""
-    db = sqlite3.connect(path, isolation_level=None, timeout=30)
+    db = sqlite3.connect(place, isolation_level=None, timeout=30)
     db.execute(f"PRAGMA synchronous={durability}")
     results.put(None)
     version = -1
@@ -70,32 +126,57 @@ def wait_bare(path: Path, durability: str, results: Any) -> None:
             results.put((received - rows[0][0], received))
 
 
+def wait_on_postgresql(place: str, durability: str, results: Any) -> None:
+    """The same on psycopg alone: LISTEN, and a DELETE when told."""
+    db = connected(place, durability)
+    db.execute("LISTEN task")
+    results.put(None)
+    while True:
+        row = db.execute("DELETE FROM task WHERE id = (SELECT min(id) FROM task) RETURNING data").fetchone()
+        received = time.monotonic_ns()
+        if row is None:
+            for _ in db.notifies(stop_after=1):
+                pass
+        elif row[0] == "stop":
+            return
+        else:
+            results.put((received - int(row[0]), received))
+
+
+def connected(place: str, durability: str) -> psycopg.Connection[Any]:
+    """A connection that commits each statement, as durably as ours."""
+    db = psycopg.connect(conninfo(place), autocommit=True)
+    db.execute(f"SET synchronous_commit = {'on' if durability == 'full' else 'off'}")
+    return db
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time of another process, all its threads: Linux makes such a clock's number from the pid."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
+class Way(NamedTuple):
+    """One way to put here and to wait elsewhere."""
+
+    putter: Callable[[str, str], Putter]
+    wait: Callable[[str, str, Any], None]
+
+
+OURS = Way(TubesPutter, wait_with_tubes)
+BARE = {"sqlite": Way(SqlitePutter, wait_on_sqlite), "postgresql": Way(PostgresPutter, wait_on_postgresql)}
+
+
 class Side:
     """Some waiting processes, and a way to put."""
 
-    def __init__(self, name: str, path: Path, durability: str, waiters: int) -> None:
+    def __init__(self, name: str, way: Way, place: str, durability: str, waiters: int) -> None:
         self.name = name
         context = multiprocessing.get_context("spawn")
         self.results = context.Queue()
-        self.queue: tubes.Queue | None = None
-        self.db: sqlite3.Connection | None = None
-        target = wait_with_tubes
-        if name == "tubes":
-            self.queue = tubes.connect(f"sqlite:///{path}", durability=durability)
-            self.tube = self.queue.create_tube("wakeup", "fifo", if_not_exists=True)
-        else:
-            target = wait_bare
-            self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
-            self.db.execute("PRAGMA journal_mode=WAL")
-            self.db.execute(f"PRAGMA synchronous={durability}")
-            self.db.execute("CREATE TABLE IF NOT EXISTS task (id INTEGER PRIMARY KEY, data)")
+        self._putter = way.putter(place, durability)
+        self.put = self._putter.put
         self.processes = [
-            context.Process(target=target, args=(path, durability, self.results), daemon=True)
+            context.Process(target=way.wait, args=(place, durability, self.results), daemon=True)
             for _ in range(waiters)
         ]
         for process in self.processes:
@@ -104,13 +185,6 @@ class Side:
             self.results.get(timeout=60)
         self.from_call: list[float] = []
         self.from_return: list[float] = []
-
-    def put(self, data: Any) -> None:
-        """Put one task."""
-        if self.db is not None:
-            self.db.execute("INSERT INTO task (data) VALUES (?)", (data,))
-        else:
-            self.tube.put(data)
 
     def measure_one(self) -> None:
         """Put one task and note when a waiter had it, in milliseconds."""
@@ -131,36 +205,50 @@ class Side:
         for process in self.processes:
             process.join(30)
             process.kill()
-        if self.queue is not None:
-            self.queue.close()
-        if self.db is not None:
-            self.db.close()
+        self._putter.close()
+
+
+@contextmanager
+def places(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """What ours connects to, and what bare does."""
+    if options.store == "sqlite":
+        with tempfile.TemporaryDirectory(prefix="tubes-wakeup-") as folder:
+            yield f"sqlite:///{folder}/tubes.db", f"{folder}/bare.db"
+        return
+    with server(options.url) as url, new_database(url) as ours, new_database(url) as bare:
+        yield ours, bare
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", choices=list(BARE), default="sqlite")
+    parser.add_argument("--url", help="a PostgreSQL where databases may be created; default: one is started")
     parser.add_argument("--waiters", type=int, default=10, help="waiting processes; default: 10")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds before each put; default: 10")
     parser.add_argument("--puts", type=int, default=20, help="default: 20")
     parser.add_argument("--durability", choices=("full", "normal", "off"), default="full")
-    parser.add_argument("--no-bare", action="store_true", help="leave out the bare SQLite waiter")
+    parser.add_argument("--no-bare", action="store_true", help="leave out the bare waiter")
     parser.add_argument("--quick", action="store_true", help="short waits, to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument("--docs", action="store_true", help="write docs/explanation/wakeup.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write docs/explanation/wakeup.md or wakeup-postgresql.md"
+    )
     options = parser.parse_args(argv)
     if options.quick:
         options.waiters, options.idle, options.puts = 3, 0.3, 3
+    if options.url:
+        options.store = "postgresql"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        tempfile.TemporaryDirectory(prefix="tubes-wakeup-") as folder,
+        places(options) as (ours, bare),
         Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
         bar = progress.add_task("idling", total=options.puts)
-        sides = [Side("tubes", Path(folder) / "tubes.db", options.durability, options.waiters)]
+        sides = [Side("tubes", OURS, ours, options.durability, options.waiters)]
         if not options.no_bare:
-            sides.append(Side("bare", Path(folder) / "bare.db", options.durability, 1))
+            sides.append(Side("bare", BARE[options.store], bare, options.durability, 1))
         time.sleep(min(options.idle, 1.0))
         began, cpu = time.monotonic(), [side.cpu() for side in sides]
         idle_cpu, idle_seconds = [0.0 for _ in sides], 0.0
@@ -197,10 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     """Print the table and the verdict."""
     out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
-    table = Table(
-        title=f"{options.puts} puts, each after {options.idle:g} s of idling, durability={options.durability}",
-        title_justify="left",
-    )
+    what = f"{options.puts} puts, each after {options.idle:g} s of idling, durability={options.durability}"
+    table = Table(title=f"{options.store}: {what}", title_justify="left")
     for heading in (
         "",
         "waiting processes",
@@ -226,7 +312,7 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     missed = []
     if median(ours["from_call_ms"]) >= MILLISECONDS_BAR:
         missed.append(f"median of {median(ours['from_call_ms']):.2f} ms, not < {MILLISECONDS_BAR:g}")
-    if ours["whole_percent"] >= CORE_BAR:
+    if options.store == "sqlite" and ours["whole_percent"] >= CORE_BAR:
         missed.append(f"{ours['whole_percent']:.2f} % of a core for all that wait, not < {CORE_BAR:g}")
     for line in missed:
         out.print(f"short: {line}", style="red", highlight=False)
@@ -235,7 +321,10 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.docs:
-        keep("wakeup", "Wake-up: the last table", out)
+        if options.store == "sqlite":
+            keep("wakeup", "Wake-up: the last table", out)
+        else:
+            keep("wakeup-postgresql", "Wake-up on PostgreSQL: the last table", out, COMMAND, ON_POSTGRESQL)
     return 1 if missed and options.check else 0
 
 
