@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -28,7 +29,8 @@ if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tubes
-from benchmarks.places import keep
+from benchmarks.places import ON_POSTGRESQL, keep
+from benchmarks.postgresql_server import conninfo, new_database, server
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
@@ -43,9 +45,14 @@ FILL = 1_000
 MIB_BAR = 8.0
 """MiB by which a process may be larger at the largest backlog: SQLite's page cache, which is bounded."""
 
+COMMAND = "scale.py --store postgresql"
+
 DATA = {"n": 12345678, "text": "x" * 78}
 
 Step = Callable[[str], None]
+
+Fresh = Callable[[], AbstractContextManager[str]]
+"""Gives the URL of an empty database, which is removed at the end."""
 
 
 def tube_options(type: str) -> dict[str, Any]:
@@ -58,9 +65,9 @@ def tube_options(type: str) -> dict[str, Any]:
     return options
 
 
-def open_tube(path: Path, type: str) -> tuple[tubes.Queue, tubes.Tube]:
-    """Open the tube on a file that is not synced: an fsync would hide what is measured."""
-    queue = tubes.connect(f"sqlite:///{path}", durability="off", busy_timeout=60)
+def open_tube(url: str, type: str) -> tuple[tubes.Queue, tubes.Tube]:
+    """Open the tube without syncing its commits: an fsync would hide what is measured."""
+    queue = tubes.connect(url, durability="off", busy_timeout=60, migrate=True)
     return queue, queue.create_tube("scale", type, if_not_exists=True, **tube_options(type))
 
 
@@ -89,21 +96,22 @@ def fill(tube: tubes.Tube, count: int) -> None:
 
 
 def takes_at_backlogs(
-    type: str, backlogs: Sequence[int], rounds: int, pairs: int, folder: Path, step: Step
+    type: str, backlogs: Sequence[int], rounds: int, pairs: int, fresh: Fresh, step: Step
 ) -> dict[int, dict[str, float]]:
-    """Measure take+ack with each backlog in a file of its own, in turns; microseconds and MiB by backlog."""
+    """Measure take+ack with each backlog in a database of its own, in turns; microseconds and MiB by backlog."""
     spent: dict[int, list[float]] = {backlog: [] for backlog in backlogs}
     memory = {}
     with ExitStack() as stack:
         opened = []
         for backlog in backlogs:
             step(f"{type}: putting {backlog:,}")
-            path = folder / f"{type}-{backlog}.db"
-            queue, tube = open_tube(path, type)
+            url = stack.enter_context(fresh())
+            queue, tube = open_tube(url, type)
             stack.callback(queue.close)
             fill(tube, backlog)
+            settle(url)
             opened.append((backlog, tube))
-            memory[backlog] = memory_of_a_consumer(path, type, pairs)
+            memory[backlog] = memory_of_a_consumer(url, type, pairs)
         step(f"{type}: taking")
         for turn in range(rounds):
             start = turn % len(opened)
@@ -115,6 +123,13 @@ def takes_at_backlogs(
         backlog: {"microseconds": median(spent[backlog]), "best": min(spent[backlog]), "mib": memory[backlog]}
         for backlog in backlogs
     }
+
+
+def settle(url: str) -> None:
+    """Do at once what a PostgreSQL does by itself within a minute of so many puts."""
+    if url.startswith("postgresql"):
+        with psycopg.connect(conninfo(url), autocommit=True) as db:
+            db.execute("VACUUM (ANALYZE)")
 
 
 def timed_pairs(tube: tubes.Tube, pairs: int) -> float:
@@ -130,9 +145,8 @@ def timed_pairs(tube: tubes.Tube, pairs: int) -> float:
 
 CONSUMER = """
 import sys
-from pathlib import Path
 from benchmarks.scale import DATA, open_tube, put_options, timed_pairs
-queue, tube = open_tube(Path(sys.argv[1]), sys.argv[2])
+queue, tube = open_tube(sys.argv[1], sys.argv[2])
 pairs = int(sys.argv[3])
 timed_pairs(tube, pairs)
 for index in range(pairs):
@@ -144,9 +158,9 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 """
 
 
-def memory_of_a_consumer(path: Path, type: str, pairs: int) -> float:
+def memory_of_a_consumer(url: str, type: str, pairs: int) -> float:
     """The most memory, in MiB, that a fresh process needs to work on this tube."""
-    command = [sys.executable, "-c", CONSUMER, str(path), type, str(pairs)]
+    command = [sys.executable, "-c", CONSUMER, url, type, str(pairs)]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent.parent
     )
@@ -156,19 +170,18 @@ def memory_of_a_consumer(path: Path, type: str, pairs: int) -> float:
 # Busy sub-queues
 
 
-def busy_sub_queues(type: str, each: int, folder: Path, way: str) -> list[float]:
+def busy_sub_queues(type: str, each: int, fresh: Fresh, way: str) -> list[float]:
     """Ten sub-queues of ``each`` tasks: take, yield and ack to the end; when each task was done, from the start."""
-    path = folder / f"busy-{type}-{each}-{time.monotonic_ns()}.db"
-    queue, tube = open_tube(path, type)
-    with queue:
-        for group in range(GROUPS):
-            for start in range(0, each, FILL):
-                tube.put_many([DATA] * min(FILL, each - start), utube=f"host{group}")
-        began = time.perf_counter()
-        stamps = WAYS[way](tube, GROUPS * each)
+    with fresh() as url:
+        queue, tube = open_tube(url, type)
+        with queue:
+            for group in range(GROUPS):
+                for start in range(0, each, FILL):
+                    tube.put_many([DATA] * min(FILL, each - start), utube=f"host{group}")
+            settle(url)
+            began = time.perf_counter()
+            stamps = WAYS[way](tube, GROUPS * each)
     assert len(stamps) == GROUPS * each, f"{len(stamps)} of {GROUPS * each} came through"
-    for leftover in folder.glob(f"{path.name}*"):
-        leftover.unlink()
     return [stamp - began for stamp in sorted(stamps)]
 
 
@@ -217,9 +230,28 @@ def costs(stamps: Sequence[float], part: int) -> list[float]:
 # The command
 
 
+@contextmanager
+def databases(options: argparse.Namespace) -> Iterator[Fresh]:
+    """Where the tubes are."""
+    if options.store == "postgresql":
+        with server(options.url) as url:
+            yield lambda: new_database(url)
+    else:
+        yield new_file
+
+
+@contextmanager
+def new_file() -> Iterator[str]:
+    """The URL of a SQLite file that is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="tubes-scale-") as folder:
+        yield f"sqlite:///{folder}/tubes.db"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--url", help="a PostgreSQL where databases may be created; default: one is started")
     parser.add_argument("--type", action="append", choices=TYPES, help="default: all five")
     parser.add_argument("--most", type=int, default=BACKLOGS[-1], help="largest backlog; default: 1000000")
     parser.add_argument("--pairs", type=int, default=250, help="take+ack a turn; default: 250")
@@ -228,10 +260,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small backlogs, to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument("--docs", action="store_true", help="write docs/explanation/scale.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write docs/explanation/scale.md or scale-postgresql.md"
+    )
     options = parser.parse_args(argv)
     if options.quick:
         options.most, options.pairs, options.rounds, options.each = 2_000, 50, 2, 150
+    if options.url:
+        options.store = "postgresql"
     types = options.type or list(TYPES)
     backlogs = [backlog for backlog in BACKLOGS if backlog < options.most] + [options.most]
     grouped = [type for type in types if type.startswith("utube")]
@@ -239,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {"takes": {}, "busy": {}}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        tempfile.TemporaryDirectory(prefix="tubes-scale-") as name,
+        databases(options) as fresh,
         Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
         bar = progress.add_task("", total=len(types) * (len(backlogs) + 1) + len(grouped) * 6)
@@ -249,12 +285,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.advance(bar)
 
         for type in types:
-            with tempfile.TemporaryDirectory(dir=name) as folder:
-                results["takes"][type] = takes_at_backlogs(
-                    type, backlogs, options.rounds, options.pairs, Path(folder), step
-                )
+            results["takes"][type] = takes_at_backlogs(
+                type, backlogs, options.rounds, options.pairs, fresh, step
+            )
         for type in grouped:
-            results["busy"][type] = race_sub_queues(type, options.each, Path(name), step)
+            results["busy"][type] = race_sub_queues(type, options.each, fresh, step)
+    out.print(f"on {options.store}")
     missed = show(out, results, backlogs)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
@@ -263,11 +299,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not missed:
         out.print("every bar is reached")
     if options.docs:
-        keep("scale", "Scale: the last tables", out)
+        if options.store == "sqlite":
+            keep("scale", "Scale: the last tables", out)
+        else:
+            keep("scale-postgresql", "Scale on PostgreSQL: the last tables", out, COMMAND, ON_POSTGRESQL)
     return 1 if missed and options.check else 0
 
 
-def race_sub_queues(type: str, each: int, folder: Path, step: Step) -> dict[str, dict[str, float]]:
+def race_sub_queues(type: str, each: int, fresh: Fresh, step: Step) -> dict[str, dict[str, float]]:
     """Small ones before and after a large one, which is cut into parts of their size; medians of both."""
     small = max(each // 15, 10)
     found: dict[str, dict[str, float]] = {}
@@ -277,7 +316,7 @@ def race_sub_queues(type: str, each: int, folder: Path, step: Step) -> dict[str,
         for sizes, kept in ((3 * [small], at_small), ([each], at_each), (3 * [small], at_small)):
             step(f"{type}: busy sub-queues of {sizes[0]:,}, {way}")
             for size in sizes:
-                kept += costs(busy_sub_queues(type, size, folder, way), GROUPS * small)
+                kept += costs(busy_sub_queues(type, size, fresh, way), GROUPS * small)
         found[way] = {"small": small, "each": each, "at_small": median(at_small), "at_each": median(at_each)}
     return found
 

@@ -1,0 +1,218 @@
+"""Does the table of tasks stay small while a million of them pass through, with autovacuum as it comes?
+
+Run it: ``python benchmarks/postgresql_bloat.py``. README.md beside it says what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+if not __package__:  # run as a file
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import tubes
+from benchmarks.places import ON_POSTGRESQL, keep
+from benchmarks.postgresql_server import conninfo, described, new_database, server
+from benchmarks.scale import DATA, TYPES, put_options, tube_options
+
+TASKS = 1_000_000
+SAMPLES = 20
+
+BAR = 1.3
+"""How many times the first half's most the second half may have, of each column that has a bar."""
+
+FLAT = {
+    "dead": "dead tuples",
+    "heap": "MiB of the heap",
+    "indexes": "MiB of its indexes",
+    "cost": "µs a task",
+}
+"""What must not grow."""
+
+STATE = """
+    SELECT coalesce(sum(n_dead_tup) FILTER (WHERE ours), 0), coalesce(sum(pg_table_size(relid)) FILTER (WHERE ours), 0),
+        coalesce(sum(pg_indexes_size(relid)) FILTER (WHERE ours), 0),
+        coalesce(sum(pg_total_relation_size(relid)) FILTER (WHERE NOT ours), 0),
+        coalesce(sum(autovacuum_count) FILTER (WHERE ours), 0)
+    FROM (SELECT *, relname = 'tubes_task' AS ours FROM pg_stat_user_tables) t
+"""
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the server says after so many tasks."""
+
+    through: int
+    seconds: float
+    cost: float
+    dead: int
+    heap: float
+    indexes: float
+    others: float
+    vacuums: int
+
+
+def pass_through(
+    url: str, type: str, count: int, by: int, backlog: int, progress: Progress, console: Console
+) -> list[Sample]:
+    """Let ``count`` tasks through one tube on one connection, and look at its table now and then."""
+    samples: list[Sample] = []
+    with (
+        tubes.connect(url, migrate=True) as queue,
+        psycopg.connect(conninfo(url), autocommit=True) as db,
+    ):
+        tube = queue.create_tube("bloat", type, **tube_options(type))
+        put(tube, 0, backlog, by)
+        bar = progress.add_task(f"{type}, {by} a commit", total=count)
+        began = last = time.monotonic()
+        part = max(count // SAMPLES // by, 1) * by
+        for done in range(by, count + 1, by):
+            put(tube, backlog + done, by, by)
+            if by == 1:
+                task = tube.take(0)
+                assert task is not None, "a task that was put is not to be had"
+                tube.ack(task)
+            else:
+                tasks = tube.take_many(by, 0)
+                assert len(tasks) == by, "tasks that were put are not to be had"
+                tube.ack_many(tasks)
+            if done % part == 0:
+                now = time.monotonic()
+                samples.append(look(db, done, now - began, (now - last) / part * 1e6))
+                show_one(console, samples[-1])
+                progress.update(bar, completed=done)
+                last = time.monotonic()
+    return samples
+
+
+def put(tube: tubes.Tube, first: int, count: int, by: int) -> None:
+    """Put so many."""
+    for index in range(first, first + count, by):
+        options = put_options(tube.type, index // by)
+        if by == 1:
+            tube.put(DATA, **options)
+        else:
+            tube.put_many([DATA] * by, **options)
+
+
+def look(db: psycopg.Connection[Any], through: int, seconds: float, cost: float) -> Sample:
+    """Ask the server."""
+    row = db.execute(STATE).fetchone()
+    assert row is not None
+    dead, heap, indexes, others, vacuums = (int(value) for value in row)
+    return Sample(through, seconds, cost, dead, heap / MIB, indexes / MIB, others / MIB, vacuums)
+
+
+def show_one(console: Console, sample: Sample) -> None:
+    """Say where it is, for who watches."""
+    console.print(
+        f"{sample.through:,} through, {sample.dead:,} dead, {sample.heap + sample.indexes:.1f} MiB",
+        highlight=False,
+    )
+
+
+def growth(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of each column that has a bar: the most of the second half, in terms of the most of the first."""
+    half = len(samples) // 2
+    grown = {}
+    for name in FLAT:
+        before = max(float(getattr(sample, name)) for sample in samples[:half])
+        after = max(float(getattr(sample, name)) for sample in samples[half:])
+        grown[name] = after / before if before else float(after > 0)
+    return grown
+
+
+def report(out: Console, type: str, samples: Sequence[Sample], title: str) -> list[str]:
+    """Print the table; return what was missed."""
+    table = Table(title=title, title_justify="left")
+    for heading in (
+        "through",
+        "seconds",
+        "µs a task",
+        "dead tuples",
+        "heap MiB",
+        "indexes MiB",
+        "other tables MiB",
+    ):
+        table.add_column(heading, justify="right")
+    table.add_column("autovacuums", justify="right")
+    for sample in samples:
+        table.add_row(
+            f"{sample.through:,}",
+            f"{sample.seconds:.0f}",
+            f"{sample.cost:.0f}",
+            f"{sample.dead:,}",
+            f"{sample.heap:.1f}",
+            f"{sample.indexes:.1f}",
+            f"{sample.others:.1f}",
+            str(sample.vacuums),
+        )
+    out.print(table)
+    grown = growth(samples)
+    words = ", ".join(f"{FLAT[name]} {times:.2f}" for name, times in grown.items())
+    out.print(f"the most of the second half, of the most of the first: {words}", highlight=False)
+    return [f"{type}: {FLAT[name]}: {times:.2f}, not ≤ {BAR}" for name, times in grown.items() if times > BAR]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether it stayed flat."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="a server where databases may be created; default: one is started")
+    parser.add_argument("--type", choices=TYPES, default="fifo", help="default: fifo")
+    parser.add_argument("--scale", type=float, default=1.0, help=f"times as many tasks as {TASKS:,}")
+    parser.add_argument("--by", type=int, default=1, help="tasks a commit; default: 1")
+    parser.add_argument(
+        "--backlog", type=int, default=1_000, help="tasks that wait all the time; default: 1000"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few tasks, to see that it runs")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when it grew")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument("--docs", action="store_true", help="write docs/explanation/bloat-postgresql.md")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.scale, options.backlog = 0.001, 100
+    count = max(round(TASKS * options.scale / options.by), SAMPLES) * options.by
+    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
+    aside = Console(stderr=True, quiet=not sys.stderr.isatty())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with (
+        server(options.url) as url,
+        new_database(url) as database,
+        Progress(*columns, console=aside, disable=not sys.stderr.isatty()) as progress,
+    ):
+        title = f"{options.type}, {options.by} a commit, {options.backlog:,} waiting; {described(url)}"
+        samples = pass_through(database, options.type, count, options.by, options.backlog, progress, aside)
+    missed = report(out, options.type, samples, title)
+    for line in missed:
+        out.print(f"short: {line}", style="red", highlight=False)
+    if not missed:
+        out.print("flat")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(sample) for sample in samples], indent=1) + "\n")
+    if options.docs:
+        keep(
+            "bloat-postgresql",
+            "Bloat on PostgreSQL: the last table",
+            out,
+            "postgresql_bloat.py",
+            ON_POSTGRESQL,
+        )
+    return 1 if missed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
