@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -67,15 +67,20 @@ ROWS = (
 )
 
 
+class Step(NamedTuple):
+    """A row of the table, and the contenders' loop that is timed for it."""
+
+    row: str
+    loop: str
+
+
 @dataclass(frozen=True)
 class Part:
-    """A set of contenders with a fresh database each: what is put, what is taken, and how much a round."""
+    """What is put and then taken by all contenders, with a fresh database each, and how much a round."""
 
     name: str
-    put: tuple[str, str]
-    take: tuple[str, str]
-    """Row and loop."""
-
+    put: Step
+    take: Step
     connections: int
     tasks: int
     least: int
@@ -83,11 +88,19 @@ class Part:
 
 
 PARTS = (
-    Part("one", ("put", "put_all"), ("take", "take_all"), 1, 2_000, 100, True),
+    Part("one", Step("put", "put_all"), Step("take", "take_all"), 1, 2_000, 100, True),
     Part(
-        "batch", ("put_many", "put_batches"), ("take_many", "take_batches"), 1, 20_000, BATCH * CHUNKS, False
+        "batch",
+        Step("put_many", "put_batches"),
+        Step("take_many", "take_batches"),
+        1,
+        20_000,
+        BATCH * CHUNKS,
+        False,
     ),
-    Part("four", ("put_four", "put_all"), ("take_four", "take_all"), FOUR, 4_000, FOUR * CHUNKS, True),
+    Part(
+        "four", Step("put_four", "put_all"), Step("take_four", "take_all"), FOUR, 4_000, FOUR * CHUNKS, True
+    ),
 )
 
 
@@ -100,10 +113,13 @@ def measure(
         kinds = [kind for kind in kinds if kind is not TubesAllOptions]
     with crews(kinds, url, part.connections) as opened:
         for crew in opened:
-            for _, loop in (part.put, part.take):
-                crew.run(loop, 0, WARM * part.least // CHUNKS)
-        for row, loop in (part.put, part.take):
-            record(results, row, in_turns(opened, loop, count, part.least // CHUNKS, turn))
+            for step in (part.put, part.take):
+                crew.run(step.loop, 0, WARM * part.least // CHUNKS)
+        least = part.least // CHUNKS
+        record(results, part.put.row, in_turns(opened, part.put.loop, count, least, turn))
+        for crew in opened:
+            crew.analyze()
+        record(results, part.take.row, in_turns(opened, part.take.loop, count, least, turn))
         for crew in opened:
             crew.check_empty()
 
