@@ -30,7 +30,7 @@ from benchmarks.postgresql_server import described, server
 from benchmarks.speed import CHUNKS, Results, record, shown
 
 WARM = 10
-"""Commits on each connection before the clock runs: psycopg prepares what comes often, asyncpg at once."""
+"""Commits, at least, on each connection before the clock runs: psycopg prepares what comes often, asyncpg at once."""
 
 FOUR = 4
 """Connections that work side by side, each in a process of its own."""
