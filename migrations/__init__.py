@@ -1,6 +1,27 @@
 """The schema, version by version, as Alembic migrations with a version table and a branch label of their own."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 HEAD = "0001"
 """The revision that this version of tubes works with."""
 
 LABEL = "tubes"
+
+TABLES = ("tube", "task", "temporary_task", "session", "connection", "calls", "server", "version")
+"""What a namespace's tables are called behind its prefix, on all databases together."""
+
+
+def include_object(namespace: str = "tubes") -> Callable[[Any, str | None, str, bool, Any], bool]:
+    """Return an ``include_object`` for your own Alembic's ``context.configure``: it leaves our tables to us.
+
+    Without it, ``alembic revision --autogenerate`` would drop them, since your models do not have them.
+    """
+    ours = {f"{namespace}_{table}" for table in TABLES}
+
+    def include(object: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        return not (type_ == "table" and name in ours)
+
+    return include

@@ -7,15 +7,20 @@ from typing import Any
 from alembic import context
 
 settings = context.config.attributes
-options: dict[str, Any] = {
-    "version_table": f"{settings.get('namespace', 'tubes')}_version",
-    "namespace": settings.get("namespace", "tubes"),
-    "transactional_ddl": False,
-}
-
+namespace = settings.get("namespace", "tubes")
+target: dict[str, Any]
 if context.is_offline_mode():
-    context.configure(dialect_name=settings.get("dialect", "sqlite"), literal_binds=True, **options)
-    context.run_migrations()
+    dialect = settings.get("dialect", "sqlite")
+    target = {"dialect_name": dialect, "literal_binds": True, "dialect_opts": {"paramstyle": "named"}}
 else:
-    context.configure(connection=settings["connection"], **options)
+    dialect = settings["connection"].dialect.name
+    target = {"connection": settings["connection"]}
+
+context.configure(
+    version_table=f"{namespace}_version",
+    namespace=namespace,
+    transactional_ddl=dialect != "sqlite",  # there the transaction is the store's
+    **target,
+)
+with context.begin_transaction():
     context.run_migrations()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from tubes.errors import SchemaMismatch
 
-from . import HEAD, LABEL
+from . import HEAD, running
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-    from alembic.config import Config
     from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
 
 
@@ -39,7 +36,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
         version = schema_version(writer.db, namespace)  # another process may have been faster
         if version != HEAD:
             with engine.connect() as connection:
-                _upgrade(connection, namespace, version, what)
+                running.upgrade(connection, namespace, version, what)
         return bool(version != HEAD)
 
     return bool(writer.transact(step, None))
@@ -70,40 +67,6 @@ def schema_version(db: sqlite3.Connection, namespace: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
-    from alembic import command
-    from alembic.script import ScriptDirectory
-    from alembic.util.exc import CommandError
-
-    config = _config(namespace)
-    if version is not None:
-        try:
-            ScriptDirectory.from_config(config).get_revision(version)
-        except CommandError as error:
-            raise SchemaMismatch(
-                f"{what} has schema {version}, which this version of tubes (schema {HEAD}) does not know: "
-                "upgrade tubes"
-            ) from error
-    config.attributes["connection"] = connection
-    command.upgrade(config, f"{LABEL}@head")
-
-
-def print_sql(namespace: str, dialect: str = "sqlite") -> str:
+def print_sql(namespace: str) -> str:
     """Return the SQL that makes the schema from nothing."""
-    from alembic import command
-
-    out = io.StringIO()
-    config = _config(namespace)
-    config.output_buffer = out
-    config.attributes["dialect"] = dialect
-    command.upgrade(config, f"{LABEL}@head", sql=True)
-    return out.getvalue()
-
-
-def _config(namespace: str) -> Config:
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", "tubes.migrations:")
-    config.attributes["namespace"] = namespace
-    return config
+    return running.print_sql(namespace, "sqlite")

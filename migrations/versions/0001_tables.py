@@ -119,15 +119,238 @@ SQLITE_TRIGGERS = {
 }  # fmt: skip
 
 
+POSTGRESQL_TABLES = """
+CREATE SEQUENCE "{ns}_task_id" AS bigint;
+CREATE TABLE "{ns}_tube" (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text COLLATE "C" NOT NULL UNIQUE,
+    type text COLLATE "C" NOT NULL,
+    options text NOT NULL,
+    temporary boolean NOT NULL,
+    stored bigint NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000);
+CREATE TABLE "{ns}_session" (
+    id text COLLATE "C" PRIMARY KEY,
+    ttr_ms bigint NOT NULL,
+    ends_ms bigint
+) WITH (fillfactor = 50);
+CREATE TABLE "{ns}_connection" (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    started_ms bigint NOT NULL,
+    beat bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+CREATE TABLE "{ns}_calls" (
+    tube bigint NOT NULL,
+    event text COLLATE "C" NOT NULL,
+    count bigint NOT NULL,
+    PRIMARY KEY (tube, event)
+) WITH (fillfactor = 50);
+CREATE TABLE "{ns}_server" (
+    started text NOT NULL
+);
+INSERT INTO "{ns}_server" (started) VALUES ('')
+"""
+
+# No foreign key: it would lock the tube's row with every put. The sequence is nobody's: an unlogged table's own one is
+# set back by a crash. fifo's rows are in the primary key and in front alone. No take is a HOT update, since state and
+# place are indexed, so there is nothing to leave room for; what keeps the table small is to vacuum early and unhurried.
+POSTGRESQL_TASKS = """
+CREATE {kind} "{table}" (
+    id bigint NOT NULL DEFAULT nextval('"{ns}_task_id"') PRIMARY KEY,
+    tube bigint NOT NULL,
+    pri bigint NOT NULL,
+    place bigint,
+    created_ms bigint NOT NULL,
+    updated_ms bigint NOT NULL,
+    due_ms bigint,
+    ttl_ms bigint,
+    ttr_ms bigint,
+    attempts integer NOT NULL,
+    front smallint,
+    state text COLLATE "C" NOT NULL,
+    utube text COLLATE "C",
+    owner text COLLATE "C",
+    data text,
+    bytes bytea
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0.2,
+    vacuum_truncate = off
+);
+CREATE INDEX "{table}_front" ON "{table}" (tube, state, place, id) WHERE front = 1;
+CREATE UNIQUE INDEX "{table}_first" ON "{table}" (tube, utube) WHERE front = 1 AND utube IS NOT NULL;
+CREATE INDEX "{table}_behind" ON "{table}" (tube, utube, pri, id) WHERE front = 0;
+CREATE INDEX "{table}_aside" ON "{table}" (tube, state, pri, id) WHERE front IS NULL;
+CREATE INDEX "{table}_due" ON "{table}" (tube, due_ms) WHERE due_ms IS NOT NULL AND state <> 't'
+"""
+
+POSTGRESQL_FUNCTIONS = (
+    # What is locked by whoever changes who stands in front of a sub-queue, so that it sees what the others did.
+    """FUNCTION {schema}."{ns}_key"(tube bigint, utube text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT hashtextextended(utube, hashint8extended(tube, hashtextextended('{ns}', 0)))
+$$""",
+    # Ends a statement with an SQLSTATE of our own.
+    """FUNCTION {schema}."{ns}_refuse"(code text, why text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = why;
+END $$""",
+)
+
+# Every statement that moves a task sets ttr_ms, and a take does not, as on SQLite. Whoever else writes the row of a
+# task in a sub-queue locks the sub-queue first, then the row; after a take it still stands in front.
+POSTGRESQL_TASK_FUNCTIONS = (
+    # The best one from behind comes to the front; the caller holds the lock. Who is being deleted or buried just now is
+    # waited for, and found gone: hence the loop. Skipped, it would be stranded if that is rolled back.
+    """FUNCTION {promote}(tube_ bigint, utube_ text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    best bigint;
+BEGIN
+    LOOP
+        SELECT id INTO best FROM {task} WHERE tube = tube_ AND utube = utube_ AND front = 0 ORDER BY pri, id LIMIT 1;
+        EXIT WHEN best IS NULL;
+        UPDATE {task} SET front = 1 WHERE id = best AND front = 0;
+        EXIT WHEN FOUND;
+    END LOOP;
+END $$""",
+    # Whether a task may stand in front: nobody is there, or a worse ready one, which steps back. Who is being taken or
+    # removed just now is not waited for, which could be a deadlock: a removal promotes when it gets the lock.
+    """FUNCTION {may_lead}(tube_ bigint, utube_ text, pri_ bigint, id_ bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    head record;
+BEGIN
+    SELECT id, state, pri INTO head FROM {task} WHERE tube = tube_ AND utube = utube_ AND front = 1;
+    IF head.id IS NULL THEN
+        RETURN true;
+    END IF;
+    IF head.state = 'r' AND (head.pri, head.id) > (pri_, id_) THEN
+        UPDATE {task} SET front = 0 WHERE id = (
+            SELECT id FROM {task} WHERE id = head.id AND front = 1 AND state = 'r' FOR UPDATE SKIP LOCKED
+        );
+        RETURN FOUND;
+    END IF;
+    RETURN false;
+END $$""",
+    """FUNCTION {join}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({key}(new.tube, new.utube));
+    IF NOT {may_lead}(new.tube, new.utube, new.pri, new.id) THEN
+        new.front := 0;
+    END IF;
+    RETURN new;
+END $$""",
+    """FUNCTION {leave}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({key}(old.tube, old.utube));
+    PERFORM {promote}(old.tube, old.utube);
+    RETURN NULL;
+END $$""",
+    """FUNCTION {back}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({key}(new.tube, new.utube));
+    IF {may_lead}(new.tube, new.utube, new.pri, new.id) THEN
+        UPDATE {task} SET front = 1 WHERE id = new.id AND front = 0;
+    END IF;
+    RETURN NULL;
+END $$""",
+    """FUNCTION {returned}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({key}(new.tube, new.utube));
+    IF EXISTS (
+        SELECT 1 FROM {task} WHERE tube = new.tube AND utube = new.utube AND front = 0 AND (pri, id) < (new.pri, new.id)
+    ) THEN
+        UPDATE {task} SET front = 0 WHERE id = new.id;
+        PERFORM {promote}(new.tube, new.utube);
+    END IF;
+    RETURN NULL;
+END $$""",
+)
+
+# join decides before the row is written; the others run after it was, or the unique index would fail half-way: first
+# one steps back, then another leads.
+POSTGRESQL_TRIGGERS = (
+    """"{table}_join" BEFORE INSERT ON "{table}" FOR EACH ROW
+    WHEN (new.utube IS NOT NULL AND new.front = 1) EXECUTE FUNCTION "{table}_join"()""",
+    """"{table}_gone" AFTER DELETE ON "{table}" FOR EACH ROW
+    WHEN (old.utube IS NOT NULL AND old.front = 1) EXECUTE FUNCTION "{table}_leave"()""",
+    """"{table}_aside" AFTER UPDATE OF ttr_ms ON "{table}" FOR EACH ROW
+    WHEN (old.utube IS NOT NULL AND old.front = 1 AND new.front IS NULL) EXECUTE FUNCTION "{table}_leave"()""",
+    """"{table}_back" AFTER UPDATE OF ttr_ms ON "{table}" FOR EACH ROW
+    WHEN (new.utube IS NOT NULL AND old.front IS NULL AND new.front = 0) EXECUTE FUNCTION "{table}_back"()""",
+    """"{table}_returned" AFTER UPDATE OF ttr_ms ON "{table}" FOR EACH ROW
+    WHEN (new.utube IS NOT NULL AND old.state = 't' AND new.state = 'r' AND new.front = 1)
+    EXECUTE FUNCTION "{table}_returned"()""",
+)
+
+# A function names its tables with their schema, so that it works whatever the search_path of its caller is; a SET
+# search_path on it would cost that with every call. Which schema that is, is known where the SQL runs.
+IN_THIS_SCHEMA = """DO $migration$ BEGIN
+EXECUTE replace($create$
+CREATE {create}
+$create$, '@schema@', quote_ident(current_schema()));
+END $migration$"""
+
+TASK_TABLES = (("task", "TABLE"), ("temporary_task", "UNLOGGED TABLE"))
+TASK_FUNCTIONS = ("returned", "back", "leave", "join", "may_lead", "promote")
+
+
 def upgrade() -> None:
     ns = context.get_context().opts["namespace"]
+    if op.get_context().dialect.name == "postgresql":
+        _upgrade_postgresql(ns)
+    else:
+        _upgrade_sqlite(ns)
+
+
+def downgrade() -> None:
+    ns = context.get_context().opts["namespace"]
+    if op.get_context().dialect.name == "postgresql":
+        _downgrade_postgresql(ns)
+    else:
+        _downgrade_sqlite(ns)
+
+
+def _upgrade_sqlite(ns: str) -> None:
     for statement in SQLITE_TABLES.split(";\n"):
         op.execute(statement.strip().format(ns=ns))
     for name, body in SQLITE_TRIGGERS.items():
         op.execute(f"CREATE TRIGGER {ns}_task_{name} {body.format(ns=ns)}")
 
 
-def downgrade() -> None:
-    ns = context.get_context().opts["namespace"]
+def _downgrade_sqlite(ns: str) -> None:
     for table in ("calls", "connection", "session", "task", "tube"):
         op.execute(f"DROP TABLE {ns}_{table}")
+
+
+def _upgrade_postgresql(ns: str) -> None:
+    schema = "@schema@"
+    for statement in POSTGRESQL_TABLES.split(";\n"):
+        op.execute(statement.strip().format(ns=ns))
+    for function in POSTGRESQL_FUNCTIONS:
+        op.execute(IN_THIS_SCHEMA.format(create=function.format(ns=ns, schema=schema)))
+    for name, kind in TASK_TABLES:
+        table = f"{ns}_{name}"
+        named = {function: f'{schema}."{table}_{function}"' for function in TASK_FUNCTIONS}
+        named |= {"task": f'{schema}."{table}"', "key": f'{schema}."{ns}_key"'}
+        for statement in POSTGRESQL_TASKS.split(";\n"):
+            op.execute(statement.strip().format(ns=ns, table=table, kind=kind))
+        for function in POSTGRESQL_TASK_FUNCTIONS:
+            op.execute(IN_THIS_SCHEMA.format(create=function.format(**named)))
+        for trigger in POSTGRESQL_TRIGGERS:
+            op.execute(f"CREATE TRIGGER {trigger.format(table=table)}")
+
+
+def _downgrade_postgresql(ns: str) -> None:
+    for name, _ in TASK_TABLES:
+        op.execute(f'DROP TABLE "{ns}_{name}"')
+        for function in TASK_FUNCTIONS:
+            op.execute(f'DROP FUNCTION "{ns}_{name}_{function}"')
+    for function in ("key", "refuse"):
+        op.execute(f'DROP FUNCTION "{ns}_{function}"')
+    for table in ("server", "calls", "connection", "session", "tube"):
+        op.execute(f'DROP TABLE "{ns}_{table}"')
+    op.execute(f'DROP SEQUENCE "{ns}_task_id"')

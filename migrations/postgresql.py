@@ -1,0 +1,63 @@
+"""Brings a PostgreSQL database to the schema that this version knows, when told to."""
+
+from __future__ import annotations
+
+import shlex
+
+import sqlalchemy as sa
+
+from tubes.errors import SchemaMismatch
+
+from . import HEAD, running
+
+
+def bring_up(connection: sa.Connection, namespace: str, what: str, *, migrate: bool = False) -> bool:
+    """Upgrade an empty or older schema in one transaction; tell whether there was anything to do.
+
+    SchemaMismatch for a newer one, and for an older one or none when ``migrate`` is false. The tables are made in the
+    first schema of the ``search_path``. The connection must not be in a transaction; this one is committed.
+    """
+    # Whoever waits for the lock must then see what the other one did, whatever the database's default is.
+    connection = connection.execution_options(isolation_level="READ COMMITTED")
+    with connection.begin():
+        version = schema_version(connection, namespace)
+        if version == HEAD:
+            return False
+        if version is not None:
+            running.check_known(version, what)
+        if not migrate:
+            raise SchemaMismatch(
+                f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
+                f"run `{_command(connection, namespace)}`, or connect with migrate=True"
+            )
+        connection.execute(
+            sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))"),
+            {"lock": f"tubes.migrations {namespace}"},
+        )
+        version = schema_version(connection, namespace)  # another process may have been faster
+        if version == HEAD:
+            return False
+        running.upgrade(connection, namespace, version, what)
+        return True
+
+
+def schema_version(connection: sa.Connection, namespace: str) -> str | None:
+    """Return the revision of a namespace's tables, ``None`` when there are none."""
+    # Not by to_regclass: within a transaction it goes on saying that there is no table that was made since it was asked
+    if not sa.inspect(connection).has_table(f"{namespace}_version"):
+        return None
+    version = connection.scalar(sa.text(f'SELECT version_num FROM "{namespace}_version"'))
+    return None if version is None else str(version)
+
+
+def print_sql(namespace: str) -> str:
+    """Return the SQL that makes the schema from nothing, in one transaction."""
+    return running.print_sql(namespace, "postgresql")
+
+
+def _command(connection: sa.Connection, namespace: str) -> str:
+    url = connection.engine.url.render_as_string(hide_password=True)
+    words = ["tubes", "migrate", "--url", url]
+    if namespace != "tubes":
+        words += ["--namespace", namespace]
+    return shlex.join(words)

@@ -1,0 +1,60 @@
+"""Runs Alembic for one namespace, up to the schema that this version knows."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from tubes.errors import SchemaMismatch
+
+from . import HEAD, LABEL
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from alembic.config import Config
+
+
+def upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
+    """Upgrade from ``version`` in the connection's transaction; SchemaMismatch where we do not know it."""
+    from alembic import command
+
+    settings = config(namespace)
+    if version is not None:
+        check_known(version, what)
+    settings.attributes["connection"] = connection
+    command.upgrade(settings, f"{LABEL}@head")
+
+
+def check_known(version: str, what: str) -> None:
+    """Raise SchemaMismatch for a version that is newer than we are."""
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+
+    try:
+        ScriptDirectory.from_config(config("tubes")).get_revision(version)
+    except CommandError as error:
+        raise SchemaMismatch(
+            f"{what} has schema {version}, which this version of tubes (schema {HEAD}) does not know: upgrade tubes"
+        ) from error
+
+
+def print_sql(namespace: str, dialect: str) -> str:
+    """Return the SQL that makes the schema from nothing."""
+    from alembic import command
+
+    out = io.StringIO()
+    settings = config(namespace)
+    settings.output_buffer = out
+    settings.attributes["dialect"] = dialect
+    command.upgrade(settings, f"{LABEL}@head", sql=True)
+    return out.getvalue()
+
+
+def config(namespace: str) -> Config:
+    """Return what Alembic wants to know."""
+    from alembic.config import Config
+
+    made = Config()
+    made.set_main_option("script_location", "tubes.migrations:")
+    made.attributes["namespace"] = namespace
+    return made
