@@ -237,7 +237,7 @@ BEGIN
 END $$""",
     """FUNCTION {join}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}(new.tube, new.utube));
+    {lock_new}
     IF NOT {may_lead}(new.tube, new.utube, new.pri, new.id) THEN
         new.front := 0;
     END IF;
@@ -245,13 +245,13 @@ BEGIN
 END $$""",
     """FUNCTION {leave}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}(old.tube, old.utube));
+    {lock_old}
     PERFORM {promote}(old.tube, old.utube);
     RETURN NULL;
 END $$""",
     """FUNCTION {back}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}(new.tube, new.utube));
+    {lock_new}
     IF {may_lead}(new.tube, new.utube, new.pri, new.id) THEN
         UPDATE {task} SET front = 1 WHERE id = new.id AND front = 0;
     END IF;
@@ -259,7 +259,7 @@ BEGIN
 END $$""",
     """FUNCTION {returned}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}(new.tube, new.utube));
+    {lock_new}
     IF EXISTS (
         SELECT 1 FROM {task} WHERE tube = new.tube AND utube = new.utube AND front = 0 AND (pri, id) < (new.pri, new.id)
     ) THEN
@@ -269,6 +269,13 @@ BEGIN
     RETURN NULL;
 END $$""",
 )
+
+# Locks a sub-queue. What others did before must be seen then, which a transaction with one snapshot for all its
+# statements cannot: it would leave a task that was put meanwhile behind nobody, for ever.
+LOCK = """IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        PERFORM {refuse}('TB002', 'a transaction that changes a sub-queue must be READ COMMITTED');
+    END IF;
+    PERFORM pg_advisory_xact_lock({key}({row}.tube, {row}.utube));"""
 
 # join decides before the row is written; the others run after it was, or the unique index would fail half-way: first
 # one steps back, then another leads.
@@ -335,7 +342,9 @@ def _upgrade_postgresql(ns: str) -> None:
     for name, kind in TASK_TABLES:
         table = f"{ns}_{name}"
         named = {function: f'{schema}."{table}_{function}"' for function in TASK_FUNCTIONS}
-        named |= {"task": f'{schema}."{table}"', "key": f'{schema}."{ns}_key"'}
+        common = {"key": f'{schema}."{ns}_key"', "refuse": f'{schema}."{ns}_refuse"'}
+        named |= {f"lock_{row}": LOCK.format(row=row, **common) for row in ("new", "old")}
+        named["task"] = f'{schema}."{table}"'
         for statement in POSTGRESQL_TASKS.split(";\n"):
             op.execute(statement.strip().format(ns=ns, table=table, kind=kind))
         for function in POSTGRESQL_TASK_FUNCTIONS:

@@ -394,6 +394,28 @@ def test_no_two_of_a_sub_queue_can_stand_in_front(postgres_db: str, db: psycopg.
         db.execute(f"UPDATE tubes_task SET front = 1 WHERE id = {second}")
 
 
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_one_snapshot_for_a_whole_transaction_changes_no_sub_queue(
+    postgres_db: str, db: psycopg.Connection, isolation: str
+) -> None:
+    """It would not see what was put behind the task that it removes, and leave that there for ever."""
+    bring_up(postgres_db)
+    first = put(db)
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as theirs:
+        for change in (f"DELETE FROM tubes_task WHERE id = {first}", PUT.format(table="tubes_task", pri=0)):
+            theirs.execute(f"BEGIN ISOLATION LEVEL {isolation}".encode())
+            theirs.execute("SELECT 1 FROM tubes_tube")
+            put(db)
+            with pytest.raises(psycopg.errors.Error, match="must be READ COMMITTED") as caught:
+                theirs.execute(change.encode())
+            assert caught.value.sqlstate == "TB002"
+            theirs.execute("ROLLBACK")
+        with theirs.transaction():
+            theirs.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
+            theirs.execute(PUT.format(table="tubes_task", pri=0).replace("'u'", "NULL").encode())
+    assert sorted(map(str, fronts(db).values())) == ["0", "0", "1", "1"]
+
+
 def test_both_task_tables_count_on_one_sequence(postgres_db: str, db: psycopg.Connection) -> None:
     bring_up(postgres_db)
     ids = [put(db), put(db, table="tubes_temporary_task"), put(db)]
