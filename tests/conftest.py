@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from servers import PostgresServer, empty_database, new_database
+
+import tubes
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +58,32 @@ def own_postgres_db(postgres_server: PostgresServer) -> Iterator[str]:
         yield url
         if postgres_server.pid is None:
             postgres_server.start()
+
+
+@pytest.fixture(scope="session")
+def postgres_queue_url(postgres_url: str) -> Iterator[str]:
+    """A database with our tables, for tests that clean up after themselves; the dead are noticed soon in it."""
+    with new_database(postgres_url) as url:
+        tubes.connect(url, migrate=True, sweep=False).close()
+        yield sa.make_url(url).update_query_dict({"dead_after": "2.5"}).render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session")
+def _postgres_oracle_database(postgres_url: str) -> Iterator[str]:
+    with new_database(postgres_url) as url:
+        tubes.connect(url, migrate=True, sweep=False).close()
+        yield url
+
+
+@pytest.fixture
+def postgres_oracle_url(_postgres_oracle_database: str) -> str:
+    """A database with our tables, all empty."""
+    with psycopg.connect(
+        sa.make_url(_postgres_oracle_database)
+        .set(drivername="postgresql")
+        .render_as_string(hide_password=False),
+        autocommit=True,
+    ) as db:
+        for table in ("tube", "task", "temporary_task", "session", "connection", "calls"):
+            db.execute(f"DELETE FROM tubes_{table}")
+    return _postgres_oracle_database

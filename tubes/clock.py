@@ -106,3 +106,20 @@ def real_now() -> datetime:
 def pause(seconds: float) -> None:
     """Let real time pass. For the retries of stores; nothing else sleeps."""
     time.sleep(seconds)
+
+
+class ServerClock(SystemClock):
+    """A server's clock, so that hosts whose clocks differ agree: this host's monotonic clock plus an offset.
+
+    The offset is measured, and again now and then, by whoever asks the server.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ms = 0.0
+
+    def learn(self, server_ms: float, asked: float, answered: float) -> None:
+        """Note what the server's clock showed, asked and answered at these instants of ``real_monotonic``."""
+        self._offset_ms = server_ms - (asked + answered) * 500
+
+    def now_ms(self) -> int:
+        return int(time.monotonic() * 1000 + self._offset_ms)

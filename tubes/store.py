@@ -30,6 +30,9 @@ class Store(Protocol):
     session: str
     """The session of this connection, as stored (32 hexadecimal digits). Read it inside a transaction."""
 
+    reconnects: bool
+    """Whether a store that cannot be reached may come back by itself, so that who waits goes on waiting."""
+
     set_aside: set[str]
     """Ended sessions whose tasks were released in all tubes that are open here; others wait for their drivers."""
 

@@ -14,6 +14,7 @@ from tubes.errors import (
     NoSuchTube,
     NotSupported,
     NotTaken,
+    OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
@@ -26,7 +27,7 @@ from tubes.options import Seconds
 from tubes.payload import encode, encode_many
 from tubes.stats import statistics
 from tubes.store import Unit
-from tubes.task import TAKE, Event, State, Task
+from tubes.task import TAKE, Event, State, Task, milliseconds
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -65,6 +66,9 @@ def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> froze
 ALL_PUT_OPTIONS = supported(Features(True, True, True, True), PUT_OPTIONS)
 ALL_TUBE_OPTIONS = supported(Features(True, True, True, True), TUBE_OPTIONS)
 
+RECONNECT_AFTER = 0.25
+"""Seconds between two looks of a waiting take while the store cannot be reached."""
+
 _READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
 _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
 
@@ -88,6 +92,7 @@ class Tube:
         self._callback: Listener | None = None
         self._others: list[Listener] = []
         self._commit: Callable[[Callable[[Any], Sequence[Change]]], Sequence[Change]] = self._commit_quietly
+        self._unsure: list[int] = []
         features = driver.features
         self._allowed = supported(features, PUT_OPTIONS) | {"unit"}
         self._is_timed = features.timed
@@ -283,10 +288,10 @@ class Tube:
         """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it."""
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks = () if ack is None else (self._ref(ack),)
-        refused = False
+        refused, now = False, 0
 
         def step(tx: Any) -> Sequence[Change]:
-            nonlocal refused
+            nonlocal refused, now
             kept.clear()
             if queue.is_closed:
                 return ()
@@ -304,7 +309,13 @@ class Tube:
                     kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
             return [*acked, *changes] if acks else changes
 
-        changes = self._commit(step) if unit is None else self._run(step, unit)
+        if self._unsure and unit is None:
+            self._give_back_unsure()
+        try:
+            changes = self._commit(step) if unit is None else self._run(step, unit)
+        except OutcomeUnknown:
+            self._unsure.append(now)
+            raise
         if refused:
             raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
         if kept:
@@ -325,27 +336,35 @@ class Tube:
         signal = waiters.enter(key)
         try:
             while True:
-                pause = remaining = self._remaining(deadline)
+                remaining = self._remaining(deadline)
                 is_first, is_called = waiters.heed(key, signal)
-                if is_called:
-                    self._take_now(limit, kept)
-                    if kept:
-                        return
-                if is_first or is_called or remaining == 0.0:
-                    is_ready, due = self._look()
-                    if is_ready or due == 0.0 or self._store.deaths_suspected():
+                due = None
+                try:
+                    if is_called:
                         self._take_now(limit, kept)
-                        if kept:
-                            return
-                        is_ready, due = self._look()
-                    if is_first and due is not None:  # the first in line sees to it, the others wait on
-                        pause = due if remaining is None else min(remaining, due)
-                if self._queue.is_closed or remaining == 0.0:
+                    if not kept and (is_first or is_called or remaining == 0.0):
+                        due = self._look_and_take(limit, kept)
+                except (StoreUnavailable, OutcomeUnknown):
+                    if not self._store.reconnects or self._queue.is_closed or remaining == 0.0:
+                        raise
+                    due = RECONNECT_AFTER
+                if kept or self._queue.is_closed or remaining == 0.0:
                     return
-                interruptible(clock.wait, signal, pause)
+                if due is None or not is_first:  # the first in line sees to what is due, the others wait on
+                    due = remaining
+                interruptible(clock.wait, signal, due if remaining is None else min(remaining, due or 0.0))
         finally:
             waiters.leave(key, signal)
             waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
+
+    def _look_and_take(self, limit: int, kept: list[Task]) -> float | None:
+        """Take where there is something to do; if nothing came of it, return the seconds until there may be."""
+        is_ready, due = self._look()
+        if is_ready or due == 0.0 or self._store.deaths_suspected():
+            self._take_now(limit, kept)
+            if not kept:
+                due = self._look()[1]
+        return due
 
     def _look(self) -> tuple[bool, float | None]:
         """Without a write: whether a task is ready, and in how many seconds the next thing is due."""
@@ -361,6 +380,8 @@ class Tube:
         return is_ready, None if due_ms is None else max(due_ms - clock.now_ms(), 0) / 1000
 
     def _give_back(self, tasks: Sequence[Task]) -> None:
+        if not tasks:
+            return
         refs = [Ref(task.id, task.token) for task in tasks]
         store = self._store
         self._run(
@@ -368,6 +389,30 @@ class Tube:
                 tx, refs, delay_ms=0, owner=store.session, now=self._clock.now_ms()
             )
         )
+
+    def _give_back_unsure(self) -> None:
+        """Release what was taken, maybe, by takes of which nobody knows how they ended: nobody was told of these tasks.
+
+        They are known by the millisecond of the take. Should another thread have taken one in that very
+        millisecond, it loses its lease.
+        """
+        unsure, after = set(self._unsure), -1
+        while True:
+            tasks = self.tasks(State.TAKEN, after=after, limit=STEP_LIMIT)
+            session = self._store.session
+            self._give_back(
+                [
+                    task
+                    for task in tasks
+                    if task.owner is not None
+                    and task.owner.hex == session
+                    and milliseconds(task.updated_at) in unsure
+                ]
+            )
+            if len(tasks) < STEP_LIMIT:
+                self._unsure = [now for now in self._unsure if now not in unsure]
+                return
+            after = tasks[-1].id
 
     # Finishing and giving back
 
@@ -576,6 +621,8 @@ class Tube:
 
     def expire(self) -> int:
         """Do what time asks for; return how many tasks that changed. Called by ``queue.sweep``."""
+        if self._unsure:
+            self._give_back_unsure()
         expired = 0
         while True:
             due = self.next_due_ms()
@@ -610,14 +657,15 @@ class Tube:
         else:
             tally = Counter([change[0] for change in changes]).items()
         for event, count in tally:
-            if store.counts.add(self._id, event, count):
-                queue.counted()
             if event in self._waking:
                 waking += count
             if event in self._making_room:
                 store.waiters.wake(self._room, count)
         if waking:
             store.wake(self._id, waking)
+        for event, count in tally:
+            if store.counts.add(self._id, event, count):
+                queue.counted()
         if self._is_timed:
             first_due = min((due for _, _, due in changes if due is not None), default=None)
             if first_due is not None:

@@ -77,7 +77,12 @@ class SqlDriver:
             self._take_some = s.take_undue if timed else s.take_many
             self._buried = s.buried
             self._order = lambda row: (row[PRI], row[ID])
-        self._is_ranked = type.features.grouped and type.features.priority
+        grouped = type.features.grouped
+        self._is_ranked = grouped and type.features.priority and not s.is_shared
+        self._locks_groups = grouped and s.is_shared
+        self._ack = s.ack_grouped if grouped else s.ack
+        self._ack_timed = s.ack_timed_grouped if grouped else s.ack_timed
+        self._ack_any = s.ack_any_grouped if grouped else s.ack_any
         self._is_plain = not (timed or type.features.grouped or type.features.priority)
         self._ready_front = 0 if type.features.grouped else 1
 
@@ -196,6 +201,8 @@ class SqlDriver:
 
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
+        if self._locks_groups:
+            tx.rows(self._sql.lock_groups, _json_ids([ref.id for ref in refs]))
         leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
         rows = tx.rows(self._sql.ack_leases, f"{{{leases}}}", self._tube, owner)
         self._give_room(tx, len(rows))
@@ -214,16 +221,16 @@ class SqlDriver:
         known = ref.task
         if known is not None and ref.token is not None and owner is not None:
             if not self.features.timed:
-                acked = tx.only_run(self._sql.ack, ref.id, self._tube, owner, ref.token)
+                acked = tx.only_run(self._ack, ref.id, self._tube, owner, ref.token)
                 return (new_change((ACK, done(known, now), None)),) if acked else ()
             due = None if known.due_at is None else milliseconds(known.due_at)
-            if tx.only_run(self._sql.ack_timed, ref.id, self._tube, owner, ref.token, due):
+            if tx.only_run(self._ack_timed, ref.id, self._tube, owner, ref.token, due):
                 return (Change(ACK, done(known, now)),)  # else it was touched since, or it is not ours
         if ref.token is not None:
             tx.begin()
             if not self._held(tx, (ref,), owner):
                 return []
-        rows = tx.only_rows(self._sql.ack_any, ref.id, self._tube, owner)
+        rows = tx.only_rows(self._ack_any, ref.id, self._tube, owner)
         return [Change(ACK, _gone(row, now)) for row in rows]
 
     def touch(
@@ -268,7 +275,7 @@ class SqlDriver:
 
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
-        rows = tx.rows(self._buried, self._tube, limit)
+        rows = self._hold(tx, tx.rows(self._buried, self._tube, limit))
         moved = [_moved(row, "r", row[DUE], row[TTL], row[TTR], None, now) for row in rows]
         return self._write(tx, Event.KICK, moved, self._ready_front)
 
@@ -280,7 +287,7 @@ class SqlDriver:
         rows = tx.rows(self._sql.due, self._tube, now, limit)
         rows += tx.rows(self._sql.overdue, self._tube, now, limit)
         rows.sort(key=lambda row: (row[DUE], row[ID]))
-        for row in rows[:limit]:
+        for row in self._hold(tx, rows[:limit]):
             end = _end_of_life(row)
             if end is not None and end <= now:
                 changes += self._remove(tx, Event.TTL, [row], now)
@@ -295,6 +302,7 @@ class SqlDriver:
             rows = tx.rows(self._sql.taken, self._tube, limit)
         else:
             rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
+        rows = self._hold(tx, rows)
         moved = [_moved(row, "r", _end_of_life(row), row[TTL], row[TTR], None, now) for row in rows]
         return self._write(tx, Event.RELEASE, moved, 1)
 
@@ -357,17 +365,28 @@ class SqlDriver:
 
     def _stored(self, tx: SqlTx, refs: Sequence[Ref]) -> list[Row]:
         """The refs that are stored, each once; one with a token only while that lease lasts."""
-        if len(refs) == 1:
-            found = tx.rows(self._sql.peek, refs[0].id, self._tube)
-        else:
-            found = tx.rows(self._sql.stored, self._tube, _json_ids(refs))
-        rows = {row[ID]: row for row in found}
+        rows = {row[ID]: row for row in self._locked(tx, [ref.id for ref in refs])}
         chosen = {}
         for id, token, _ in refs:
             row = rows.get(id)
             if row is not None and (token is None or (row[STATE] == "t" and row[ATTEMPTS] == token)):
                 chosen[id] = row
         return list(chosen.values())
+
+    def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
+        """Rows that were looked for: where others write meanwhile, locked, and without those that changed."""
+        if not self._sql.is_shared or not rows:
+            return rows
+        locked = {row[ID]: row for row in self._locked(tx, [row[ID] for row in rows])}
+        return [row for row in rows if locked.get(row[ID]) == row]
+
+    def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
+        """The stored rows of these ids, which nobody else can change now: first their sub-queues, then themselves."""
+        if self._locks_groups:
+            tx.rows(self._sql.lock_groups, _json_ids(ids))
+        if len(ids) == 1:
+            return tx.rows(self._sql.hold_one, ids[0], self._tube)
+        return tx.rows(self._sql.hold, self._tube, _json_ids(ids))
 
     def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
         if moved:
@@ -400,8 +419,8 @@ class SqlDriver:
             tx.run(self._sql.give_room, self._tube, gone)
 
 
-def _json_ids(refs: Sequence[Ref]) -> str:
-    return f"[{','.join(str(ref.id) for ref in refs)}]"
+def _json_ids(ids: Sequence[int]) -> str:
+    return f"[{','.join(map(str, ids))}]"
 
 
 def _first_due(item: NewTask, now: int) -> int | None:

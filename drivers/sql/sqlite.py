@@ -61,6 +61,8 @@ class ReadTx:
 class SqliteStore:
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite://`` for memory."""
 
+    reconnects = False
+
     def __init__(
         self,
         url: str,

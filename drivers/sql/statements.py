@@ -35,6 +35,9 @@ RAW = (
 )
 """The columns of a raw task, in order: what the driver's steps return, and normalize_task reads."""
 
+SESSION_ENDED = "TB001"
+"""The SQLSTATE with which a server refuses a take by a session that was taken for dead."""
+
 ONE: sa.ColumnElement[int] = sa.literal_column("1")
 ZERO: sa.ColumnElement[int] = sa.literal_column("0")
 
@@ -42,9 +45,11 @@ ZERO: sa.ColumnElement[int] = sa.literal_column("0")
 class Statement:
     """Compiled text, and how to order its parameters: they are given in the order of ``names``."""
 
-    __slots__ = ("order", "text")
+    __slots__ = ("batch", "order", "text")
 
     def __init__(self, clause: ClauseElement, dialect: Dialect, *names: str) -> None:
+        self.batch: Statement | None = None
+        """The same for many rows at once, each parameter a list, where the database has such a form."""
         compiled = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
         used = list(getattr(compiled, "positiontup", None) or [])
         if set(used) != set(names):
@@ -64,6 +69,10 @@ class Statement:
 class Statements:
     """All statements for one dialect and namespace."""
 
+    is_shared: bool
+    """Whether others write while a step is under way: then it locks what it writes, and looks again."""
+
+    lock_groups: Statement
     put: Statement
     put_plain: Statement
     put_grouped: Statement
@@ -82,9 +91,13 @@ class Statements:
     ack: Statement
     ack_timed: Statement
     ack_any: Statement
+    ack_grouped: Statement
+    ack_timed_grouped: Statement
+    ack_any_grouped: Statement
     remove: Statement
     peek: Statement
-    stored: Statement
+    hold_one: Statement
+    hold: Statement
     ack_leases: Statement
     update: Statement
     buried: Statement
@@ -122,6 +135,8 @@ class Statements:
     ended: Statement
     add_connection: Statement
     connections: Statement
+    beats: Statement
+    beat: Statement
     move_connection: Statement
     remove_connection: Statement
     end_lonely: Statement
@@ -130,10 +145,13 @@ class Statements:
 
 
 @lru_cache(maxsize=64)
-def statements(dialect: Dialect, namespace: str) -> Statements:
-    """Build and compile all statements."""
+def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Statements:
+    """Build and compile all statements; ``temporary``: for the table of the temporary tubes' tasks."""
     t = tables(namespace)
+    is_server = dialect.name == "postgresql"
     task, tube, session, connection = t.task, t.tube, t.session, t.connection
+    if temporary:
+        task = t.temporary_task
     c = task.c
     raw = [c[name] for name in RAW]
     bind = sa.bindparam
@@ -197,6 +215,29 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
     )
     ranked = {name: sa.type_coerce(value, c[name].type) for name, value in grouped.items()}
 
+    # A server decides by triggers who stands in front, and sees here that the tube is there
+
+    def put(values: dict[str, Any], names: tuple[str, ...]) -> Statement:
+        if not is_server:
+            return make(sa.insert(task).values(values), *names)
+        typed = {name: sa.type_coerce(value, c[name].type) for name, value in values.items()}
+        there = sa.exists(sa.select(ONE).where(tube.c.id == bind("tube")))
+        insert = sa.insert(task).from_select(list(typed), sa.select(*typed.values()).where(there))
+        statement = make(insert.returning(c.id), *names)
+        statement.batch = make(_batch(namespace, task.name, values, names), *names)
+        return statement
+
+    def key(table: sa.FromClause) -> sa.ColumnElement[int]:
+        name = sa.quoted_name(f"{namespace}_key", True)
+        function: sa.ColumnElement[int] = getattr(sa.func, name)(table.c.tube, table.c.utube)
+        return function
+
+    def locking(chosen: sa.ColumnElement[bool], table: sa.FromClause) -> sa.Select[Any]:
+        """Lock the sub-queues of tasks, always in one order, before their rows are locked."""
+        grouped = sa.and_(chosen, table.c.utube.is_not(None))
+        keys = sa.select(key(table).label("key")).distinct().where(grouped).order_by("key").subquery()
+        return sa.select(sa.func.count(sa.func.pg_advisory_xact_lock(keys.c.key)))
+
     # Take
 
     def take(
@@ -219,6 +260,22 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         else:
             choice = choice.limit(ONE).offset(ZERO)
         chosen = c.id.in_(choice) if many else c.id == choice.scalar_subquery()
+        if is_server:
+            # Uncorrelated scalars are run once. The guard stands inside, or an empty tube would hide a dead session.
+            choice = choice.with_for_update(skip_locked=True)
+            picked: Any = sa.func.array(choice.scalar_subquery()) if many else choice.scalar_subquery()
+            live: sa.Select[Any] = sa.select(sa.literal_column("TRUE")).where(
+                session.c.id == bind("owner"), session.c.ends_ms.is_(None)
+            )
+            ended: sa.ColumnElement[Any] = sa.literal_column(
+                f"\"{namespace}_refuse\"('{SESSION_ENDED}', 'this session has ended')"
+            )
+            lives = sa.func.coalesce(live.scalar_subquery(), ended)
+            guarded_choice = sa.select(sa.case((lives, picked))).scalar_subquery()
+            if many:
+                chosen = c.id == sa.any_(sa.cast(guarded_choice, sa.ARRAY(sa.BigInteger)))
+            else:
+                chosen = c.id == guarded_choice
         set_: dict[str, Any] = {
             "state": sa.literal_column("'t'"),
             "owner": bind("owner"),
@@ -245,7 +302,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
     # Ack and other guarded writes
 
     held = sa.and_(c.id == bind("id"), of_tube(task), c.state == sa.literal_column("'t'"))
-    mine = sa.or_(bind("owner").is_(None), c.owner == bind("owner"))
+    mine = sa.or_(bind("owner", type_=sa.Text).is_(None), c.owner == bind("owner"))
     ours = sa.and_(c.id == bind("id"), of_tube(task))
     ack = sa.delete(task).where(held, c.owner == bind("owner"), c.attempts == bind("token"))
     ack_any = sa.delete(task).where(held, mine).returning(*raw)
@@ -260,10 +317,18 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         )
     )
 
+    def locked(statement: Any) -> Any:
+        """The same, after the task's sub-queue was locked."""
+        if not is_server:
+            return statement
+        known = sa.alias(task, "known")
+        lock = sa.func.count(sa.func.pg_advisory_xact_lock(key(known)))
+        return statement.where(sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO)
+
     # Ids come as one parameter, a JSON array; leases as a JSON object of tokens by id
 
     ids: Any
-    if dialect.name == "postgresql":
+    if is_server:
         ids = sa.select(sa.cast(sa.func.json_array_elements_text(bind("ids")), sa.BigInteger))
         lease = sa.func.json_each_text(bind("leases")).table_valued("key", "value")
     else:
@@ -282,6 +347,15 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         )
         .where(of_tube(leased), leased.c.state == sa.literal_column("'t'"), leased.c.owner == bind("owner"))
     )
+    ack_leases = sa.delete(task).where(c.id.in_(matching))
+    if is_server:  # joined straight to its leases, so that no plan can begin with all taken tasks
+        ack_leases = sa.delete(task).where(
+            c.id == sa.cast(lease.c.key, sa.BigInteger),
+            c.attempts == sa.cast(lease.c.value, sa.Integer),
+            of_tube(task),
+            c.state == sa.literal_column("'t'"),
+            c.owner == bind("owner"),
+        )
 
     # Looking
 
@@ -303,7 +377,7 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
 
     lonely = ~sa.exists(sa.select(ONE).where(connection.c.session == session.c.id))
     upsert: Any
-    if dialect.name == "postgresql":
+    if is_server:
         from sqlalchemy.dialects.postgresql import insert as upserting
     else:
         from sqlalchemy.dialects.sqlite import insert as upserting  # type: ignore[assignment]
@@ -312,16 +386,21 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         index_elements=["tube", "event"], set_={"count": t.calls.c.count + upsert.excluded.count}
     )
 
+    members = sa.alias(task, "members")
+    ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
+
     return Statements(
-        put=make(sa.insert(task).values(values), *insert_names),
-        put_plain=make(sa.insert(task).values(plain), *plain_names),
+        is_shared=is_server,
+        lock_groups=make(locking(members.c.id.in_(ids), members), "ids"),
+        put=put(values, insert_names),
+        put_plain=put(plain, plain_names),
         put_ranked=make(
             sa.insert(task).from_select(
                 list(ranked), sa.select(*ranked.values()).where(~sa.exists(worse_in_front))
             ),
             *insert_names,
         ),
-        put_grouped=make(sa.insert(task).values(grouped), *insert_names),
+        put_grouped=put(values if is_server else grouped, insert_names),
         step_back=make(
             sa.update(task)
             .where(
@@ -347,15 +426,21 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         take_newest_timed=take(timed=True, many=False, newest=True),
         take_newest_timed_many=take(timed=True, many=True, undue=True, newest=True),
         ack=make(ack, "id", "tube", "owner", "token"),
-        ack_timed=make(
-            ack.where(c.due_ms.is_not_distinct_from(bind("due"))), "id", "tube", "owner", "token", "due"
-        ),
+        ack_timed=make(ack_timed, "id", "tube", "owner", "token", "due"),
         ack_any=make(ack_any, "id", "tube", "owner"),
+        ack_grouped=make(locked(ack), "id", "tube", "owner", "token"),
+        ack_timed_grouped=make(locked(ack_timed), "id", "tube", "owner", "token", "due"),
+        ack_any_grouped=make(locked(ack_any), "id", "tube", "owner"),
         remove=make(sa.delete(task).where(c.id == bind("id")), "id"),
         peek=make(sa.select(*raw).where(ours), "id", "tube"),
-        stored=make(sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id), "tube", "ids"),
+        hold_one=make(sa.select(*raw).where(ours).with_for_update(), "id", "tube"),
+        hold=make(
+            sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id).with_for_update(),
+            "tube",
+            "ids",
+        ),
         ack_leases=make(
-            sa.delete(task).where(c.id.in_(matching)).returning(c.id, c.ttl_ms, c.ttr_ms),
+            ack_leases.returning(c.id, c.ttl_ms, c.ttr_ms),
             "leases",
             "tube",
             "owner",
@@ -519,6 +604,8 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
             "now",
         ),
         connections=make(sa.select(connection.c.id, connection.c.session).order_by(connection.c.id)),
+        beats=make(sa.select(connection.c.id, sa.literal_column("beat")).order_by(connection.c.id)),
+        beat=make(sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"),
         move_connection=make(
             sa.update(connection).where(connection.c.id == bind("id_")).values(session=bind("session")),
             "session",
@@ -533,4 +620,29 @@ def statements(dialect: Dialect, namespace: str) -> Statements:
         ),
         add_calls=make(upsert, "tube", "event", "count"),
         calls=make(sa.select(t.calls.c.event, t.calls.c.count).where(t.calls.c.tube == bind("tube")), "tube"),
+    )
+
+
+_BATCH_TYPES = {
+    "state": "text", "utube": "text", "data": "text", "bytes": "bytea", "front": "smallint",
+}  # fmt: skip
+
+
+def _batch(namespace: str, table: str, values: dict[str, Any], names: tuple[str, ...]) -> sa.TextClause:
+    """Put many rows, whose columns come as arrays, on PostgreSQL. Their sub-queues are locked first, in one order."""
+    arrays = ", ".join(f"CAST(:{name} AS {_BATCH_TYPES.get(name, 'bigint')}[])" for name in names)
+    columns, chosen = [], []
+    for column, value in values.items():
+        columns.append(column)
+        chosen.append(f"item.{value.key}" if isinstance(value, sa.BindParameter) else str(value))
+    lock = "TRUE"
+    if "utube" in names:
+        lock = (
+            f'(SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT DISTINCT "{namespace}_key"(tube, utube) AS key'
+            " FROM item WHERE utube IS NOT NULL ORDER BY key) AS keys) >= 0"
+        )
+    return sa.text(
+        f"WITH item AS MATERIALIZED (SELECT * FROM unnest({arrays}) WITH ORDINALITY AS i({', '.join(names)}, n)) "
+        f'INSERT INTO "{table}" ({", ".join(columns)}) SELECT {", ".join(chosen)} FROM item WHERE {lock} '
+        f'AND EXISTS (SELECT 1 FROM "{namespace}_tube" WHERE id = item.tube) ORDER BY n RETURNING id'
     )

@@ -26,6 +26,7 @@ class Tables:
 
     tube: sa.Table
     task: sa.Table
+    temporary_task: sa.Table
     session: sa.Table
     connection: sa.Table
     calls: sa.Table
@@ -37,6 +38,7 @@ def tables(namespace: str) -> Tables:
     meta = sa.MetaData()
     big = sa.BigInteger
     text = sa.Text
+    task = _task(f"{namespace}_task", meta)
     return Tables(
         tube=sa.Table(
             f"{namespace}_tube",
@@ -48,26 +50,8 @@ def tables(namespace: str) -> Tables:
             sa.Column("temporary", sa.Boolean, nullable=False),
             sa.Column("stored", big, nullable=False),
         ),
-        task=sa.Table(
-            f"{namespace}_task",
-            meta,
-            sa.Column("id", big, primary_key=True),
-            sa.Column("tube", big, nullable=False),
-            sa.Column("state", text, nullable=False),
-            sa.Column("front", sa.SmallInteger),
-            sa.Column("pri", big, nullable=False),
-            sa.Column("place", big),
-            sa.Column("utube", text),
-            sa.Column("created_ms", big, nullable=False),
-            sa.Column("updated_ms", big, nullable=False),
-            sa.Column("due_ms", big),
-            sa.Column("ttl_ms", big),
-            sa.Column("ttr_ms", big),
-            sa.Column("attempts", sa.Integer, nullable=False),
-            sa.Column("owner", text),
-            sa.Column("data", text),
-            sa.Column("bytes", sa.LargeBinary),
-        ),
+        task=task,
+        temporary_task=task.to_metadata(meta, name=f"{namespace}_temporary_task"),
         session=sa.Table(
             f"{namespace}_session",
             meta,
@@ -91,4 +75,29 @@ def tables(namespace: str) -> Tables:
             sa.Column("event", text, primary_key=True),
             sa.Column("count", big, nullable=False),
         ),
+    )
+
+
+def _task(name: str, meta: sa.MetaData) -> sa.Table:
+    big = sa.BigInteger
+    text = sa.Text
+    return sa.Table(
+        name,
+        meta,
+        sa.Column("id", big, primary_key=True),
+        sa.Column("tube", big, nullable=False),
+        sa.Column("state", text, nullable=False),
+        sa.Column("front", sa.SmallInteger),
+        sa.Column("pri", big, nullable=False),
+        sa.Column("place", big),
+        sa.Column("utube", text),
+        sa.Column("created_ms", big, nullable=False),
+        sa.Column("updated_ms", big, nullable=False),
+        sa.Column("due_ms", big),
+        sa.Column("ttl_ms", big),
+        sa.Column("ttr_ms", big),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("owner", text),
+        sa.Column("data", text),
+        sa.Column("bytes", sa.LargeBinary),
     )

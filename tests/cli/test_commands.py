@@ -191,7 +191,7 @@ def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
         (["ack", "jobs", "1"], USAGE, "--session"),
         (["delete", "jobs", "99"], REFUSED, "no task 99"),
         (["--url", "nonsense", "ls"], USAGE, "sqlite:///tasks.db"),
-        (["--url", "nosql://x", "ls"], USAGE, "there are: sqlite"),
+        (["--url", "nosql://x", "ls"], USAGE, "there are: postgresql, sqlite"),
         (["--url", "sqlite:////nowhere/at/all.db", "ls"], UNAVAILABLE, "/nowhere/at/all.db"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

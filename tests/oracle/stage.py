@@ -14,7 +14,6 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from oracle.model import ABSENT, CALLED
@@ -61,11 +60,11 @@ class Call(threading.Thread):
 
 
 class Stage:
-    """Plays one scenario in the file at ``path``."""
+    """Plays one scenario in the empty store at ``url``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, url: str) -> None:
         self.clock = FakeClock(START_MS)
-        self._url = f"sqlite:///{path}"
+        self._url = url
         self._session_ttr = 0.0
         self._queues: dict[str, tubes.Queue] = {}
         self._numbers: dict[uuid.UUID, str] = {}

@@ -154,10 +154,20 @@ def path(template: Path) -> Iterator[Path]:
         left.unlink()
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for name in FILES for case in ALL[name]])
+EVERY_CASE = [pytest.param(case, id=case.name) for name in FILES for case in ALL[name]]
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
 def test_the_queue_does_what_tarantool_does(case: Case, path: Path) -> None:
     """Results, kinds of error, order, events and statistics of every step are those recorded, but for DEPARTURES."""
-    with Stage(path) as stage:
+    with Stage(f"sqlite:///{path}") as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
+def test_it_does_so_on_postgresql(case: Case, postgres_oracle_url: str) -> None:
+    """The same."""
+    with Stage(postgres_oracle_url) as stage:
         replay(case, DEPARTURES, stage)
 
 
@@ -273,7 +283,7 @@ def test_a_wrong_expectation_fails(wrong: str, path: Path) -> None:
     steps = copy.deepcopy([dict(step) for step in case.steps])
     change(steps[number])
     with (
-        Stage(path) as stage,
+        Stage(f"sqlite:///{path}") as stage,
         pytest.raises(Disagreement, match=f"step {number + 1}, .* model and queue differ"),
     ):
         replay(replace(case, steps=steps), DEPARTURES, stage)
@@ -290,7 +300,10 @@ class Forgetful(Stage):
 
 def test_a_wrong_queue_fails(path: Path) -> None:
     """What the queue does is compared with the recording, not only the model."""
-    with Forgetful(path) as stage, pytest.raises(Disagreement, match="recording and queue differ: events"):
+    with (
+        Forgetful(f"sqlite:///{path}") as stage,
+        pytest.raises(Disagreement, match="recording and queue differ: events"),
+    ):
         replay(next(everything_with("take")), DEPARTURES, stage)
 
 
@@ -300,7 +313,7 @@ def test_a_wrong_queue_fails_after_a_parting(path: Path) -> None:
     case = next(
         case for case in parted if all(step["op"] != "take" or "bg" in step for step in case.steps[:3])
     )
-    with Forgetful(path) as stage, pytest.raises(Disagreement, match="differ: events"):
+    with Forgetful(f"sqlite:///{path}") as stage, pytest.raises(Disagreement, match="differ: events"):
         replay(case, DEPARTURES, stage)
 
 

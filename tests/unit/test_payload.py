@@ -114,7 +114,7 @@ LOOP.append(LOOP)
         LOOP,
         range(3),
     ],
-    ids=repr,
+    ids=lambda data: type(data).__name__,
 )
 def test_what_json_has_no_form_for_is_a_type_error(data: Any) -> None:
     with pytest.raises(TypeError, match="cannot be carried as JSON"):

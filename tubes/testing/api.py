@@ -48,7 +48,11 @@ class Api(Suite):
         assert [task.data for task in tasks] == PAYLOADS
         assert [tube.peek(task.id).data for task in tasks] == PAYLOADS
 
-    @pytest.mark.parametrize("data", [{1, 2}, object(), float("nan"), [b"inside"], {1: "key"}], ids=str)
+    @pytest.mark.parametrize(
+        "data",
+        [{1, 2}, object(), float("nan"), [b"inside"], {1: "key"}],
+        ids=lambda data: type(data).__name__,
+    )
     def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(
         self, tube: Tube, data: Any
     ) -> None:

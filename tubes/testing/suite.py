@@ -50,7 +50,8 @@ class Suite:
 
     ``type``: the tube type, registered before the class is made. ``url``: the store, if ``make_url`` is not
     overridden. ``features`` and ``order`` are read from a TubeType; say them for a driver made by a function.
-    ``shared``: whether several connections can open the store.
+    ``shared``: whether several connections can open the store. ``ids_follow_commits``: whether tasks are committed in
+    the order of their ids, also those of different threads.
     """
 
     type: ClassVar[str] = ""
@@ -58,6 +59,7 @@ class Suite:
     features: ClassVar[Features]
     order: ClassVar[Literal["oldest", "newest"]] = "oldest"
     shared: ClassVar[bool] = True
+    ids_follow_commits: ClassVar[bool] = True
     _store_url: ClassVar[str]
 
     def __init_subclass__(cls) -> None:

@@ -1,0 +1,660 @@
+"""The PostgreSQL store. Every step is as few round trips as it can be; the server's clock is the clock of record."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, TypeVar
+
+import sqlalchemy as sa
+from psycopg.conninfo import make_conninfo
+from sqlalchemy.dialects.postgresql import psycopg as dialects
+
+from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
+from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.errors import (
+    BadOption,
+    Conflict,
+    NoSuchSession,
+    NoSuchTube,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreUnavailable,
+)
+from tubes.interrupts import guarded, interruptible
+from tubes.stats import Counts, Deltas
+from tubes.waiting import Waiters
+
+from .driver import SqlDriver
+from .postgresql_errors import RETRIED, translated
+from .postgresql_listener import Listener
+from .postgresql_wire import Lost, Refused, Row, Wire
+from .statements import SESSION_ENDED, Statement, Statements, statements
+
+T = TypeVar("T")
+
+MOST_CONNECTIONS = 16
+"""Connections that work at the same time, beside the one that listens; more threads take turns."""
+
+MOST_TRIES = 20
+"""Times that a step is run when it conflicts with others', before Conflict."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two such tries, on average."""
+
+DEAD_AFTER = 15.0
+"""Seconds without a beat after which a connection is taken for dead, on the monotonic clock of who looks."""
+
+BEATS = 3
+"""Beats in that time."""
+
+LOOKS = 15
+"""Looks at the others' beats in that time."""
+
+DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+
+
+class PostgresTx:
+    """A transaction on one connection; opens when it must."""
+
+    __slots__ = ("_wire", "is_committing", "is_open")
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.is_open = False
+        self.is_committing = False
+
+    def begin(self) -> None:
+        if not self.is_open:
+            self.is_open = True
+            self._wire.simple("BEGIN")
+
+    def commit(self) -> None:
+        if self._wire.has_failed:  # COMMIT would roll back and not say so
+            raise Refused("25P02", "a statement of this transaction had failed")
+        self.is_committing = True
+        self._wire.simple("COMMIT")
+
+    def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        self.begin()
+        return self._wire.execute(statement.text, statement.bind(given)).rows
+
+    def run(self, statement: Statement, *given: Any) -> int:
+        self.begin()
+        return self._wire.execute(statement.text, statement.bind(given)).count
+
+    def many(self, statement: Statement, given: Sequence[Row]) -> int:
+        self.begin()
+        if len(given) == 1:
+            return self._wire.execute(statement.text, statement.bind(given[0])).count
+        results = self._wire.pipeline(statement.text, [statement.bind(row) for row in given])
+        return sum(result.count for result in results)
+
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
+        """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
+        batch = statement.batch
+        if len(given) == 1 or batch is None:
+            self.begin()
+            results = self._wire.pipeline(statement.text, [statement.bind(row) for row in given])
+            ids = [row[0] for result in results for row in result.rows]
+        else:
+            columns = tuple([*column] for column in zip(*given, strict=True))
+            ids = [row[0] for row in self._wire.execute(batch.text, batch.bind(columns)).rows]
+        if len(ids) < len(given):
+            raise NoSuchTube("(dropped)")
+        return ids
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+        return self._wire.execute(statement.text, statement.bind(given)).rows
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        return self._wire.execute(statement.text, statement.bind(given)).count
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        rows = self._wire.execute(statement.text, statement.bind(given)).rows
+        if not rows:
+            raise NoSuchTube("(dropped)")
+        id: int = rows[0][0]
+        return id
+
+
+class PostgresStore:
+    """``postgresql+psycopg://user:password@host/database?dead_after=15``.
+
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
+    of a queue. Everything else in the query is for libpq.
+    """
+
+    reconnects = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        durability: str,
+        session_ttr_ms: int,
+        namespace: str,
+        migrate: bool | None,
+        busy_timeout: float,
+    ) -> None:
+        self._url, self._dead_after = _parsed(url)
+        self._what = f"PostgreSQL database {self._url.render_as_string(hide_password=True)}"
+        self.clock = ServerClock() if type(clock) is SystemClock else clock
+        self._durability = durability
+        self._namespace = namespace
+        self._busy_timeout = busy_timeout
+        self._ttr_ms = session_ttr_ms
+        _, settings = DIALECT.create_connect_args(self._url)
+        self._conninfo = make_conninfo(**settings)
+        self._sql: Statements = statements(DIALECT, namespace)
+        self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
+        self._is_closed = False
+        self._is_stale = False
+        self._left = False
+        self._open(bool(migrate))
+
+    def __repr__(self) -> str:
+        return self._what
+
+    def _open(self, migrate: bool) -> None:
+        self._pid = os.getpid()
+        self._idle: list[Wire] = []
+        self._lending = threading.Condition()
+        self._opened = self._wanting = 0
+        self._is_up = False
+        self._bring_up(migrate)
+        self._is_up = True
+        self._order = threading.Lock()
+        self._resuming = threading.Lock()
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._look_at = 0.0
+        self.set_aside: set[str] = set()
+        self._shared = _Shared.of(self._conninfo, self._namespace)
+        self.waiters, self.counts = self._shared.waiters, self._shared.counts
+        self._listener = Listener(
+            self._conninfo, self._what, self._namespace, self._beat, self._check, self._dead_after / BEATS
+        )
+        self._listener.waiters = self.waiters
+        self._shared.listeners.add(self._listener)
+        with self._wire() as wire:
+            self._empty_temporary(wire)
+            self._learn_time(wire)
+        self._begin_session()
+        self._listener.start()
+
+    def _bring_up(self, migrate: bool) -> None:
+        from tubes.migrations import HEAD
+        from tubes.migrations import postgresql as migrations
+
+        with (
+            self._wire() as wire,
+            suppress(Refused),
+        ):  # nearly always; the long way takes longer than all the rest
+            if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
+                return
+        engine = sa.create_engine(self._url, poolclass=sa.NullPool)
+        try:
+            with engine.connect() as connection:
+                migrations.bring_up(connection, self._namespace, self._what, migrate=migrate)
+        except sa.exc.DBAPIError as error:
+            raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
+
+    @staticmethod
+    def migrate_sql(namespace: str) -> str:
+        """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
+        from tubes.migrations import postgresql as migrations
+
+        return str(migrations.print_sql(namespace))
+
+    # Connections
+
+    def connect(self) -> Wire:
+        """Open one more connection."""
+        wire = Wire(self._conninfo, self._what, self._durability)
+        wire.simple(f"SET lock_timeout = {max(int(self._busy_timeout * 1000), 1)}")
+        return wire
+
+    def _borrow(self) -> Wire:
+        """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        deadline = real_monotonic() + self._busy_timeout
+        with self._lending:
+            while not self._idle and self._opened >= MOST_CONNECTIONS:
+                self._wanting += 1
+                try:
+                    interruptible(self._lending.wait, min(max(deadline - real_monotonic(), 0.0), 0.1))
+                finally:
+                    self._wanting -= 1
+                if real_monotonic() >= deadline:
+                    raise StoreBusy(
+                        f"{self._what}: all {MOST_CONNECTIONS} connections of this process are in use"
+                    )
+            with suppress(IndexError):
+                return self._idle.pop()
+            self._opened += 1
+        try:
+            wire = self.connect()
+            if self._is_up:  # the server may have been started again since
+                self._empty_temporary(wire)
+            return wire
+        except BaseException:
+            self._opened -= 1
+            raise
+
+    def _give_back(self, wire: Wire) -> None:
+        if not wire.is_lost and wire.in_transaction:
+            with suppress(Lost, Refused):
+                wire.simple("ROLLBACK")
+        if wire.is_lost or self._is_closed or self._is_stale:
+            self._opened -= 1
+            wire.close()
+        else:
+            self._idle.append(wire)
+        if self._wanting:
+            with self._lending:
+                self._lending.notify()
+
+    @contextmanager
+    def _wire(self) -> Iterator[Wire]:
+        """Lend a connection for a while."""
+        wire = self._borrow()
+        try:
+            yield wire
+        finally:
+            self._give_back(wire)
+
+    # Transactions
+
+    def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+        self._check_usable()
+        return guarded(self._transact, work, on_commit)
+
+    def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
+        tries = 0
+        while True:
+            tries += 1
+            tx: PostgresTx | None = None
+            wire: Wire | None = None
+            try:
+                wire = self._borrow()
+                tx = PostgresTx(wire)
+                if on_commit is not None:
+                    tx.begin()
+                result = work(tx)
+                if on_commit is not None:
+                    with self._order:  # who calls back does so in the order of the commits
+                        tx.commit()
+                        on_commit(result)
+                elif tx.is_open:
+                    tx.commit()
+                return result
+            except Refused as error:
+                if error.code == SESSION_ENDED and tries < MOST_TRIES:
+                    self._resume()
+                elif error.code not in RETRIED:
+                    raise translated(error, self._what) from error
+                elif tries >= MOST_TRIES:
+                    raise Conflict(f"{self._what}: conflicts with others, {tries} times: {error}") from error
+            except Lost as error:
+                if tx is not None and error.was_sent and (tx.is_committing or not tx.is_open):
+                    raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
+                if tries >= 3:
+                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+                self._forget_idle()
+            finally:
+                if wire is not None:
+                    self._give_back(wire)
+            interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
+
+    @contextmanager
+    def transaction(self, on_commit: Callable[[], None]) -> Iterator[Any]:
+        self._check_usable()
+        with self._wire() as wire:
+            tx = PostgresTx(wire)
+            try:
+                tx.begin()
+                yield tx
+                if self._is_stale:
+                    raise StoreUnavailable(
+                        "this transaction is the parent process's: a forked child cannot commit it"
+                    )
+                with self._order:
+                    tx.commit()
+                    on_commit()
+            except Refused as error:
+                raise translated(error, self._what) from error
+            except Lost as error:
+                if tx.is_committing and error.was_sent:
+                    raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
+                raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
+
+    def read(self, work: Callable[[Any], T]) -> T:
+        self._check_usable()
+        return guarded(self._read, work)
+
+    def _read(self, work: Callable[[Any], T]) -> T:
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                with self._wire() as wire:
+                    wire.simple("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                    tx = PostgresTx(wire)
+                    tx.is_open = True
+                    result = work(tx)
+                    wire.simple("COMMIT")
+                    return result
+            except Refused as error:
+                raise translated(error, self._what) from error
+            except Lost as error:
+                if tries >= 3:
+                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+                self._forget_idle()
+                interruptible(pause, FIRST_PAUSE * 2**tries)
+
+    def _forget_idle(self) -> None:
+        """One connection was lost, so the idle ones probably are too."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+                self._opened -= 1
+
+    def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
+        return SqlDriver(type, tube, self._sql_of(tube))
+
+    def _sql_of(self, tube: TubeRecord) -> Statements:
+        return self._sql_temporary if tube.temporary else self._sql
+
+    # The catalogue
+
+    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
+        return [
+            TubeRecord(id, name, type, json.loads(options), bool(temporary))
+            for id, name, type, options, temporary in tx.rows(self._sql.tubes)
+        ]
+
+    def add_tube(
+        self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
+    ) -> TubeRecord:
+        tx.run(self._sql.add_tube, name, type, json.dumps(dict(options)), temporary)
+        id = tx.rows(self._sql.tube_named, name)[0][0]
+        return TubeRecord(id, name, type, dict(options), temporary)
+
+    def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
+        tx.run(self._sql.remove_calls, tube.id)
+        tx.run(self._sql.remove_tube, tube.id)
+
+    def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
+        return bool(tx.rows(self._sql.has_tube, tube.id))
+
+    # Sessions
+
+    def _begin_session(self) -> None:
+        """Add a session and its connection, which beats from now on."""
+        session = uuid.uuid4().hex
+
+        def step(tx: Any) -> int:
+            tx.run(self._sql.add_session, session, self._ttr_ms)
+            now, host = self.clock.now_ms(), socket.gethostname()
+            (id,) = tx.insert(self._sql.add_connection, [(session, host, self._pid, now)])
+            return int(id)
+
+        self._connection = self.transact(step)
+        self.session = session
+
+    def _empty_temporary(self, wire: Wire) -> None:
+        """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
+
+        Every new connection looks, since whoever outlived a restart has none but new ones.
+        """
+        epoch = "CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)"  # the same in every time zone
+        server, tube, task = (
+            f'"{self._namespace}_{table}"' for table in ("server", "tube", "temporary_task")
+        )
+        wire.simple("BEGIN")
+        if wire.execute(f"UPDATE {server} SET started = {epoch} WHERE started <> {epoch}", ()).count:
+            wire.execute(f"DELETE FROM {task}", ())
+            wire.execute(f"UPDATE {tube} SET stored = 0 WHERE temporary", ())
+        wire.simple("COMMIT")
+
+    def join(self, session: str) -> None:
+        def step(tx: Any) -> None:
+            now = self.clock.now_ms()
+            if session == self.session:
+                return
+            tx.begin()
+            self._notice_the_dead(tx, now)
+            found = tx.rows(self._sql.session, session)
+            if not found or (found[0][0] is not None and found[0][0] <= now):
+                raise NoSuchSession(uuid.UUID(session))
+            tx.run(self._sql.revive_session, session)
+            tx.run(self._sql.move_connection, session, self._connection)
+            tx.run(self._sql.end_lonely, now)
+
+        def joined(_: None) -> None:
+            self.session = session
+
+        self.transact(step, joined)
+
+    def set_session_ttr(self, ttr_ms: int) -> None:
+        self._ttr_ms = ttr_ms
+        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
+
+    def prove_life(self) -> None:
+        if self._is_closed or self._is_stale or self._left:
+            return
+        connections = self.read(lambda tx: tx.rows(self._sql.connections))
+        if self._connection not in [id for id, _ in connections]:
+            self._resume()
+
+    def _resume(self) -> None:
+        """This process was taken for dead: what it held is others'. Go on in a new session."""
+        with self._resuming:
+            if self._left or self._is_closed:
+                return
+            known = self.read(lambda tx: tx.rows(self._sql.connections))
+            ends = self.read(lambda tx: tx.rows(self._sql.session, self.session))
+            if self._connection not in [id for id, _ in known] or not ends or ends[0][0] is not None:
+                self._begin_session()
+
+    def _beat(self, wire: Wire) -> None:
+        """Called by the listener, on its own connection, every few seconds."""
+        if self._left:
+            return
+        if not wire.execute(self._sql.beat.text, (self._connection,)).count:
+            self._resume()
+        self._learn_time(wire)
+
+    def _learn_time(self, wire: Wire) -> None:
+        if isinstance(self.clock, ServerClock):
+            asked = real_monotonic()
+            answer = wire.execute("SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint", ())
+            self.clock.learn(answer.rows[0][0] / 1000, asked, real_monotonic())
+
+    def _check(self) -> bool:
+        return not self._is_closed and self.deaths_suspected()
+
+    def _dead(self, tx: Any) -> list[int]:
+        """Connections whose beat has not changed for too long, since this process began to look at it."""
+        now = real_monotonic()
+        beats = dict(tx.rows(self._sql.beats))
+        self._seen = {
+            id: self._seen[id] if id in self._seen and self._seen[id][0] == beat else (beat, now)
+            for id, beat in beats.items()
+        }
+        return [
+            id for id, (_, at) in self._seen.items() if now - at > self._dead_after and id != self._connection
+        ]
+
+    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+        if self._is_closed or self._is_stale:
+            return False
+        now = real_monotonic()
+        if not thoroughly and now < self._look_at:
+            return False
+        self._look_at = now + self._dead_after / LOOKS
+
+        def look(tx: Any) -> bool:
+            if self._dead(tx) or (thoroughly and self._orphans(tx)):
+                return True
+            ended = tx.rows(self._sql.ended, self.clock.now_ms())
+            return any(session not in self.set_aside for (session,) in ended)
+
+        try:
+            return self.read(look)
+        except StoreUnavailable:
+            return False
+
+    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
+        tx.begin()
+        self._notice_the_dead(tx, now)
+        return [*(session for (session,) in tx.rows(self._sql.ended, now)), *self._orphans(tx)]
+
+    def _orphans(self, tx: Any) -> list[str]:
+        """Sessions that hold tasks and are not known."""
+        return [
+            session
+            for tube in self.tubes(tx)
+            for (session,) in tx.rows(self._sql_of(tube).orphans, tube.id)
+            if session not in self.set_aside
+        ]
+
+    def _notice_the_dead(self, tx: Any, now: int) -> None:
+        for id in self._dead(tx):
+            tx.run(self._sql.remove_connection, id)
+        tx.run(self._sql.end_lonely, now)
+
+    def forget_session(self, tx: Any, session: str) -> None:
+        tx.run(self._sql.remove_session, session)
+
+    # Waking and counting
+
+    def wake(self, tube: int, count: int) -> None:
+        if self.waiters.line:
+            count -= self.waiters.wake(tube, count)
+        if count > 0:
+            self._listener.notify(tube)
+
+    def add_calls(self, deltas: Sequence[Deltas]) -> None:
+        rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
+        if rows:
+            self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
+
+    def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
+        return dict(tx.rows(self._sql.calls, tube))
+
+    # Life
+
+    def leave(self) -> bool:
+        if self._is_closed or self._left or self._is_stale:
+            return False
+        self._left = True
+
+        def step(tx: Any) -> None:
+            tx.begin()
+            tx.run(self._sql.remove_connection, self._connection)
+            tx.run(self._sql.end_lonely, self.clock.now_ms())
+
+        with suppress(StoreBusy, StoreUnavailable, OutcomeUnknown):
+            self.transact(step)
+        return True
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._is_stale:
+            self._shared.listeners.discard(self._listener)
+            self._listener.stop()
+            self._forget_idle()
+
+    def refresh(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("this queue is closed")
+        if self._is_stale:
+            self._is_stale = False
+            self._left = False
+            self._open(migrate=False)
+
+    def _check_usable(self) -> None:
+        if self._is_closed or self._is_stale:
+            self.refresh()
+
+    def before_fork(self) -> None:
+        """A child never touches its parent's connections, and libpq keeps nothing for the process."""
+
+    def after_fork(self) -> None:
+        """Nothing was stopped."""
+
+    def forked(self) -> None:
+        self._is_stale = True
+        self._inherited = [*getattr(self, "_inherited", ()), self._idle, self._listener]  # never closed here
+        self._idle = []
+        self.waiters, self.counts = Waiters(), Counts()
+        _Shared.forget_all()
+
+
+class _Shared:
+    """What all queues of a process on one database share: what they counted, and who waits."""
+
+    _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], _Shared]] = weakref.WeakValueDictionary()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.waiters = Waiters(self._on_wait)
+        self.listeners: set[Listener] = set()
+
+    @classmethod
+    def of(cls, conninfo: str, namespace: str) -> _Shared:
+        """The one of a database and namespace."""
+        with cls._lock:
+            shared = cls._all.get((conninfo, namespace))
+            if shared is None:
+                shared = cls._all[conninfo, namespace] = _Shared()
+            return shared
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: the parent's are not ours."""
+        cls._all = weakref.WeakValueDictionary()
+        cls._lock = threading.Lock()
+
+    def _on_wait(self) -> None:
+        for listener in list(self.listeners):
+            listener.on_wait()
+
+
+def _parsed(url: str) -> tuple[sa.URL, float]:
+    try:
+        parsed = sa.engine.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise BadOption(
+            "the store's URL is none: postgresql+psycopg://user@host/database", option="url"
+        ) from error
+    if parsed.drivername not in ("postgresql", "postgresql+psycopg"):
+        raise BadOption(
+            f"tubes speaks to PostgreSQL through psycopg, not {parsed.drivername!r}: "
+            "postgresql+psycopg://user@host/database",
+            option="url",
+        )
+    given = parsed.query.get("dead_after", str(DEAD_AFTER))
+    try:
+        dead_after = float(str(given))
+    except ValueError:
+        dead_after = 0.0
+    if not 0.1 <= dead_after <= 86400:
+        raise BadOption(f"dead_after must be seconds, from 0.1 to 86400, not {given!r}", option="dead_after")
+    parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(["dead_after"])
+    return parsed, dead_after

@@ -1,0 +1,34 @@
+"""Turns PostgreSQL's errors into ours, once."""
+
+from __future__ import annotations
+
+from tubes.errors import SchemaMismatch, StoreBusy, StoreError, StoreUnavailable, TubeError
+
+from .postgresql_wire import Refused
+
+RETRIED = ("40001", "40P01")
+"""Serialization failure, deadlock: the transaction was rolled back, and may succeed now."""
+
+_UNAVAILABLE = {
+    "53100": "the disk is full",
+    "53200": "the server is out of memory",
+    "53300": "it has too many connections",
+    "25006": "it is read-only",
+    "28000": "access is denied",
+    "28P01": "access is denied",
+    "42501": "access is denied",
+    "3D000": "there is no such database",
+}
+
+
+def translated(error: Refused, what: str) -> TubeError:
+    """Return the error of our tree for a statement that the server refused."""
+    if error.code in ("55P03", "57014"):
+        return StoreBusy(f"{what}: a lock was not to be had in time ({error})")
+    if error.code in _UNAVAILABLE:
+        return StoreUnavailable(f"{what} cannot be used: {_UNAVAILABLE[error.code]} ({error})")
+    if error.code in ("42P01", "42703", "42883", "3F000"):
+        return SchemaMismatch(f"{what} has not the tables of this version: run `tubes migrate` ({error})")
+    if error.code in ("54000", "22001", "22P05", "54001"):
+        return StoreError(f"the payload is more than {what} can store: {error}")
+    return StoreError(f"{what}: {error}")

@@ -1,0 +1,160 @@
+"""One thread and connection a store: it hears of tasks that others put, tells others of ours, and beats.
+
+A process that has waiters says so on the channel, at once and every few seconds; whoever has heard that lately sends a
+NOTIFY after each commit that readied a task, from this thread, so that no commit of ours waits for the lock that a
+NOTIFY in a transaction takes. Behind a pooler that gives no notifications, and under all this, there is the floor:
+the first in each line looks by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from tubes.clock import pause, real_monotonic
+from tubes.errors import TubeError
+from tubes.waiting import Waiters
+
+from .postgresql_wire import Lost, Refused, Wire
+
+SAY_EVERY = 5.0
+"""Seconds between two times that a process says that it waits."""
+
+FLOOR = 0.5
+"""Seconds between two looks of a process that waits and that nobody called."""
+
+SOON = 0.02
+"""Seconds after it has said that it waits, until a process looks again: what was put meanwhile, nobody announced."""
+
+RECONNECT_EVERY = 0.25
+"""Seconds between two tries to connect again."""
+
+WAITING = "waiting"
+
+log = logging.getLogger("tubes.postgresql")
+
+
+class Listener:
+    """Runs from ``start`` to ``stop``."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        what: str,
+        namespace: str,
+        beat: Callable[[Wire], None],
+        check: Callable[[], bool],
+        beat_every: float,
+    ) -> None:
+        self.waiters = Waiters()
+        self._conninfo = conninfo
+        self._what = what
+        self._channel = f"{namespace}_tasks"
+        self._beat = beat
+        self._check = check
+        self._beat_every = beat_every
+        self._calls: set[int] = set()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._announced_at = self._heard_at = self._look_at = float("-inf")
+        self._beat_at = real_monotonic() + beat_every
+        self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for it, unless it is the one that calls."""
+        self._is_over = True
+        self._stir()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        os.close(self._stir_write)
+        os.close(self._stir_read)
+
+    def on_wait(self) -> None:
+        """Somebody begins to wait in this process."""
+        if real_monotonic() - self._announced_at > SAY_EVERY:
+            self._stir()
+
+    def notify(self, tube: int) -> None:
+        """Tell the others that a task of a tube is ready, if anybody waits."""
+        if real_monotonic() - self._heard_at < 2 * SAY_EVERY + FLOOR:
+            with self._lock:
+                self._calls.add(tube)
+            self._stir()
+
+    def _stir(self) -> None:
+        with suppress(OSError):
+            os.write(self._stir_write, b"\0")
+
+    def _run(self) -> None:
+        wire: Wire | None = None
+        while not self._is_over:
+            try:
+                if wire is None:
+                    wire = Wire(self._conninfo, self._what, "off")
+                    wire.simple(f'LISTEN "{self._channel}"')
+                    self._announced_at = self._look_at = float("-inf")
+                self._turn(wire)
+            except (Lost, TubeError):  # the server is away: the calls say so, this tries again
+                if wire is not None:
+                    wire.close()
+                    wire = None
+                pause(RECONNECT_EVERY)
+            except Refused as error:
+                log.warning("the listener was refused: %s", error)
+                pause(RECONNECT_EVERY)
+        if wire is not None:
+            wire.close()
+
+    def _turn(self, wire: Wire) -> None:
+        poll = select.poll()
+        poll.register(wire.fileno(), select.POLLIN)
+        poll.register(self._stir_read, select.POLLIN)
+        until = min(self._beat_at, self._look_at if self.waiters else float("inf"))
+        poll.poll(max(until - real_monotonic(), 0.0) * 1000)
+        if self._is_over:
+            return
+        with suppress(BlockingIOError):
+            os.read(self._stir_read, 65536)
+        self._send_calls(wire)
+        self._hear(wire)
+        now = real_monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + self._beat_every
+            self._beat(wire)
+        if not self.waiters:
+            return
+        if now - self._announced_at > SAY_EVERY:
+            self._announced_at = now
+            self._look_at = now + SOON
+            self._send(wire, WAITING)
+        elif now >= self._look_at:
+            self._look_at = now + FLOOR
+            self._check()
+            for key in self.waiters.keys():
+                self.waiters.wake_first(key)
+
+    def _send_calls(self, wire: Wire) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, set()
+        for tube in calls:
+            self._send(wire, str(tube))
+
+    def _send(self, wire: Wire, payload: str) -> None:
+        wire.execute("SELECT pg_notify($1, $2)", (self._channel, payload))
+
+    def _hear(self, wire: Wire) -> None:
+        for _, payload, sender in wire.notices():
+            if sender == wire.backend_pid:
+                continue
+            if payload == WAITING:
+                self._heard_at = real_monotonic()
+            elif payload.isdigit():
+                self.waiters.wake(int(payload))

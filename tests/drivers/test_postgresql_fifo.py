@@ -1,0 +1,7 @@
+"""The type fifo on PostgreSQL."""
+
+from postgres_kit import PostgresKit
+
+
+class TestPostgresFifo(PostgresKit):
+    type = "fifo"

@@ -1,0 +1,7 @@
+"""The type fifottl on PostgreSQL."""
+
+from postgres_kit import PostgresKit
+
+
+class TestPostgresFifottl(PostgresKit):
+    type = "fifottl"

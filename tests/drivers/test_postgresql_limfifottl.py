@@ -1,0 +1,7 @@
+"""The type limfifottl on PostgreSQL."""
+
+from postgres_kit import PostgresKit
+
+
+class TestPostgresLimfifottl(PostgresKit):
+    type = "limfifottl"

@@ -1,0 +1,7 @@
+"""The type utube on PostgreSQL."""
+
+from postgres_kit import PostgresKit
+
+
+class TestPostgresUtube(PostgresKit):
+    type = "utube"

@@ -1,0 +1,315 @@
+"""PostgreSQL: the server restarts, connections are cut, clients die or stop in mid-transaction, clocks differ."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from faults.harness import eventually, heard, tell
+from servers import PostgresServer
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+
+@pytest.fixture
+def url(own_postgres_db: str) -> str:
+    """A database with our tables, on a server that a test may stop; a process is dead after a second."""
+    tubes.connect(own_postgres_db, migrate=True).close()
+    return (
+        sa.make_url(own_postgres_db)
+        .update_query_dict({"dead_after": "1"})
+        .render_as_string(hide_password=False)
+    )
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    """Opens queues on it, closed when the test is over."""
+    opened: list[tubes.Queue] = []
+
+    def opening(**settings: Any) -> tubes.Queue:
+        queue = tubes.connect(url, **settings)
+        opened.append(queue)
+        return queue
+
+    yield opening
+    for queue in opened:
+        queue.close()
+
+
+class Load:
+    """Threads that put numbers, and threads that take and ack them, whatever the store says meanwhile."""
+
+    def __init__(self, queues: list[tubes.Queue], producers: int = 2, consumers: int = 3) -> None:
+        self.stored: set[int] = set()
+        self.acked: Counter[int] = Counter()
+        self.unsure: set[int] = set()
+        self.errors: Counter[str] = Counter()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=work, args=(queues[number % len(queues)].tube.jobs, number))
+            for work, count in ((self._produce, producers), (self._consume, consumers))
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _produce(self, tube: tubes.Tube, first: int) -> None:
+        number = first
+        while not self._over.is_set():
+            number += 100
+            try:
+                tube.put(number)
+                self.stored.add(number)
+            except tubes.StoreError as error:
+                self.errors[type(error).__name__] += 1
+                time.sleep(0.01)
+
+    def _consume(self, tube: tubes.Tube, _: int) -> None:
+        while not self._over.is_set():
+            try:
+                task = tube.take(timeout=0.1)
+            except tubes.StoreError as error:
+                self.errors[type(error).__name__] += 1
+                time.sleep(0.01)
+                continue
+            if task is not None:
+                self._ack(tube, task)
+
+    def _ack(self, tube: tubes.Tube, task: tubes.Task) -> None:
+        """Ack until it is known to have been done: what nobody acks and its session holds, is in the way of others."""
+        while True:
+            try:
+                tube.ack(task)
+                with self._lock:
+                    self.acked[task.data] += 1
+                return
+            except tubes.NotTaken:  # by a try whose outcome was unknown; or this process was taken for dead
+                self.unsure.add(task.data)
+                return
+            except tubes.StoreError as error:
+                self.errors[type(error).__name__] += 1
+                time.sleep(0.01)
+
+    def end(self) -> None:
+        """Stop all threads."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def settle(self, connect: Connect) -> None:
+        """Everything that was stored is acked once, or may be, or is still there."""
+        with connect(sweep=False) as queue:
+            tube = queue.tube.jobs
+
+            def drained() -> bool:
+                queue.sweep()
+                while (task := tube.take(timeout=0)) is not None:
+                    tube.ack(task)
+                    self.acked[task.data] += 1
+                return tube.statistics()["tasks"]["total"] == 0
+
+            eventually(drained, within=15)
+        assert not [number for number, times in self.acked.items() if times > 1]
+        assert self.stored <= self.acked.keys() | self.unsure
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
+    connect: Connect, postgres_server: PostgresServer, mode: str
+) -> None:
+    """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
+    queues = [connect(), connect()]
+    queues[0].create_tube("jobs", "fifo")
+    load = Load(queues)
+    eventually(lambda: len(load.acked) > 50)
+    for _ in range(2):
+        postgres_server.stop(mode)
+        postgres_server.start()
+        before = len(load.acked)
+        eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+    assert load.errors
+
+
+def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
+    """pg_terminate_backend, again and again, at any moment."""
+    queues = [connect(), connect()]
+    queues[0].create_tube("jobs", "utube")
+    load = Load(queues)
+    plain = sa.make_url(url).set(drivername="postgresql").difference_update_query(["dead_after"])
+    with psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True) as db:
+        for _ in range(25):
+            time.sleep(0.05)
+            db.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database() AND random() < 0.5"
+            )
+    before = len(load.acked)
+    eventually(lambda: len(load.acked) > before + 20, within=20)
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+
+
+def test_a_waiting_take_goes_on_waiting_over_a_restart(
+    connect: Connect, postgres_server: PostgresServer
+) -> None:
+    queue, other = connect(), connect()
+    tube = queue.create_tube("jobs", "fifo")
+    got: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id))
+    time.sleep(0.2)
+    postgres_server.stop("fast")
+    postgres_server.start()
+    assert not got
+
+    def put() -> bool:
+        try:
+            other.tube.jobs.put("came")
+        except tubes.StoreError:
+            return False
+        return True
+
+    eventually(put)
+    waiter.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+IN_TRANSACTION = """
+import sys, tubes
+queue = tubes.connect(sys.argv[1])
+tube = queue.tube.jobs
+with queue.transaction() as unit:
+    tube.put("never committed", unit=unit)
+    print("put", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_producer_killed_in_its_transaction_stores_nothing(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    queue = connect()
+    tube = queue.create_tube("jobs", "utube")
+    producer = process(IN_TRANSACTION, url)
+    assert heard(producer) == "put"
+    tube.put("another sub-queue", utube="x")  # nobody waits for it
+    producer.kill()
+    producer.wait()
+    eventually(lambda: tube.put("the same sub-queue"))
+    assert {task.data for task in tube.tasks("r")} == {"another sub-queue", "the same sub-queue"}
+
+
+WORKER = """
+import sys, tubes
+queue = tubes.connect(sys.argv[1])
+tube = queue.tube.jobs
+for line in sys.stdin:
+    try:
+        if line.strip() == "take":
+            task = tube.take(timeout=0)
+            print(task and task.data, flush=True)
+        elif line.strip() == "ack":
+            print(tube.ack(task).state, flush=True)
+    except tubes.TubeError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+def test_what_a_killed_process_holds_is_ready_again(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    tube = connect().create_tube("jobs", "utube")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    assert tube.take(timeout=0) is None
+    worker.kill()
+    task = tube.take(timeout=20)
+    assert task is not None and task.data == "held" and task.attempts == 2
+    tube.ack(task)
+
+
+def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    """Its ack is refused, its next take is in a new session, and holds."""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    os.kill(worker.pid, signal.SIGSTOP)
+    task = tube.take(timeout=20)
+    assert task is not None and task.data == "held"
+    os.kill(worker.pid, signal.SIGCONT)
+    tell(worker, "ack")
+    assert heard(worker) in ("LeaseLost", "NotTaken")
+    tube.ack(task)
+    tube.put("next")
+    tell(worker, "take")
+    assert heard(worker) == "next"
+    assert tube.take(timeout=0) is None
+    tell(worker, "ack")
+    assert heard(worker) == "-"
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+SKEWED = """
+import sys, time
+real = time.time_ns
+time.time_ns = lambda: real() + int(float(sys.argv[2]) * 3600e9)
+import tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+tube = queue.tube.jobs
+for line in sys.stdin:
+    verb = line.split()
+    if verb[0] == "put":
+        print(tube.put("skewed", ttl=float(verb[1]), delay=float(verb[2])).id, flush=True)
+    else:
+        task = tube.take(timeout=0)
+        print(task and task.data, flush=True)
+"""
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clients_whose_clocks_differ_agree(
+    connect: Connect, url: str, process: Callable[..., Any], hours: int
+) -> None:
+    """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
+    tube = connect().create_tube("jobs", "fifottl", ttr=0.5)
+    client = process(SKEWED, url, hours)
+    tell(client, "put 600 0.6")
+    heard(client)
+    assert tube.take(timeout=0) is None  # delayed
+    task = tube.take(timeout=5)
+    assert task is not None  # after its delay, and not over
+    assert abs((task.created_at.timestamp()) - time.time()) < 60
+    tell(client, "take")
+    assert heard(client) == "None"  # its ttr is not over for the other either
+
+    def taken_by_the_other() -> bool:
+        tell(client, "take")
+        return heard(client) == "skewed"
+
+    eventually(taken_by_the_other, within=5)
