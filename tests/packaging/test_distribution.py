@@ -153,7 +153,7 @@ def test_the_installed_entry_points_all_load(installed: Path, tmp_path: Path) ->
     found = run(sys.executable, "-c", ENTRY_POINTS, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
     assert sorted(found) == sorted(
         [f"tubes.drivers {name}" for name in ("fifo", "fifottl", "limfifottl", "utube", "utubettl")]
-        + ["tubes.stores sqlite", "console_scripts tubes"]
+        + ["tubes.stores sqlite", "tubes.stores postgresql", "console_scripts tubes"]
     )
 
 
