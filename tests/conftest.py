@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -76,8 +77,14 @@ def _postgres_oracle_database(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_oracle_url(_postgres_oracle_database: str) -> str:
-    """A database with our tables, all empty."""
+def postgres_oracle_url(_postgres_oracle_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database with our tables, all empty.
+
+    Nobody else waits there, and nothing but what the scenario does may wake a waiter: its clock stands still meanwhile.
+    """
+    listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
+    for name in ("SAY_EVERY", "FLOOR", "SOON"):
+        monkeypatch.setattr(listener, name, float("inf"))
     with psycopg.connect(
         sa.make_url(_postgres_oracle_database)
         .set(drivername="postgresql")

@@ -350,9 +350,10 @@ class Tube:
                     due = RECONNECT_AFTER
                 if kept or self._queue.is_closed or remaining == 0.0:
                     return
-                if due is None or not is_first:  # the first in line sees to what is due, the others wait on
-                    due = remaining
-                interruptible(clock.wait, signal, due if remaining is None else min(remaining, due or 0.0))
+                pause = self._remaining(deadline)  # a look takes time
+                if is_first and due is not None:  # the first in line sees to what is due, the others wait on
+                    pause = due if pause is None else min(pause, due)
+                interruptible(clock.wait, signal, pause)
         finally:
             waiters.leave(key, signal)
             waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now

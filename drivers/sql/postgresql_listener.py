@@ -60,7 +60,8 @@ class Listener:
         self._calls: set[int] = set()
         self._lock = threading.Lock()
         self._is_over = False
-        self._announced_at = self._heard_at = self._look_at = float("-inf")
+        self._announced_at = self._heard_at = float("-inf")
+        self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
         self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
@@ -100,7 +101,8 @@ class Listener:
                 if wire is None:
                     wire = Wire(self._conninfo, self._what, "off")
                     wire.simple(f'LISTEN "{self._channel}"')
-                    self._announced_at = self._look_at = float("-inf")
+                    self._announced_at = float("-inf")
+                    self._look_at = real_monotonic() + SOON
                 self._turn(wire)
             except (Lost, TubeError):  # the server is away: the calls say so, this tries again
                 if wire is not None:
