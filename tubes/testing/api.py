@@ -13,7 +13,7 @@ from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotF
 from tubes.queue import Queue
 from tubes.registry import find_driver
 from tubes.task import State
-from tubes.testing.suite import MakeTube, Suite, ids, take, take_all
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, take_all
 from tubes.tube import Tube
 
 PAYLOADS = [
@@ -131,7 +131,7 @@ class Api(Suite):
             tube.peek(task.id)
         assert tube.take(0) is None
 
-    @pytest.mark.parametrize("id", [0, 999, 2**63 - 1])
+    @pytest.mark.parametrize("id", [0, UNKNOWN_ID, 2**63 - 1])
     def test_a_task_that_does_not_exist_is_an_error_that_names_it(self, tube: Tube, id: int) -> None:
         for verb in (tube.peek, tube.bury, tube.delete):
             with pytest.raises(TaskNotFound, match=str(id)):
@@ -183,7 +183,7 @@ class Api(Suite):
         first = tube.put("a")
         task = take(tube)
         other = tube.put("b")
-        assert ids(tube.ack_many([task, other.id, 12345])) == [first.id]
+        assert ids(tube.ack_many([task, other.id, UNKNOWN_ID])) == [first.id]
         assert tube.ack_many([task]) == []
         assert tube.statistics()["tasks"]["total"] == 1
 

@@ -10,7 +10,7 @@ from tubes.errors import BadOption, NotTaken, TaskNotFound
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
 from tubes.testing.changes import Log
-from tubes.testing.suite import MakeTube, Suite, ids, take
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take
 from tubes.tube import Tube
 
 
@@ -80,7 +80,7 @@ class Atomicity(Suite):
     ) -> None:
         with pytest.raises(NotTaken), queue.transaction() as unit:
             tube.put("x", unit=unit)
-            tube.ack(999, unit=unit)
+            tube.ack(UNKNOWN_ID, unit=unit)
         assert tube.statistics()["tasks"]["total"] == 0
         assert log.seen == []
 
@@ -88,9 +88,9 @@ class Atomicity(Suite):
         with queue.transaction() as unit:
             tube.put("x", unit=unit)
             with pytest.raises(NotTaken):
-                tube.ack(999, unit=unit)
+                tube.ack(UNKNOWN_ID, unit=unit)
             with pytest.raises(TaskNotFound):
-                tube.delete(999, unit=unit)
+                tube.delete(UNKNOWN_ID, unit=unit)
             with pytest.raises(TypeError):
                 tube.put(object(), unit=unit)
         assert take(tube).data == "x"
@@ -158,7 +158,7 @@ class Atomicity(Suite):
         old = tube.put("old", **self.apart(1))
         task = tube.put("new", **self.apart(2))
         log.seen.clear()
-        for ref in (old, old.id, 999):
+        for ref in (old, old.id, UNKNOWN_ID):
             with pytest.raises(NotTaken):
                 tube.take(0, ack=ref)
             with pytest.raises(NotTaken):

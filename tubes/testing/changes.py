@@ -13,7 +13,7 @@ from tubes.errors import BadOption, NotTaken, TaskNotFound
 from tubes.queue import Queue
 from tubes.task import TRANSITIONS, Event, State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, ids, needs, take
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, needs, take
 from tubes.tube import Tube
 
 
@@ -79,9 +79,9 @@ class Changes(Suite):
         with pytest.raises(NotTaken):
             tube.ack(task.id)
         with pytest.raises(NotTaken):
-            tube.take(0, ack=999)
+            tube.take(0, ack=UNKNOWN_ID)
         with pytest.raises(TaskNotFound):
-            tube.delete(999)
+            tube.delete(UNKNOWN_ID)
         tube.statistics()
         assert log.seen == []
 

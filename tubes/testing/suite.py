@@ -17,6 +17,9 @@ from tubes.testing.children import Child
 from tubes.testing.clock import FakeClock
 from tubes.tube import Tube
 
+UNKNOWN_ID = 10**15
+"""No task has it, however long a store has been in use."""
+
 PATIENCE = 20.0
 """Real seconds after which something that must happen by itself has not."""
 

@@ -12,7 +12,7 @@ from tubes.errors import BadOption, LeaseLost, NotSupported, NotTaken, TaskNotFo
 from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, ids, needs, take, take_all, until, without
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, needs, take, take_all, until, without
 from tubes.tube import Tube
 
 
@@ -269,7 +269,7 @@ class Timing(Suite):
         tube.put("x", ttr=5)
         task = take(tube)
         assert tube.touch(task, 0) is None
-        assert tube.touch(999, 0) is None
+        assert tube.touch(UNKNOWN_ID, 0) is None
         assert tube.peek(task.id) == task
         assert tube.statistics()["calls"]["touch"] == 0
 
