@@ -435,12 +435,12 @@ class PostgresStore:
                 return
             tx.begin()
             self._notice_the_dead(tx, now)
-            found = tx.rows(self._sql.session, session)
-            if not found or (found[0][0] is not None and found[0][0] <= now):
+            if not tx.run(
+                self._sql.revive_session, session, now
+            ):  # locks it, before anybody can find it lonely
                 raise NoSuchSession(uuid.UUID(session))
-            tx.run(self._sql.revive_session, session)
             tx.run(self._sql.move_connection, session, self._connection)
-            tx.run(self._sql.end_lonely, now)
+            self._end_lonely(tx, now)
 
         def joined(_: None) -> None:
             self.session = session
@@ -533,7 +533,15 @@ class PostgresStore:
     def _notice_the_dead(self, tx: Any, now: int) -> None:
         for id in self._dead(tx):
             tx.run(self._sql.remove_connection, id)
-        tx.run(self._sql.end_lonely, now)
+        self._end_lonely(tx, now)
+
+    def _end_lonely(self, tx: Any, now: int) -> None:
+        """End the sessions that have no connection any more.
+
+        In two steps: whoever joins one locks it until its connection is there to be seen, by the second look only.
+        """
+        for (session,) in tx.rows(self._sql.lonely):
+            tx.run(self._sql.end_if_lonely, now, session)
 
     def forget_session(self, tx: Any, session: str) -> None:
         tx.run(self._sql.remove_session, session)
@@ -564,7 +572,7 @@ class PostgresStore:
         def step(tx: Any) -> None:
             tx.begin()
             tx.run(self._sql.remove_connection, self._connection)
-            tx.run(self._sql.end_lonely, self.clock.now_ms())
+            self._end_lonely(tx, self.clock.now_ms())
 
         with suppress(StoreBusy, StoreUnavailable, OutcomeUnknown):
             self.transact(step)

@@ -262,10 +262,8 @@ class SqliteStore:
                 return
             tx.begin()
             self._notice_the_dead(tx, now)
-            found = tx.rows(self._sql.session, session)
-            if not found or (found[0][0] is not None and found[0][0] <= now):
+            if not tx.run(self._sql.revive_session, session, now):
                 raise NoSuchSession(uuid.UUID(session))
-            tx.run(self._sql.revive_session, session)
             if self._shared is not None:
                 tx.run(self._sql.move_connection, session, self._connection)
                 tx.run(self._sql.end_lonely, now)

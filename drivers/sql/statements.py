@@ -139,6 +139,8 @@ class Statements:
     beat: Statement
     move_connection: Statement
     remove_connection: Statement
+    lonely: Statement
+    end_if_lonely: Statement
     end_lonely: Statement
     add_calls: Statement
     calls: Statement
@@ -376,6 +378,11 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         return make(sa.delete(task).where(c.id.in_(some)), "tube", "limit")
 
     lonely = ~sa.exists(sa.select(ONE).where(connection.c.session == session.c.id))
+    end_lonely = (
+        sa.update(session)
+        .where(session.c.ends_ms.is_(None), lonely)
+        .values(ends_ms=bind("now") + session.c.ttr_ms)
+    )
     upsert: Any
     if is_server:
         from sqlalchemy.dialects.postgresql import insert as upserting
@@ -585,9 +592,18 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             "id_",
         ),
         revive_session=make(
-            sa.update(session).where(session.c.id == bind("id_")).values(ends_ms=sa.null()), "id_"
+            sa.update(session)
+            .where(
+                session.c.id == bind("id_"),
+                sa.or_(session.c.ends_ms.is_(None), session.c.ends_ms > bind("now")),
+            )
+            .values(ends_ms=sa.null()),
+            "id_",
+            "now",
         ),
-        remove_session=make(sa.delete(session).where(session.c.id == bind("id")), "id"),
+        remove_session=make(
+            sa.delete(session).where(session.c.id == bind("id"), session.c.ends_ms.is_not(None)), "id"
+        ),
         ended=make(
             sa.select(session.c.id)
             .where(session.c.ends_ms <= bind("now"))
@@ -612,12 +628,18 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             "id_",
         ),
         remove_connection=make(sa.delete(connection).where(connection.c.id == bind("id")), "id"),
-        end_lonely=make(
-            sa.update(session)
+        lonely=make(
+            sa.select(session.c.id)
             .where(session.c.ends_ms.is_(None), lonely)
-            .values(ends_ms=bind("now") + session.c.ttr_ms),
-            "now",
+            .order_by(session.c.id)
+            .with_for_update()
         ),
+        end_if_lonely=make(
+            end_lonely.where(session.c.id == bind("id_")),
+            "now",
+            "id_",
+        ),
+        end_lonely=make(end_lonely, "now"),
         add_calls=make(upsert, "tube", "event", "count"),
         calls=make(sa.select(t.calls.c.event, t.calls.c.count).where(t.calls.c.tube == bind("tube")), "tube"),
     )

@@ -47,6 +47,12 @@ def connect(url: str) -> Iterator[Connect]:
         queue.close()
 
 
+def plain(url: str) -> str:
+    """The same for psycopg, without our own settings."""
+    bare = sa.make_url(url).set(drivername="postgresql").difference_update_query(["dead_after"])
+    return bare.render_as_string(hide_password=False)
+
+
 class Load:
     """Threads that put numbers, and threads that take and ack them, whatever the store says meanwhile."""
 
@@ -152,8 +158,7 @@ def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> 
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "utube")
     load = Load(queues)
-    plain = sa.make_url(url).set(drivername="postgresql").difference_update_query(["dead_after"])
-    with psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True) as db:
+    with psycopg.connect(plain(url), autocommit=True) as db:
         for _ in range(25):
             time.sleep(0.05)
             db.execute(
@@ -313,3 +318,38 @@ def test_clients_whose_clocks_differ_agree(
         return heard(client) == "skewed"
 
     eventually(taken_by_the_other, within=5)
+
+
+def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
+    """Who leaves must not end it by a look from before the other was in it."""
+    leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
+    leaver.create_tube("jobs", "fifo").put("held")
+    task = leaver.tube.jobs.take(timeout=0)
+    assert task is not None
+    session = leaver.identify()
+    tube = joiner.tube.jobs
+    with psycopg.connect(
+        plain(url)
+    ) as db:  # a lonely session whose row is locked: the joiner's last step waits
+        db.execute("INSERT INTO tubes_session (id, ttr_ms) VALUES ('~', 0)")
+        db.commit()
+        db.execute("SELECT FROM tubes_session WHERE id = '~' FOR UPDATE")
+
+        def waiting() -> int:
+            with psycopg.connect(plain(url)) as other:
+                query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                return len(other.execute(query).fetchall())
+
+        joining = threading.Thread(target=joiner.identify, args=(session,))
+        joining.start()
+        eventually(lambda: waiting() == 1)
+        leaving = threading.Thread(target=leaver.close)
+        leaving.start()
+        eventually(lambda: waiting() == 2)
+    joining.join(20)
+    leaving.join(20)
+    with psycopg.connect(plain(url)) as db:
+        ends = db.execute("SELECT ends_ms FROM tubes_session WHERE id = %s", [session.hex]).fetchall()
+    assert ends == [(None,)]
+    assert joiner.identify() == session
+    assert tube.ack(task).state is tubes.State.DONE
