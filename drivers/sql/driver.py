@@ -156,7 +156,9 @@ class SqlDriver:
 
     def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         if self._is_plain and self._oldest_first:
-            return self._take_plain(tx, limit, owner, now)
+            return (
+                self._take_plain(tx, limit, owner, now) if limit > 1 else self._take_plain_one(tx, owner, now)
+            )
         settled: Sequence[Change] = ()
         if limit == 1:
             rows = tx.only_rows(self._take_one, owner, now, self._tube)
@@ -170,13 +172,21 @@ class SqlDriver:
         rows.sort(key=self._order)  # RETURNING promises no order
         return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]
 
-    def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
+    def _take_plain_one(self, tx: SqlTx, owner: str | None, now: int) -> Sequence[Change]:
         """Take from a tube without options: what is the same in all its tasks need not be read."""
-        if limit == 1:
-            rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube)
-        else:
-            rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
-            rows.sort()  # RETURNING promises no order
+        rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube)
+        if not rows:
+            return ()
+        id, text, blob, created, attempts = rows[0]
+        data = blob if text is None else decode(text)
+        name = self._name
+        task = make_task(id, name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner)
+        return (new_change((TAKE, task, None)),)
+
+    def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
+        """The same for several."""
+        rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
+        rows.sort()  # RETURNING promises no order
         texts = [row[1] for row in rows]
         if None in texts:
             datas = [blob if text is None else decode(text) for _, text, blob, *_ in rows]
