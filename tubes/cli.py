@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -65,7 +67,13 @@ class Place:
     url: str = DEFAULT_URL
     namespace: str = "tubes"
 
-    def connect(self) -> tubes.Queue:
+    def connect(self, *, makes_file: bool = False) -> tubes.Queue:
+        """Open the store. Only who makes something may make its file: a mistyped path is not an empty queue."""
+        path = re.sub(r"^sqlite(\+\w+)?:///", "", self.url)
+        if not makes_file and path not in (self.url, "", ":memory:") and not Path(path).exists():
+            raise tubes.StoreUnavailable(
+                f"there is no file {path}; 'tubes create' makes it with its first tube"
+            )
         return tubes.connect(self.url, namespace=self.namespace)
 
 
@@ -224,7 +232,7 @@ def create(name: str, type: str, temporary: bool, if_not_exists: bool, as_json: 
       tubes create mails limfifottl --capacity 1000 --if-not-exists
     """
     given = {option: value for option, value in options.items() if value is not None}
-    with place.connect() as queue:
+    with place.connect(makes_file=True) as queue:
         tube = queue.create_tube(name, type, temporary=temporary, if_not_exists=if_not_exists, **given)
         if as_json:
             write_line(line({"name": tube.name, "type": tube.type, "options": dict(tube.record.options)}))

@@ -35,6 +35,7 @@ class Sweeper:
         self._next = float("inf")
         self._scheduler: BackgroundScheduler | None = None
         self._stopped = False
+        self._failure = ""
 
     def nudge(self, seconds: float) -> None:
         """Make sure that the work runs within ``seconds``. The first nudge starts the background thread."""
@@ -69,11 +70,16 @@ class Sweeper:
 
     def _run(self) -> None:
         self._next = real_monotonic() + FLOOR
+        again, failure = None, ""
         try:
             again = self._work()
-        except Exception:
-            log.exception("a background sweep failed; the next is in %s s", FLOOR)
-            again = None
+        except Exception as error:
+            failure = repr(error)
+            if failure != self._failure:  # a disk that stays full is said once
+                log.exception("a background sweep failed; it is tried again every %s s", FLOOR)
+        if self._failure and not failure:
+            log.warning("the background sweep works again")
+        self._failure = failure
         if again is not None:
             self.nudge(again)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 
+import psycopg
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
@@ -153,7 +154,10 @@ class PostgresStore:
         self._busy_timeout = busy_timeout
         self._ttr_ms = session_ttr_ms
         _, settings = DIALECT.create_connect_args(self._url)
-        self._conninfo = make_conninfo(**settings)
+        try:
+            self._conninfo = make_conninfo(**settings)
+        except psycopg.ProgrammingError as error:  # names the option, and no value
+            raise BadOption(f"bad store URL: {str(error).strip()}", option="url") from error
         self._sql: Statements = statements(DIALECT, namespace)
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._is_closed = False

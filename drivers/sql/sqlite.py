@@ -480,12 +480,15 @@ def _path(url: str) -> str | None:
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError as error:
-        raise BadOption(f"bad store URL {url!r}", option="url", value=url) from error
+        raise BadOption(
+            "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
+            option="url",
+        ) from error
     if parsed.host or parsed.query or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise BadOption(
-            f"bad SQLite URL {url!r}: sqlite:///relative.db, sqlite:////absolute.db or sqlite:// for memory",
+            f"bad SQLite URL {parsed.render_as_string()!r}: write sqlite:///relative.db, sqlite:////absolute.db"
+            " or sqlite:// for memory",
             option="url",
-            value=url,
         )
     if parsed.database in (None, "", ":memory:"):
         return None

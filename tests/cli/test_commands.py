@@ -208,6 +208,14 @@ def test_what_cannot_be_is_one_clear_line(
     assert values(tubes_("ls", "--json").out.encode())[0]["tasks"]["total"] == 0
 
 
+def test_a_mistyped_path_is_told_and_makes_no_file(tubes_: Command, tmp_path: Path) -> None:
+    for arguments in (["ls"], ["put", "jobs", "1"], ["take", "jobs"], ["stats"], ["kick", "jobs"]):
+        said = tubes_("--url", f"sqlite:///{tmp_path}/mistyped.db", *arguments)
+        assert said.status == UNAVAILABLE
+        assert "mistyped.db" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_no_database_is_told(tubes_: Command, tmp_path: Path) -> None:
     (tmp_path / "q.db").write_bytes(b"something else entirely" * 100)
     said = tubes_("ls")
@@ -216,7 +224,13 @@ def test_a_file_that_is_no_database_is_told(tubes_: Command, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite://me:s3%40cret@host/x", "nosql://me:s3%40cret@host/x", "me:s3%40cret@[host"]
+    "url",
+    [
+        "sqlite://me:s3%40cret@host/x",
+        "nosql://me:s3%40cret@host/x",
+        "me:s3%40cret@[host",
+        "postgresql://me:s3%40cret@host/x?no_such=1",
+    ],
 )
 def test_a_password_is_never_printed(url: str, tubes_: Command) -> None:
     said = tubes_("--url", url, "ls")
