@@ -26,6 +26,8 @@ from benchmarks.contenders import Raw, RawSmallPages
 from benchmarks.places import keep
 from tubes.driver import Change, NewTask, Ref
 from tubes.payload import encode
+from tubes.stats import Counts
+from tubes.task import Event
 
 CALLS = 20
 """Calls a segment."""
@@ -92,6 +94,38 @@ def take_layers(queue: tubes.Queue, tube: tubes.Tube, bare: sqlite3.Connection) 
     }
 
 
+class Uncounted(Counts):
+    """Statistics that count nothing, to see what counting costs."""
+
+    def add(self, tube: int, event: Event, count: int) -> bool:
+        """Forget it."""
+        return False
+
+
+def counting(queue: tubes.Queue, tube: tubes.Tube) -> dict[str, Call]:
+    """A put, a take and an ack, with statistics and without."""
+    store = cast("Any", queue.store)
+    counts, none = store.counts, Uncounted()
+
+    def whole() -> None:
+        tube.put(DATA)
+        task = tube.take(0)
+        assert task is not None
+        tube.ack(task)
+
+    def without() -> None:
+        store.counts = none
+        whole()
+        store.counts = counts
+
+    def beside() -> None:
+        store.counts = counts
+        whole()
+        store.counts = counts
+
+    return {"without statistics": without, "with statistics": beside}
+
+
 def measure(calls: dict[str, Call], segments: int) -> dict[str, float]:
     """The lower quartile of the segments, in microseconds a call."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
@@ -140,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "raw, 1 KiB pages": lambda: small.ack(small.take()),
             }
             takes = measure(raws | take_layers(queue, tube, bare), segments - 1)
+            counted = measure(counting(queue, tube), segments)
             bare.close()
         raw.close()
         small.close()
@@ -157,6 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             table.add_row(name, f"{figure:.1f}", more, f"{figures['raw sqlite3'] / figure:.2f}")
             before = figure
         out.print(table)
+    without, beside = counted.values()
+    out.print(
+        f"statistics: put, take and ack {beside:.1f} µs with them, {without:.1f} without:"
+        f" {(beside / without - 1) * 100:+.1f} % (bar: at most 3 %)"
+    )
     if options.docs:
         keep("layers", "Layers: the last tables", out)
     return 0
