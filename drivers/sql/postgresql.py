@@ -204,7 +204,7 @@ class PostgresStore:
         ):  # nearly always; the long way takes longer than all the rest
             if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
                 return
-        engine = sa.create_engine(self._url, poolclass=sa.NullPool)
+        engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args={"client_encoding": "utf8"})
         try:
             with engine.connect() as connection:
                 migrations.bring_up(connection, self._namespace, self._what, migrate=migrate)

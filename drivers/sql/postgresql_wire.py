@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg import pq
+from psycopg.adapt import Transformer
 from psycopg.pq.abc import PGresult
 
 from tubes.errors import StoreUnavailable
@@ -64,14 +65,16 @@ class Wire:
 
     def __init__(self, conninfo: str, what: str, durability: str) -> None:
         try:
-            self._connection = psycopg.Connection.connect(conninfo, autocommit=True, connect_timeout=10)
+            self._connection = psycopg.Connection.connect(
+                conninfo, autocommit=True, connect_timeout=10, client_encoding="utf8"
+            )
         except psycopg.Error as error:
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._pg = self._connection.pgconn
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
         self._prepared: dict[str, bytes] = {}
-        self._readers: dict[str, list[Callable[[bytes], Any]]] = {}
+        self._transformer = Transformer(self._connection)
         self.is_lost = False
         commit = "on" if durability == "full" else "off"
         self.simple("; ".join((*SETTINGS, f"SET synchronous_commit = {commit}")))
@@ -89,7 +92,7 @@ class Wire:
             pg.send_query_prepared(name, values)
         except psycopg.Error as error:
             raise self._gone(error, was_sent=False) from error
-        return self._read(text, self._answer())
+        return self._read(self._answer())
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]]) -> list[Result]:
         """Execute a statement once for each row, in one flight."""
@@ -111,7 +114,7 @@ class Wire:
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
                     break
                 try:
-                    results.append(self._read(text, result))
+                    results.append(self._read(result))
                 except Refused as error:
                     if error.code:  # else: aborted by the one before
                         failure = error
@@ -125,7 +128,7 @@ class Wire:
     def simple(self, text: str) -> None:
         """Execute text without parameters or rows: BEGIN, COMMIT, LISTEN."""
         self._send(lambda: self._pg.send_query(text.encode()))
-        self._read(text, self._answer())
+        self._read(self._answer())
 
     @property
     def in_transaction(self) -> bool:
@@ -168,7 +171,7 @@ class Wire:
     def _prepare(self, text: str) -> bytes:
         name = b"t%d" % len(self._prepared)
         self._send(lambda: self._pg.send_prepare(name, text.encode()))
-        self._read(text, self._answer(), is_prepared=False)
+        self._read(self._answer(), is_prepared=False)
         self._prepared[text] = name
         return name
 
@@ -234,27 +237,12 @@ class Wire:
             str(error).strip() if error is not None else "the connection is closed", was_sent=was_sent
         )
 
-    def _read(self, text: str, result: PGresult, *, is_prepared: bool = True) -> Result:
+    def _read(self, result: PGresult, *, is_prepared: bool = True) -> Result:
         status = result.status
         if status == pq.ExecStatus.TUPLES_OK:
-            readers = self._readers.get(text)
-            if readers is None:
-                readers = [
-                    _READERS.get(result.ftype(column), bytes.decode) for column in range(result.nfields)
-                ]
-                self._readers[text] = readers
-            get = result.get_value
-            rows = []
-            for row in range(result.ntuples):
-                values = [get(row, column) for column in range(len(readers))]
-                rows.append(
-                    tuple(
-                        [
-                            None if value is None else read(value)
-                            for value, read in zip(values, readers, strict=True)
-                        ]
-                    )
-                )
+            load = self._transformer
+            load.set_pgresult(result)
+            rows = load.load_rows(0, result.ntuples, tuple)
             return Result(rows, result.command_tuples or 0)
         if status == pq.ExecStatus.COMMAND_OK:
             return Result([], result.command_tuples or 0)
@@ -277,8 +265,25 @@ def _sent(value: Any) -> bytes | None:
     if type(value) is bool:
         return b"t" if value else b"f"
     if type(value) is list:
-        return b"{" + b",".join([_in_array(item) for item in value]) + b"}"
+        return _array(value)
     return str(value).encode()
+
+
+def _array(values: list[Any]) -> bytes:
+    """Values as PostgreSQL reads an array in text. Where all are of a kind, they are turned together."""
+    kinds = {*map(type, values)}
+    if kinds == {int}:
+        return f"{{{','.join(map(str, values))}}}".encode()
+    if kinds == {str}:
+        text = _BETWEEN.join(values)
+        if text.count(_BETWEEN) == len(values) - 1:
+            text = text.replace("\\", "\\\\").replace('"', '\\"').replace(_BETWEEN, '","')
+            return f'{{"{text}"}}'.encode()
+    return b"{" + b",".join([_in_array(value) for value in values]) + b"}"
+
+
+_BETWEEN = "\x1f"
+"""A character that JSON escapes, so that payloads do not contain it."""
 
 
 def _in_array(value: Any) -> bytes:
@@ -288,19 +293,3 @@ def _in_array(value: Any) -> bytes:
     if isinstance(value, (str, bytes)):
         return b'"' + sent.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
     return sent
-
-
-def _read_bytes(value: bytes) -> bytes:
-    return bytes.fromhex(value[2:].decode())
-
-
-_READERS: dict[int, Callable[[bytes], Any]] = {
-    16: b"t".__eq__,
-    17: _read_bytes,
-    20: int,
-    21: int,
-    23: int,
-    25: bytes.decode,
-    1043: bytes.decode,
-}
-"""How a type, by its oid, comes back from text: bool, bytea, the integers; everything else is text."""

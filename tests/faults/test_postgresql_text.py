@@ -1,0 +1,34 @@
+"""Text survives PostgreSQL, whatever the database's encoding, one by one and by the batch."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from servers import conninfo
+
+import tubes
+
+TEXTS = ["plain", "Zürich", 'a "quoted" \\ text', "tab\tline\n", "\x1f", "\x1f,\x1f", "{1,NULL}", "😀", ""]
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
+def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
+    name = f"tubes_test_{encoding.lower()}"
+    with psycopg.connect(conninfo(postgres_url), autocommit=True) as db:
+        db.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        db.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+        try:
+            url = sa.make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+            with tubes.connect(url, migrate=True, sweep=False) as queue:
+                tube = queue.create_tube("texts", "utube")
+                for sub_queue in filter(None, TEXTS):
+                    one = tube.put(sub_queue, utube=sub_queue)
+                    some = tube.put_many(TEXTS, utube=sub_queue)
+                    assert [tube.peek(task).data for task in (one, *some)] == [sub_queue, *TEXTS]
+                    assert {tube.peek(task).utube for task in (one, *some)} == {sub_queue}
+                taken = tube.take_many(100, 0)
+                assert {task.utube for task in taken} == set(filter(None, TEXTS))
+                assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
+        finally:
+            db.execute(f"DROP DATABASE {name} WITH (FORCE)")
