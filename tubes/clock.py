@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -17,14 +18,15 @@ SLICE = 0.25
 
 
 class Signal:
-    """A one-shot wake-up for one waiting thread."""
+    """A one-shot wake-up for one waiting thread, or for one waiting call in a thread that has others to run."""
 
-    __slots__ = ("_lock", "is_set")
+    __slots__ = ("_lock", "is_set", "on_set")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.is_set = False
+        self.on_set: Callable[[], object] | None = None
 
     def set(self) -> None:
         """Wake the waiting thread, or let its next wait return at once. Setting twice is harmless."""
@@ -34,6 +36,9 @@ class Signal:
                 self._lock.release()
             except RuntimeError:  # two threads set it at the same moment
                 pass
+            on_set = self.on_set
+            if on_set is not None:
+                on_set()
 
     def clear(self) -> None:
         """Make the signal ready for another wait. Only the waiting thread calls this."""
@@ -42,6 +47,8 @@ class Signal:
 
     def wait(self, timeout: float | None) -> bool:
         """Block until it is set; ``timeout`` in real seconds. Tell whether it was set."""
+        if parking.park is not None:
+            return parking.park(self, timeout)
         if timeout is not None and timeout <= 0:
             is_set = self._lock.acquire(blocking=False)
         elif threading.get_ident() == threading.main_thread().ident:
@@ -63,6 +70,15 @@ class Signal:
                 return True
             if remaining <= SLICE:
                 return False
+
+
+class Parking(threading.local):
+    """What this thread does instead of blocking when a call waits for a signal; see ``tubes.bridge``."""
+
+    park: Callable[[Signal, float | None], bool] | None = None
+
+
+parking = Parking()
 
 
 class Clock(Protocol):

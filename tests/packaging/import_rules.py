@@ -126,6 +126,8 @@ def _forbidden_import(found: Found) -> str | None:
         return "a clock is read only in tubes.clock"
     if brings("apscheduler") and module != "tubes.sweeper":
         return "the scheduler is known to tubes.sweeper alone"
+    if brings("greenlet") and module != "tubes.bridge":
+        return "greenlets are known to tubes.bridge alone"
     if is_in(module, "tubes.drivers"):
         if _is_ours(names) and not brings(*DRIVER_API, "tubes.drivers", "tubes.migrations"):
             return f"drivers know only {', '.join(DRIVER_API)}"

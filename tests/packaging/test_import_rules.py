@@ -63,6 +63,7 @@ WRONG = {
         "tubes/queue.py",
         "from apscheduler.schedulers.background import BackgroundScheduler",
     ),
+    "another module than the bridge imports greenlets": ("tubes/aio.py", "from greenlet import getcurrent"),
     "a driver imports the scheduler": ("drivers/sql/sqlite.py", "import apscheduler"),
     "a driver imports the queue": ("drivers/sql/sqlite.py", "from tubes.queue import Queue"),
     "a driver imports the whole framework": ("drivers/sql/sqlite.py", "import tubes"),
@@ -88,6 +89,7 @@ RIGHT = {
     ),
     "the demo shows how long it took": ("tubes/demo.py", "import time\ntime.monotonic()"),
     "the sweeper knows the scheduler": ("tubes/sweeper.py", "import apscheduler.schedulers.background"),
+    "the bridge knows greenlets": ("tubes/bridge.py", "from greenlet import getcurrent"),
     "a driver knows the driver API": (
         "drivers/sql/driver.py",
         "from tubes.driver import Change\nfrom tubes import errors\nfrom .statements import Statements\n"

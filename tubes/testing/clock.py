@@ -19,8 +19,8 @@ class FakeClock:
         self._lock = threading.Lock()
         self._now_ms = start_ms
         self._passed_ms = 0
-        self._waits: dict[int, tuple[float, Signal]] = {}
-        self._late: set[int] = set()
+        self._waits: dict[Signal, float] = {}
+        self._late: set[Signal] = set()
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -34,9 +34,9 @@ class FakeClock:
             passed = math.ceil(round(seconds * 1000, 6))
             self._now_ms += passed
             self._passed_ms += passed
-            for key, (deadline, signal) in self._waits.items():
+            for signal, deadline in self._waits.items():
                 if deadline <= self._passed_ms and not signal.is_set:
-                    self._late.add(key)
+                    self._late.add(signal)
                     signal.set()
 
     def step(self, seconds: float) -> None:
@@ -46,22 +46,21 @@ class FakeClock:
 
     @property
     def waiting(self) -> int:
-        """How many threads wait now and have not been woken."""
+        """How many calls wait now and have not been woken."""
         with self._lock:
-            return sum(not signal.is_set for _, signal in self._waits.values())
+            return sum(not signal.is_set for signal in self._waits)
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
-        key = threading.get_ident()
         with self._lock:
             deadline = math.inf if timeout is None else self._passed_ms + math.ceil(round(timeout * 1000, 6))
             if deadline <= self._passed_ms and not signal.is_set:
                 return False
-            self._waits[key] = (deadline, signal)
+            self._waits[signal] = deadline
         try:
             signal.wait(None)
         finally:
             with self._lock:
-                del self._waits[key]
-                late = key in self._late
-                self._late.discard(key)
+                del self._waits[signal]
+                late = signal in self._late
+                self._late.discard(signal)
         return not late

@@ -1,0 +1,321 @@
+"""Runs blocking calls for an event loop, in a few threads in which a call that waits for a signal steps aside.
+
+Each call is a greenlet of its thread. Where it would block on a ``Signal`` it is parked, and the thread goes on with
+other calls; so a thousand waiting takes need no thread of their own. The code that runs there is that of the plain
+door and knows nothing of all this: whatever it locks, it locks in a thread that does nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from tubes.clock import Signal, parking, real_monotonic
+from tubes.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds for which a cancelled call is waited for that cannot be interrupted, since the database is at it."""
+
+STALE_NAPS = 64
+"""Ended waits whose timeouts are not over, before the list of timeouts is cleared of them."""
+
+log = logging.getLogger("tubes.aio")
+
+
+class Crew:
+    """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction."""
+
+    def __init__(self, most: int) -> None:
+        self.is_closed = False
+        self._most = most
+        self._workers: list[Worker] = []
+        self._spare: list[Worker] = []
+        self._reserved: dict[asyncio.Task[Any], Worker] = {}
+        self._pid = os.getpid()
+
+    async def run(
+        self,
+        work: Callable[[], T],
+        *,
+        undo: Callable[[T], object] | None = None,
+        worker: Worker | None = None,
+    ) -> T:
+        """Run ``work`` in a thread. When that is cancelled, ``work`` stops waiting; ``undo`` gets what it returns.
+
+        Without a ``worker`` it is the one that the current task has reserved, or any.
+        """
+        call = Call(worker or self._own() or self._free(), work, undo)
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            await call.abandon()
+            raise
+
+    @contextmanager
+    def reserved(self) -> Iterator[Worker]:
+        """Reserve a thread for the current task: all its calls go there meanwhile, and nobody else's do."""
+        task = asyncio.current_task()
+        if task is None or task in self._reserved:
+            yield self._own() or self._free()
+            return
+        worker = self._reserved[task] = self._spare.pop() if self._spare else self._hired()
+        try:
+            yield worker
+        finally:
+            del self._reserved[task]
+            if self.is_closed:
+                worker.stop()
+            else:
+                self._spare.append(worker)
+
+    async def close(self, work: Callable[[], None]) -> None:
+        """Run ``work`` as the last call; its part is to end the others. Then end the threads."""
+        with self.reserved() as worker:
+            self.is_closed = True
+            others = [each for each in (*self._workers, *self._spare) if each is not worker]
+
+            def close() -> None:
+                try:
+                    work()
+                finally:
+                    for each in others:
+                        each.stop()
+                    for each in others:
+                        each.join()
+
+            await self.run(close, worker=worker)
+
+    def _own(self) -> Worker | None:
+        return self._reserved.get(asyncio.current_task()) if self._reserved else None  # type: ignore[arg-type]
+
+    def _free(self) -> Worker:
+        """A worker that has nothing to do, or else the one with the shortest line."""
+        if self.is_closed:
+            raise StoreUnavailable("this queue is closed")
+        if self._pid != os.getpid():  # a forked child has none of its parent's threads
+            self._pid = os.getpid()
+            self._workers, self._spare, self._reserved = [], [], {}
+        for worker in self._workers:
+            if worker.is_idle:
+                return worker
+        if len(self._workers) < self._most:
+            self._workers.append(self._hired())
+            return self._workers[-1]
+        return min(self._workers, key=Worker.line_length)
+
+    def _hired(self) -> Worker:
+        if self.is_closed:
+            raise StoreUnavailable("this queue is closed")
+        return Worker()
+
+
+class Worker:
+    """A thread that runs calls one after another; while one waits for a signal, it runs the next."""
+
+    def __init__(self) -> None:
+        self.is_idle = True
+        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._naps: list[tuple[float, int, Nap]] = []
+        self._numbers = itertools.count()
+        self._ended_naps = 0
+        self._calls = 0
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="tubes-aio", daemon=True)
+        self._thread.start()
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Have something done by the thread, in turn."""
+        self.is_idle = False
+        self._inbox.put(work)
+
+    def rest(self) -> None:
+        """A call is over: whoever is told may have the next one at once, and that one is for this warm thread."""
+        self.is_idle = self._inbox.empty()
+
+    def line_length(self) -> int:
+        """How much there is to do."""
+        return self._inbox.qsize()
+
+    def stop(self) -> None:
+        """End the thread when the calls that it has begun are over."""
+        self.post(self._stop)
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
+    def begin(self, work: Callable[[], object]) -> greenlet:
+        """Run a call until it ends or waits. Only within the thread."""
+
+        def call() -> None:
+            try:
+                work()
+            finally:
+                self._calls -= 1
+
+        self._calls += 1
+        begun = greenlet(call)
+        begun.switch()
+        return begun
+
+    def _stop(self) -> None:
+        self._is_over = True
+
+    def _run(self) -> None:
+        self._main = getcurrent()
+        parking.park = self._park
+        while self._calls or not self._is_over:
+            self.rest()
+            try:
+                work = self._inbox.get(timeout=self._until_next())
+            except Empty:
+                pass
+            else:
+                self.is_idle = False
+                work()
+            self._end_late_naps()
+
+    def _park(self, signal: Signal, timeout: float | None) -> bool:
+        """Let other calls run until the signal is set or the time is over; tell whether it was set."""
+        if timeout is not None and timeout <= 0:
+            return signal.is_set
+        nap = Nap(getcurrent())
+        signal.on_set = lambda: self._inbox.put(nap.end)
+        try:
+            if not signal.is_set:
+                if timeout is not None:
+                    heapq.heappush(self._naps, (real_monotonic() + timeout, next(self._numbers), nap))
+                self._main.switch()
+            return signal.is_set
+        finally:
+            signal.on_set = None
+            nap.is_over = True
+            if timeout is not None:
+                self._forget_ended_naps()
+
+    def _until_next(self) -> float | None:
+        return max(self._naps[0][0] - real_monotonic(), 0.0) if self._naps else None
+
+    def _end_late_naps(self) -> None:
+        while self._naps and (self._naps[0][2].is_over or self._naps[0][0] <= real_monotonic()):
+            heapq.heappop(self._naps)[2].end()
+
+    def _forget_ended_naps(self) -> None:
+        self._ended_naps += 1
+        if self._ended_naps > max(STALE_NAPS, len(self._naps) // 2):
+            self._ended_naps = 0
+            self._naps = [entry for entry in self._naps if not entry[2].is_over]
+            heapq.heapify(self._naps)
+
+
+class Nap:
+    """The wait of one call."""
+
+    __slots__ = ("_sleeper", "is_over")
+
+    def __init__(self, sleeper: greenlet) -> None:
+        self._sleeper = sleeper
+        self.is_over = False
+
+    def end(self) -> None:
+        """Go on with the call, unless that has happened."""
+        if not self.is_over:
+            self._sleeper.switch()
+
+
+class Call(Generic[T]):
+    """One call on its way to a thread and back. What nobody is left to receive is undone."""
+
+    def __init__(self, worker: Worker, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[T] = self._loop.create_future()
+        self._settled: asyncio.Future[None] = self._loop.create_future()
+        self._worker = worker
+        self._work = work
+        self._undo = undo
+        self._greenlet: greenlet | None = None
+        worker.post(self._begin)
+
+    async def abandon(self) -> None:
+        """Nobody wants the answer any more. End its wait, take back what it got, and see to that for a while."""
+        if self.answer.cancelled():
+            self._worker.post(self._interrupt)
+        elif self.answer.exception() is None:  # it came at the same moment
+            self._take_back(self.answer.result())
+        else:
+            return
+        await asyncio.wait({self._settled}, timeout=PATIENCE)
+
+    # In the thread
+
+    def _begin(self) -> None:
+        if self.answer.cancelled():
+            self._tell(self._settle)
+        else:
+            self._greenlet = self._worker.begin(self._do)
+
+    def _do(self) -> None:
+        try:
+            result = self._work()
+        except BaseException as error:
+            self._worker.rest()
+            self._tell(self._fail, error)
+        else:
+            self._worker.rest()
+            if not self._tell(self._succeed, result):
+                self._take_back(result)
+
+    def _interrupt(self) -> None:
+        """The thread has other work than this call, so it waits, unless it is over."""
+        if self._greenlet is not None and not self._greenlet.dead:
+            self._greenlet.throw(asyncio.CancelledError())
+
+    def _tell(self, what: Callable[..., None], *args: Any) -> bool:
+        """Have something done by the event loop; tell whether there is one still."""
+        try:
+            self._loop.call_soon_threadsafe(what, *args)
+        except RuntimeError:
+            return False
+        return True
+
+    def _take_back(self, result: T) -> None:
+        self._worker.post(lambda: self._worker.begin(lambda: self._do_undo(result)))
+
+    def _do_undo(self, result: T) -> None:
+        try:
+            if self._undo is not None:
+                self._undo(result)
+        except Exception:
+            log.exception("what a cancelled call did could not be undone")
+        finally:
+            self._tell(self._settle)
+
+    # In the event loop
+
+    def _succeed(self, result: T) -> None:
+        if not self.answer.done():
+            self.answer.set_result(result)
+        else:
+            self._take_back(result)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._settled.done():
+            self._settled.set_result(None)
