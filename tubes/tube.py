@@ -265,7 +265,7 @@ class Tube:
             # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
             # answers to them, and this does nothing.
             if kept and unit is None and not isinstance(error, StoreError):
-                self._give_back(kept)
+                self.give_back(kept)
             raise
 
     def _take_or_wait(
@@ -619,6 +619,13 @@ class Tube:
         self._commit = self._commit_and_call_back if self._listeners else self._commit_quietly
 
     # Called by the queue
+
+    def give_back(self, tasks: Sequence[Task]) -> None:
+        """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it."""
+        try:
+            self._give_back(tasks)
+        except StoreError:
+            self._unsure += [milliseconds(task.updated_at) for task in tasks]
 
     def expire(self) -> int:
         """Do what time asks for; return how many tasks that changed. Called by ``queue.sweep``."""

@@ -1,0 +1,314 @@
+"""The asyncio door: calls, waits, transactions and callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+from aio.running import awaited, connect, in_line, until
+
+import tubes
+from tubes import aio
+from tubes.testing import FakeClock
+
+
+@awaited
+async def test_a_tube_is_opened_by_name_as_an_item_or_an_attribute(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        assert await queue.tube["jobs"] is await queue.tube.jobs is await queue.get_tube("jobs") is jobs
+        assert [name async for name in queue.tube] == await queue.tubes() == ["jobs"]
+        with pytest.raises(tubes.NoSuchTube):
+            await queue.tube.nothing
+
+
+@awaited
+async def test_a_queue_that_was_awaited_is_closed_by_hand(url: str) -> None:
+    queue = await connect(url)
+    await queue.create_tube("jobs", "fifo")
+    await queue.close()
+    assert queue.is_closed
+    await queue.close()
+    for call in (queue.tubes(), queue.create_tube("more", "fifo"), queue.tube.jobs):
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            await call
+
+
+@awaited
+async def test_a_url_that_cannot_be_opened_is_an_error_and_leaves_no_thread(url: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(tubes.TubeError):
+        await connect(f"{url}/no/such/place")
+    with pytest.raises(tubes.BadOption):
+        async with connect("nowhere"):
+            pass
+    await until(lambda: threading.active_count() <= before)
+
+
+@awaited
+async def test_a_hundred_waiting_takes_need_no_thread_each(url: str) -> None:
+    before = threading.active_count()
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        takes = [asyncio.create_task(jobs.take()) for _ in range(100)]
+        await in_line(jobs, 100)
+        others = 3  # the listener, the scheduler and its worker
+        assert threading.active_count() - before <= aio.MOST_THREADS + others
+        await jobs.put_many(range(100))
+        tasks = await asyncio.gather(*takes)
+        assert sorted(task.data for task in tasks if task is not None) == [*range(100)]
+
+
+@awaited
+async def test_its_threads_end_with_the_queue(url: str) -> None:
+    before = threading.active_count()
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        async with queue.transaction() as unit:
+            await jobs.put("x", unit=unit)
+        await asyncio.gather(*[jobs.put(n) for n in range(20)])
+        assert threading.active_count() > before
+    await until(lambda: threading.active_count() <= before)
+
+
+@awaited
+async def test_waiting_takes_are_served_in_the_order_in_which_they_came(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        takes = []
+        for n in range(12):
+            takes.append(asyncio.create_task(jobs.take()))
+            await in_line(jobs, n + 1)
+        for n, take in enumerate(takes):
+            await jobs.put(n)
+            task = await take
+            assert task is not None and task.data == n
+
+
+@awaited
+async def test_a_take_returns_none_when_its_time_is_over(url: str) -> None:
+    clock = FakeClock()
+    async with connect(url, clock=clock) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        takes = [asyncio.create_task(jobs.take(timeout)) for timeout in (5, 7)]
+        await until(lambda: clock.waiting == 2)
+        clock.advance(5)
+        assert await takes[0] is None
+        assert not takes[1].done()
+        clock.advance(2)
+        assert await takes[1] is None
+
+
+@awaited
+async def test_a_real_timeout_ends_too(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        assert await asyncio.gather(*[jobs.take(0.02 * n) for n in range(5)]) == [None] * 5
+
+
+@awaited
+async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        for n in range(300):
+            take = asyncio.create_task(jobs.take(3600))
+            await in_line(jobs, 1)
+            await jobs.put(n)
+            await take
+        kept = [len(worker._naps) for worker in queue._crew._workers]
+        assert sum(kept) < 200
+
+
+@awaited
+async def test_closing_ends_waiting_takes(url: str) -> None:
+    queue = await connect(url)
+    jobs = await queue.create_tube("jobs", "fifo")
+    takes = [asyncio.create_task(jobs.take()) for _ in range(20)]
+    await in_line(jobs, 20)
+    await queue.close()
+    assert await asyncio.gather(*takes) == [None] * 20
+
+
+@awaited
+async def test_a_put_waits_for_room_and_gets_it(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "limfifottl", capacity=1)
+        first = await jobs.put("first")
+        waiting = asyncio.create_task(jobs.put("second", timeout=20))
+        waiters = queue.store.waiters
+        await until(lambda: waiters.count((jobs.record.id, "room")))
+        await jobs.delete(first)
+        assert (await waiting).data == "second"
+
+
+# Transactions
+
+
+@awaited
+async def test_a_transaction_is_committed_as_one(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        waiting = asyncio.create_task(jobs.take())
+        await in_line(jobs, 1)
+        async with queue.transaction() as unit:
+            for n in range(3):
+                await jobs.put(n, unit=unit)
+            assert not waiting.done()
+        task = await waiting
+        assert task is not None and task.data == 0
+        assert (await jobs.statistics())["tasks"]["total"] == 3
+
+
+@awaited
+async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        with pytest.raises(ZeroDivisionError):
+            async with queue.transaction() as unit:
+                await jobs.put("x", unit=unit)
+                raise ZeroDivisionError
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), queue.transaction() as unit:
+                await jobs.put("x", unit=unit)
+                await asyncio.Event().wait()
+        assert (await jobs.statistics())["tasks"]["total"] == 0
+        with pytest.raises(tubes.BadOption, match="over"):
+            await jobs.put("x", unit=unit)
+
+
+@awaited
+async def test_several_tasks_use_one_unit_at_once(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        async with queue.transaction() as unit:
+            await asyncio.gather(*[jobs.put(n, unit=unit) for n in range(10)])
+        assert len(await jobs.take_many(20, 0)) == 10
+
+
+@awaited
+async def test_transactions_of_many_tasks_take_turns(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+
+        async def move(n: int) -> None:
+            async with queue.transaction() as unit:
+                await jobs.put(n, unit=unit)
+                await jobs.put(n, unit=unit)
+
+        await asyncio.gather(*[move(n) for n in range(40)])
+        tasks = await jobs.take_many(100, 0)
+        assert len(tasks) == 80
+
+
+@awaited
+async def test_a_call_that_would_wait_for_its_own_transaction_is_refused(tmp_path: Any) -> None:
+    """On SQLite, which has one writer."""
+    async with connect(f"sqlite:///{tmp_path / 'aio.db'}") as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        async with queue.transaction() as unit:
+            with pytest.raises(tubes.StoreBusy, match="unit="):
+                await jobs.put("x")
+            other = asyncio.create_task(jobs.put("another task's waits its turn"))
+            await jobs.put("y", unit=unit)
+        await other
+        assert [task.data for task in await jobs.take_many(3, 0)] == ["y", "another task's waits its turn"]
+
+
+# Callbacks
+
+
+@awaited
+async def test_a_callback_runs_in_the_event_loop_before_the_verb_returns(url: str) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def note(task: tubes.Task, event: tubes.Event) -> None:
+        seen.append((event.value, threading.get_ident()))
+
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=note)
+        await jobs.put("x")
+        here = threading.get_ident()
+        assert seen == [("put", here)]
+        task = await jobs.take(0)
+        assert task is not None
+        await jobs.ack(task)
+        assert seen == [("put", here), ("take", here), ("ack", here)]
+
+
+@awaited
+async def test_a_callback_is_replaced_and_removed(url: str) -> None:
+    first: list[Any] = []
+    second: list[Any] = []
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        listen = lambda task, event: first.append(event)  # noqa: E731
+        assert jobs.on_task_change(listen) is None
+        remove = jobs.add_listener(lambda task, event: second.append(event))
+        await jobs.put("x")
+        assert jobs.on_task_change(None) is listen
+        remove()
+        await jobs.put("y")
+        assert first == second == [tubes.Event.PUT]
+        with pytest.raises(tubes.BadOption):
+            jobs.add_listener("no callback")  # type: ignore[arg-type]
+        with pytest.raises(tubes.BadOption):
+            await queue.create_tube("more", "fifo", on_task_change="no callback")  # type: ignore[arg-type]
+
+
+@awaited
+async def test_a_coroutine_function_is_awaited_one_change_at_a_time_in_order(url: str) -> None:
+    seen: list[Any] = []
+    may_go_on = asyncio.Event()
+
+    async def note(task: tubes.Task, event: tubes.Event) -> None:
+        seen.append(("begin", task.data))
+        await may_go_on.wait()
+        seen.append(("end", task.data))
+
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=note)
+        await jobs.put("a")
+        await jobs.put("b")  # does not wait for it
+        assert seen == [("begin", "a")]
+        may_go_on.set()
+    assert seen == [("begin", "a"), ("end", "a"), ("begin", "b"), ("end", "b")]  # the close did
+
+
+@awaited
+async def test_a_callback_may_call_the_tube(url: str) -> None:
+    seen: list[Any] = []
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+
+        async def follow(task: tubes.Task, event: tubes.Event) -> None:
+            seen.append(task.data)
+            if task.data < 3:
+                await jobs.put(task.data + 1)
+
+        jobs.on_task_change(follow)
+        await jobs.put(0)
+        await until(lambda: seen == [0, 1, 2, 3])
+
+
+@awaited
+async def test_a_callback_that_raises_is_logged_and_changes_nothing(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(task: tubes.Task, event: tubes.Event) -> None:
+        raise ValueError("plain")
+
+    async def fail_later(task: tubes.Task, event: tubes.Event) -> None:
+        raise ValueError("awaited")
+
+    seen: list[Any] = []
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=fail)
+        jobs.add_listener(fail_later)
+        jobs.add_listener(lambda task, event: seen.append(event))
+        with caplog.at_level(logging.ERROR, "tubes.events"):
+            await jobs.put("x")
+            await until(lambda: seen)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["plain", "awaited"]

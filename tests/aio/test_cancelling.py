@@ -1,0 +1,228 @@
+"""A cancelled call loses no task: what it took is given back, whenever the cancellation comes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aio.running import awaited, connect, in_line, until
+
+import tubes
+from tubes import aio
+
+
+async def free_again(tube: aio.Tube) -> bool:
+    return (await tube.statistics())["tasks"]["taken"] == 0
+
+
+@awaited
+async def test_a_cancelled_wait_leaves_the_line(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        takes = [asyncio.create_task(jobs.take()) for _ in range(3)]
+        await in_line(jobs, 3)
+        takes[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await takes[0]
+        await in_line(jobs, 2)
+        await jobs.put("x")
+        await jobs.put("y")
+        tasks = [await take for take in takes[1:]]
+        assert sorted(task.data for task in tasks if task is not None) == ["x", "y"]
+
+
+@awaited
+async def test_timeouts_of_asyncio_end_a_wait(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await jobs.take()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(jobs.take(), 0.02)
+        await in_line(jobs, 0)
+        await jobs.put("x")
+        task = await asyncio.wait_for(jobs.take(), 20)
+        assert task is not None and task.data == "x"
+
+
+@awaited
+async def test_a_task_that_came_at_the_moment_of_the_cancellation_is_given_back(url: str) -> None:
+    """It was committed and on its way to a caller who is gone."""
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        await jobs.put("x")
+        for many in (False, True):
+            take = asyncio.ensure_future(jobs.take_many(5) if many else jobs.take())
+            await asyncio.sleep(0)  # it has begun
+            while (await jobs.statistics())["tasks"]["taken"] == 0 and not take.done():
+                pass
+            was_late = take.done()
+            take.cancel()
+            if was_late:
+                await take
+                await jobs.release_all()
+            else:
+                with pytest.raises(asyncio.CancelledError):
+                    await take
+            assert await free_again(jobs)
+        task = await jobs.take(0)
+        assert task is not None and task.data == "x"
+
+
+@pytest.mark.parametrize("turns", range(8))
+@awaited
+async def test_a_take_that_is_cancelled_in_any_turn_of_the_loop_loses_nothing(
+    tmp_path: Path, turns: int
+) -> None:
+    """Before it began, while it runs, when its answer is there: each turn is another moment."""
+    async with connect(f"sqlite:///{tmp_path / 'aio.db'}") as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        await jobs.put("x")
+        for _ in range(20):
+            take = asyncio.create_task(jobs.take())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            take.cancel()
+            try:
+                task = await take
+            except asyncio.CancelledError:
+                assert await free_again(jobs)
+            else:
+                assert task is not None
+                await jobs.release(task)
+
+
+class Crowd:
+    """Consumers that are cancelled at random moments, and what they finished."""
+
+    def __init__(self, tube: aio.Tube, seed: int) -> None:
+        self._tube = tube
+        self._random = random.Random(seed)
+        self.done: list[int] = []
+
+    async def consume_and_be_cancelled(self) -> None:
+        for _ in range(10):
+            take = asyncio.create_task(self._tube.take())
+            await asyncio.sleep(self._random.random() * 0.004)
+            take.cancel()
+            try:
+                task = await take
+            except asyncio.CancelledError:
+                continue
+            assert task is not None
+            self.done.append(task.data)
+            await self._tube.ack(task)
+
+
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+@awaited
+async def test_takes_that_are_cancelled_at_random_moments_lose_nothing_and_leave_nothing_taken(
+    url: str, type: str
+) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", type)
+        crowd = Crowd(jobs, seed=1)
+
+        async def produce() -> None:
+            for n in range(120):
+                options: dict[str, Any] = {"utube": str(n % 7)} if type == "utubettl" else {}
+                await jobs.put(n, **options)
+
+        await asyncio.gather(produce(), *[crowd.consume_and_be_cancelled() for _ in range(20)])
+        assert await free_again(jobs)
+        while (task := await jobs.take(0)) is not None:
+            crowd.done.append(task.data)
+            await jobs.ack(task)
+        assert sorted(crowd.done) == [*range(120)]
+        await in_line(jobs, 0)
+
+
+@awaited
+async def test_a_cancelled_take_with_an_ack_has_acked(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        await jobs.put("x")
+        task = await jobs.take(0)
+        take = asyncio.create_task(jobs.take(ack=task))
+        await in_line(jobs, 1)
+        take.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await take
+        assert (await jobs.statistics())["tasks"]["total"] == 0
+
+
+@awaited
+async def test_a_cancelled_wait_for_room_puts_nothing(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "limfifottl", capacity=1)
+        await jobs.put("x")
+        put = asyncio.create_task(jobs.put("y", timeout=20))
+        await until(lambda: queue.store.waiters.count((jobs.record.id, "room")))
+        put.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await put
+        await jobs.delete((await jobs.tasks("r"))[0])
+        assert (await jobs.statistics())["tasks"]["total"] == 0
+
+
+@awaited
+async def test_what_waits_for_a_transaction_can_be_cancelled(tmp_path: Path) -> None:
+    """It cannot be interrupted; so it is not waited for without end, and what came of it is rolled back."""
+    async with connect(f"sqlite:///{tmp_path / 'aio.db'}") as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+
+        async def in_transaction() -> None:
+            async with queue.transaction() as unit:
+                await jobs.put("never", unit=unit)
+
+        async with queue.transaction() as unit:
+            await jobs.put("x", unit=unit)
+            waiting = asyncio.create_task(in_transaction())
+            await until(lambda: len(queue._crew._reserved) == 2)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        async with queue.transaction() as unit:
+            await jobs.put("y", unit=unit)
+        assert [task.data for task in await jobs.take_many(5, 0)] == ["x", "y"]
+
+
+@awaited
+async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> None:
+    before = threading.active_count()
+    for turns in range(4):
+        connecting = asyncio.ensure_future(connect(url)._open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+    await until(lambda: threading.active_count() <= before)
+
+
+def test_a_loop_that_ends_without_its_takes_loses_nothing(tmp_path: Path) -> None:
+    """``run_until_complete`` ends at once, whatever is still under way; the answer finds no loop."""
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> aio.Tube:
+        queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}", sweep=True)
+        tube = await queue.create_tube("jobs", "fifo")
+        left.append(asyncio.ensure_future(tube.take()))
+        await in_line(tube, 1)
+        return tube
+
+    left: list[asyncio.Future[tubes.Task | None]] = []
+    tube = loop.run_until_complete(begin())
+    with tubes.connect(f"sqlite:///{tmp_path / 'aio.db'}") as other:
+        loop.close()
+        other.tube.jobs.put("x")
+        task = None
+        while task is None:  # the abandoned take may get it once, and gives it back
+            task = other.tube.jobs.take(20)
+        assert task.data == "x"
+    tube._queue._plain.close()

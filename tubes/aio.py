@@ -1,0 +1,383 @@
+"""The asyncio door: the same verbs as ``tubes.Queue`` and ``tubes.Tube``, awaited.
+
+>>> import asyncio, tubes.aio
+>>> async def main():
+...     async with tubes.aio.connect("sqlite://") as queue:
+...         jobs = await queue.create_tube("jobs", "fifo")
+...         await jobs.put({"hello": "world"})
+...         task = await jobs.take(timeout=15)
+...         return (await jobs.ack(task)).data
+>>> asyncio.run(main())
+{'hello': 'world'}
+
+There is no second implementation: a verb here runs the plain verb of the same name through ``tubes.bridge``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from tubes import queue as plain
+from tubes.bridge import Crew, Worker
+from tubes.clock import Clock
+from tubes.driver import Driver, Features, TubeRecord
+from tubes.events import Listener
+from tubes.store import Store, Unit
+from tubes.task import Event, Task
+from tubes.tube import Tube as PlainTube
+
+__all__ = ["Queue", "Tube", "connect"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Undo = Callable[[PlainTube, Any], object]
+
+MOST_THREADS = 8
+"""Threads of a queue that run its calls; more calls at once take turns."""
+
+MOST_TRANSACTIONS = 16
+"""Transactions of a queue that are open or begin at the same time, each in a thread of its own."""
+
+log = logging.getLogger("tubes.events")
+
+
+def _of_tube(
+    method: Callable[Concatenate[PlainTube, P], T], undo: Undo | None = None
+) -> Callable[Concatenate[Tube, P], Coroutine[Any, Any, T]]:
+    """Make the awaited form of a Tube's verb. ``undo`` takes back what a cancelled call did."""
+
+    @wraps(method)
+    async def verb(self: Tube, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        tube, unit = self._plain, kwargs.get("unit")
+        return await self._queue.run(
+            partial(method, tube, *args, **kwargs),
+            undo=None if undo is None or unit is not None else partial(undo, tube),
+            unit=unit,
+        )
+
+    return verb
+
+
+def _of_queue(
+    method: Callable[Concatenate[plain.Queue, P], T],
+) -> Callable[Concatenate[Queue, P], Coroutine[Any, Any, T]]:
+    """Make the awaited form of a Queue's verb."""
+
+    @wraps(method)
+    async def verb(self: Queue, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(partial(method, self._plain, *args, **kwargs))
+
+    return verb
+
+
+def _opening(
+    method: Callable[Concatenate[plain.Queue, P], PlainTube],
+) -> Callable[Concatenate[Queue, P], Coroutine[Any, Any, Tube]]:
+    """Make the awaited form of a Queue's verb that returns a tube."""
+
+    @wraps(method)
+    async def verb(self: Queue, /, *args: P.args, **kwargs: P.kwargs) -> Tube:
+        if "on_task_change" in kwargs:
+            kwargs["on_task_change"] = self._callbacks.bound(kwargs["on_task_change"])
+        return self._opened(await self.run(partial(method, self._plain, *args, **kwargs)))
+
+    return verb
+
+
+def _like(method: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Say of a method that is written out here that it is documented there."""
+
+    def documented(own: Callable[P, T]) -> Callable[P, T]:
+        own.__doc__ = method.__doc__
+        return own
+
+    return documented
+
+
+class Tube:
+    """A named queue of tasks, as ``tubes.Tube`` with every verb awaited.
+
+    A cancelled ``take`` gives back what it took. What another cancelled verb did stays done, and whether it was done
+    nobody knows but the store.
+    """
+
+    def __init__(self, queue: Queue, tube: PlainTube) -> None:
+        self._queue = queue
+        self._plain = tube
+
+    @property
+    def name(self) -> str:
+        """The tube's name."""
+        return self._plain.name
+
+    @property
+    def type(self) -> str:
+        """The name of the tube's type, as given to ``create_tube``."""
+        return self._plain.type
+
+    @property
+    def record(self) -> TubeRecord:
+        """The tube as the store's catalogue has it: id, stored options, whether it is temporary."""
+        return self._plain.record
+
+    @property
+    def features(self) -> Features:
+        """What the tube's type can do."""
+        return self._plain.features
+
+    @property
+    def driver(self) -> Driver:
+        """What the tube's type does."""
+        return self._plain.driver
+
+    put = _of_tube(PlainTube.put)
+    take = _of_tube(PlainTube.take, lambda tube, task: tube.give_back([] if task is None else [task]))
+    take_many = _of_tube(PlainTube.take_many, PlainTube.give_back)
+    ack = _of_tube(PlainTube.ack)
+    ack_many = _of_tube(PlainTube.ack_many)
+    release = _of_tube(PlainTube.release)
+    touch = _of_tube(PlainTube.touch)
+    bury = _of_tube(PlainTube.bury)
+    delete = _of_tube(PlainTube.delete)
+    kick = _of_tube(PlainTube.kick)
+    peek = _of_tube(PlainTube.peek)
+    tasks = _of_tube(PlainTube.tasks)
+    release_all = _of_tube(PlainTube.release_all)
+    truncate = _of_tube(PlainTube.truncate)
+    drop = _of_tube(PlainTube.drop)
+    statistics = _of_tube(PlainTube.statistics)
+    put_many = _of_tube(PlainTube.put_many)
+
+    @_like(PlainTube.on_task_change)
+    def on_task_change(self, callback: Listener | None) -> Listener | None:
+        old = self._plain.on_task_change(self._queue._callbacks.bound(callback))
+        return old.listener if isinstance(old, OnLoop) else old
+
+    @_like(PlainTube.add_listener)
+    def add_listener(self, listener: Listener) -> Callable[[], None]:
+        return self._plain.add_listener(self._queue._callbacks.bound(listener))
+
+    def __repr__(self) -> str:
+        return repr(self._plain)
+
+
+class Tubes:
+    """``await queue.tube.NAME``, ``await queue.tube["NAME"]``: tubes by name."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def __getitem__(self, name: str) -> Coroutine[Any, Any, Tube]:
+        return self._queue.get_tube(name)
+
+    def __getattr__(self, name: str) -> Coroutine[Any, Any, Tube]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._queue.get_tube(name)
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for name in await self._queue.tubes():
+            yield name
+
+
+class Queue:
+    """A connection to a store, as ``tubes.Queue`` with every verb awaited. ``connect`` makes it.
+
+    Any number of asyncio tasks may share it. Their calls run in a few threads; a call that waits needs none.
+    """
+
+    def __init__(self, queue: plain.Queue, crew: Crew) -> None:
+        self.tube = Tubes(self)
+        self._plain = queue
+        self._crew = crew
+        self._callbacks = Callbacks()
+        self._transactions = asyncio.Semaphore(MOST_TRANSACTIONS)
+        self._units: dict[Unit, Worker] = {}
+        self._tubes: WeakValueDictionary[PlainTube, Tube] = WeakValueDictionary()
+
+    @property
+    def store(self) -> Store:
+        """The store that it is connected to."""
+        return self._plain.store
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of record."""
+        return self._plain.clock
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._crew.is_closed
+
+    create_tube = _opening(plain.Queue.create_tube)  # type: ignore[arg-type]  # an option called self: no
+    get_tube = _opening(plain.Queue.get_tube)
+    tubes = _of_queue(plain.Queue.tubes)
+    records = _of_queue(plain.Queue.records)
+    statistics = _of_queue(plain.Queue.statistics)
+    identify = _of_queue(plain.Queue.identify)
+    configure = _of_queue(plain.Queue.configure)  # type: ignore[arg-type]  # the same
+    sweep = _of_queue(plain.Queue.sweep)
+
+    @_like(plain.Queue.drop_tube)
+    async def drop_tube(self, tube: Tube | str) -> None:
+        await self.run(partial(self._plain.drop_tube, tube._plain if isinstance(tube, Tube) else tube))
+
+    @asynccontextmanager
+    @_like(plain.Queue.transaction)
+    async def transaction(self) -> AsyncIterator[Unit]:
+        async with self._transactions:
+            with self._crew.reserved() as worker:
+                block = self._plain.transaction()
+                run = partial(self._crew.run, worker=worker)
+                unit = await run(block.__enter__, undo=lambda _: _roll_back(block))
+                self._units[unit] = worker
+                try:
+                    yield unit
+                except BaseException as error:
+                    if not await run(partial(block.__exit__, type(error), error, error.__traceback__)):
+                        raise
+                else:
+                    await run(partial(block.__exit__, None, None, None))
+                finally:
+                    del self._units[unit]
+
+    @_like(plain.Queue.close)
+    async def close(self) -> None:
+        if not self._crew.is_closed:
+            await self._crew.close(self._plain.close)
+            await self._callbacks.finish()
+
+    async def __aenter__(self) -> Queue:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._plain)
+
+    # Called by the tubes
+
+    async def run(
+        self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None, unit: Any = None
+    ) -> T:
+        """Run a plain call in a thread: that of the unit that it belongs to, or any."""
+        return await self._crew.run(work, undo=undo, worker=self._units.get(unit))
+
+    def _opened(self, plain: PlainTube) -> Tube:
+        """The awaited form of a tube: always the same while anybody has it."""
+        return self._tubes.setdefault(plain, Tube(self, plain))
+
+
+def _roll_back(block: Any) -> None:
+    with suppress(asyncio.CancelledError):
+        block.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+
+
+class Connecting:
+    """What ``connect`` returns: await it, or open it by ``async with``, which also closes the queue."""
+
+    def __init__(self, connect: Callable[[], plain.Queue]) -> None:
+        self._connect = connect
+        self._queue: Queue | None = None
+
+    def __await__(self) -> Generator[Any, Any, Queue]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Queue:
+        self._queue = await self
+        return self._queue
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._queue is not None:
+            await self._queue.close()
+
+    async def _open(self) -> Queue:
+        crew = Crew(MOST_THREADS)
+        try:
+            return Queue(await crew.run(self._connect, undo=plain.Queue.close), crew)
+        except BaseException:
+            await crew.close(lambda: None)
+            raise
+
+
+def _connecting(connect: Callable[P, plain.Queue]) -> Callable[P, Connecting]:
+    @wraps(connect)
+    def opening(*args: P.args, **kwargs: P.kwargs) -> Connecting:
+        return Connecting(partial(connect, *args, **kwargs))
+
+    return opening
+
+
+connect = _connecting(plain.connect)
+
+
+class Callbacks:
+    """Calls the user's callbacks in the event loop, in commit order.
+
+    What a coroutine function returns is awaited before the next callback is called. The verb that made the change
+    does not wait for that; ``close`` does.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._line: deque[tuple[Listener, Task, Event]] = deque()
+        self._awaited: asyncio.Future[Any] | None = None
+
+    def bound(self, listener: Any) -> Any:
+        """The form of a callback that may be called in any thread. What is no callback stays what it is."""
+        return OnLoop(self, listener) if callable(listener) else listener
+
+    def post(self, listener: Listener, task: Task, event: Event) -> None:
+        """Have a callback called. In any thread, in order."""
+        with suppress(RuntimeError):  # the loop is over: there is nobody to call
+            self._loop.call_soon_threadsafe(self._add, listener, task, event)
+
+    async def finish(self) -> None:
+        """Wait for what is awaited now, unless that is who asks."""
+        while self._awaited is not None and self._awaited is not asyncio.current_task():
+            await asyncio.wait({self._awaited})
+
+    def _add(self, listener: Listener, task: Task, event: Event) -> None:
+        self._line.append((listener, task, event))
+        if self._awaited is None:
+            self._call()
+
+    def _call(self) -> None:
+        while self._line:
+            listener, task, event = self._line.popleft()
+            try:
+                answer = listener(task, event)
+            except Exception:
+                log.exception("callback %r failed on %s of %r", listener, event, task)
+                continue
+            if inspect.isawaitable(answer):
+                self._awaited = asyncio.ensure_future(answer)
+                self._awaited.add_done_callback(partial(self._ended, listener, task, event))
+                return
+
+    def _ended(self, listener: Listener, task: Task, event: Event, answer: asyncio.Future[Any]) -> None:
+        self._awaited = None
+        if not answer.cancelled() and answer.exception() is not None:
+            log.error("callback %r failed on %s of %r", listener, event, task, exc_info=answer.exception())
+        self._call()
+
+
+class OnLoop:
+    """A user's callback in the form in which the plain tube knows it."""
+
+    def __init__(self, callbacks: Callbacks, listener: Listener) -> None:
+        self._callbacks = callbacks
+        self.listener = listener
+
+    def __call__(self, task: Task, event: Event) -> None:
+        self._callbacks.post(self.listener, task, event)
