@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 from tubes import Queue
 from tubes.testing import ConformanceKit
-from tubes.testing.agreement import EXAMPLES
+from tubes.testing.agreement import shortened
 from tubes.testing.suite import Connect, MakeTube
 
 
@@ -26,11 +25,7 @@ class PostgresKit(ConformanceKit):
 
     def machine_settings(self) -> settings:
         """Each call is a round trip or several, so it runs for a shorter time."""
-        return settings(
-            super().machine_settings(),
-            max_examples=int(os.environ.get(EXAMPLES, "5")),
-            phases=(Phase.explicit, Phase.reuse, Phase.generate),
-        )
+        return shortened(super().machine_settings())
 
     def die(self, queue: Queue) -> None:
         """End a connection without a word; then, without waiting for its beats, what is done with the dead."""

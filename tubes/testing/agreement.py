@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tubes.queue import Queue
@@ -15,6 +15,15 @@ from tubes.testing.suite import Suite
 
 EXAMPLES = "TUBES_KIT_EXAMPLES"
 """Environment variable: how many sequences to try; the default is for every day, thousands are for a soak."""
+
+
+def shortened(long: settings) -> settings:
+    """A few sequences, for where each call takes longer: those that fail are not shortened in turn."""
+    return settings(
+        long,
+        max_examples=int(os.environ.get(EXAMPLES, "5")),
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    )
 
 
 class Agreement(Suite):

@@ -1,0 +1,229 @@
+"""Lets the suites, which are written for the plain door, come in through the asyncio door."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, cast
+from weakref import WeakValueDictionary
+
+from hypothesis import settings
+
+from tubes import aio
+from tubes.queue import Queue
+from tubes.testing.agreement import shortened
+from tubes.testing.clock import FakeClock
+
+TURNS = 10
+"""Turns of the event loop in which callbacks that call a tube, whose callbacks call a tube, come to an end."""
+
+
+class ThroughAsyncio:
+    """Put before a kit: its tests then use ``tubes.aio``.
+
+    >>> class TestLifoAwaited(ThroughAsyncio, ConformanceKit):  # doctest: +SKIP
+    ...     type = "lifo"
+    """
+
+    def connect(self, url: str, clock: FakeClock, **options: Any) -> Queue:
+        return connect_awaited(url, clock=clock, sweep=False, durability="off", **options)
+
+    def machine_settings(self) -> settings:
+        """The logic is that of the plain door, which has a kit of its own."""
+        return shortened(super().machine_settings())  # type: ignore[misc]  # the kit's
+
+
+def connect_awaited(url: str, **options: Any) -> Queue:
+    """Connect through ``tubes.aio``; return what can be used like a Queue, and blocks like one."""
+    return cast(Queue, _Facing.of(_perform(_connected(url, options))))
+
+
+async def _connected(url: str, options: dict[str, Any]) -> aio.Queue:
+    return await aio.connect(url, **options)
+
+
+class Performer:
+    """An asyncio task that awaits what one thread gives it: who is one caller there is one here."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._inbox: asyncio.Queue[Performance | None] = asyncio.Queue()
+        asyncio.run_coroutine_threadsafe(self._run(self._inbox), loop)
+
+    def perform(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Have it awaited, and wait for that."""
+        performance = Performance(work)
+        self._loop.call_soon_threadsafe(self._inbox.put_nowait, performance)
+        performance.is_over.wait()
+        if performance.error is not None:
+            raise performance.error
+        return performance.result
+
+    @staticmethod
+    async def _run(inbox: asyncio.Queue[Performance | None]) -> None:
+        while (performance := await inbox.get()) is not None:
+            await performance.run()
+            del performance
+
+    def __del__(self) -> None:  # its thread has ended
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, None)
+
+
+class Performance:
+    """One call of a thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_over = threading.Event()
+
+    async def run(self) -> None:
+        try:
+            self.result = await self._work
+        except BaseException as error:
+            self.error = error
+        self.is_over.set()
+
+
+class _Local(threading.local):
+    performer: Performer | None = None
+
+
+_local = _Local()
+_loops: list[asyncio.AbstractEventLoop] = []
+_making = threading.Lock()
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """An event loop in a thread of its own, one for all tests."""
+    with _making:
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[0].run_forever, name="kit-loop", daemon=True).start()
+        return _loops[0]
+
+
+def _perform(work: Coroutine[Any, Any, Any]) -> Any:
+    if _local.performer is None:
+        _local.performer = Performer(running_loop())
+    return _local.performer.perform(work)
+
+
+def _is_in_callback() -> bool:
+    return bool(_loops) and asyncio._get_running_loop() is _loops[0]
+
+
+class _Facing:
+    """Has the attributes of an awaited object; a coroutine function among them becomes one that blocks.
+
+    In a callback, which the loop calls, such a call is one of the plain object.
+    """
+
+    _all: ClassVar[WeakValueDictionary[Any, _Facing]] = WeakValueDictionary()
+
+    def __init__(self, awaited: Any) -> None:
+        self._awaited = awaited
+
+    @classmethod
+    def of(cls, awaited: Any) -> Any:
+        """The one of a tube or queue; everything else stays what it is."""
+        if isinstance(awaited, aio.Tube):
+            return cls._all.setdefault(awaited, FacingTube(awaited))
+        if isinstance(awaited, aio.Queue):
+            return cls._all.setdefault(awaited, FacingQueue(awaited))
+        return awaited
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._awaited, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_in_callback():
+                return getattr(self._awaited._plain, name)(*args, **kwargs)
+            args = tuple(arg._awaited if isinstance(arg, _Facing) else arg for arg in args)
+            return _Facing.of(_perform(self._and_callbacks(found(*args, **kwargs))))
+
+        return call
+
+    async def _and_callbacks(self, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await work
+        finally:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+
+    def __repr__(self) -> str:
+        return repr(self._awaited)
+
+
+class FacingTube(_Facing):
+    """A tube of ``tubes.aio`` that can be used like a plain one."""
+
+    @property
+    def _queue(self) -> Any:
+        return _Facing.of(self._awaited._queue)
+
+    def next_due_ms(self) -> int | None:
+        """What the plain tube says, for tests that move the clock to it."""
+        due: int | None = self._awaited._plain.next_due_ms()
+        return due
+
+
+class FacingQueue(_Facing):
+    """A queue of ``tubes.aio`` that can be used like a plain one."""
+
+    @property
+    def tube(self) -> FacingTubes:
+        return FacingTubes(self)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        block = self._awaited.transaction()
+        unit = _perform(block.__aenter__())
+        try:
+            yield unit
+        except BaseException as error:
+            if not _perform(self._and_callbacks(block.__aexit__(type(error), error, error.__traceback__))):
+                raise
+        else:
+            _perform(self._and_callbacks(block.__aexit__(None, None, None)))
+
+    def __enter__(self) -> FacingQueue:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class FacingTubes:
+    """``queue.tube`` of such a queue."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def __getitem__(self, name: str) -> Any:
+        return self._queue.get_tube(name)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except LookupError as error:
+            raise AttributeError(str(error)) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queue.tubes())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._queue.tubes()
+
+    def __len__(self) -> int:
+        return len(self._queue.tubes())
+
+    def __dir__(self) -> list[str]:
+        return list(self)
