@@ -124,6 +124,10 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
+DRIFT_MS = 0.2
+"""Milliseconds by which two hosts' clocks may drift apart in a second; quartz does a twentieth of that."""
+
+
 class ServerClock(SystemClock):
     """A server's clock, so that hosts whose clocks differ agree: this host's monotonic clock plus an offset.
 
@@ -132,10 +136,21 @@ class ServerClock(SystemClock):
 
     def __init__(self) -> None:
         self._offset_ms = 0.0
+        self._doubt_ms = math.inf
+        self._learned = 0.0
 
-    def learn(self, server_ms: float, asked: float, answered: float) -> None:
-        """Note what the server's clock showed, asked and answered at these instants of ``real_monotonic``."""
-        self._offset_ms = server_ms - (asked + answered) * 500
+    def learn(self, server_ms: float, asked: float, answered: float) -> float:
+        """Note what the server's clock showed, asked and answered at these instants of ``real_monotonic``.
+
+        An answer that took long tells little: one from before, which is sure to be nearer, is kept as long as both
+        can be true. Return by how many milliseconds the clock may be wrong now.
+        """
+        offset, doubt = server_ms - (asked + answered) * 500, (answered - asked) * 500
+        kept = self._doubt_ms + (answered - self._learned) * DRIFT_MS
+        if doubt <= kept or abs(offset - self._offset_ms) > doubt + kept:
+            self._offset_ms, self._doubt_ms, self._learned = offset, doubt, answered
+            return doubt
+        return kept
 
     def now_ms(self) -> int:
         return int(time.monotonic() * 1000 + self._offset_ms)

@@ -59,6 +59,9 @@ BEATS = 3
 LOOKS = 15
 """Looks at the others' beats in that time."""
 
+CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
+"""Looks at the server's clock at most, until the time is known to so many milliseconds."""
+
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
 
@@ -482,9 +485,11 @@ class PostgresStore:
 
     def _learn_time(self, wire: Wire) -> None:
         if isinstance(self.clock, ServerClock):
-            asked = real_monotonic()
-            answer = wire.execute("SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint", ())
-            self.clock.learn(answer.rows[0][0] / 1000, asked, real_monotonic())
+            for _ in range(CLOCK_LOOKS):
+                asked = real_monotonic()
+                answer = wire.execute("SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint", ())
+                if self.clock.learn(answer.rows[0][0] / 1000, asked, real_monotonic()) < CLOCK_DOUBT_MS:
+                    break
 
     def _check(self) -> bool:
         return not self._is_closed and self.deaths_suspected()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tubes.clock import Signal, SystemClock
+from tubes.clock import ServerClock, Signal, SystemClock
 from tubes.testing import FakeClock
 
 
@@ -142,3 +142,30 @@ def test_a_wait_of_no_time_on_the_fake_clock_returns_at_once() -> None:
     signal = Signal()
     signal.set()
     assert FakeClock().wait(signal, 0) is True
+
+
+def test_a_server_s_clock_is_learned_from_the_quickest_answer() -> None:
+    """One that took long may be wrong by half of that: it changes nothing while the better one can be true."""
+    clock = ServerClock()
+    now = time.monotonic()
+    assert clock.learn(1_000_000, now - 0.002, now) == pytest.approx(1)
+    known = clock.now_ms()
+    assert abs(known - 1_000_001) < 500
+    assert clock.learn(1_000_090, now, now + 0.2) == pytest.approx(1, abs=0.1)
+    assert abs(clock.now_ms() - known) < 80
+
+
+def test_a_server_whose_clock_was_set_is_believed() -> None:
+    clock = ServerClock()
+    now = time.monotonic()
+    clock.learn(1_000_000, now - 0.002, now)
+    clock.learn(9_000_000, now - 0.2, now)
+    assert clock.now_ms() > 8_999_000
+
+
+def test_an_old_look_at_a_server_s_clock_counts_less() -> None:
+    """Two clocks drift apart."""
+    clock = ServerClock()
+    now = time.monotonic()
+    clock.learn(0, now - 0.002, now)
+    assert clock.learn(10_002, now + 10, now + 10.004) == pytest.approx(2)
