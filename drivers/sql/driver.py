@@ -297,7 +297,7 @@ class SqlDriver:
         rows = tx.rows(self._sql.due, self._tube, now, limit)
         rows += tx.rows(self._sql.overdue, self._tube, now, limit)
         rows.sort(key=lambda row: (row[DUE], row[ID]))
-        for row in self._hold(tx, rows[:limit]):
+        for row in self._hold(tx, rows[:limit], waits=False):  # others may be settling the same
             end = _end_of_life(row)
             if end is not None and end <= now:
                 changes += self._remove(tx, Event.TTL, [row], now)
@@ -383,11 +383,16 @@ class SqlDriver:
                 chosen[id] = row
         return list(chosen.values())
 
-    def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
-        """Rows that were looked for: where others write meanwhile, locked, and without those that changed."""
+    def _hold(self, tx: SqlTx, rows: list[Row], *, waits: bool = True) -> list[Row]:
+        """Rows that were looked for: where others write meanwhile, locked, and without those that changed.
+
+        Or without those that others have locked; then nobody waits, also not for each other.
+        """
         if not self._sql.is_shared or not rows:
             return rows
-        locked = {row[ID]: row for row in self._locked(tx, [row[ID] for row in rows])}
+        ids = [row[ID] for row in rows]
+        found = self._locked(tx, ids) if waits else tx.rows(self._sql.hold_free, self._tube, _json_ids(ids))
+        locked = {row[ID]: row for row in found}
         return [row for row in rows if locked.get(row[ID]) == row]
 
     def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:

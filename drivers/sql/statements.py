@@ -98,6 +98,7 @@ class Statements:
     peek: Statement
     hold_one: Statement
     hold: Statement
+    hold_free: Statement
     ack_leases: Statement
     update: Statement
     buried: Statement
@@ -394,6 +395,12 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
     )
 
     members = sa.alias(task, "members")
+    free: Any = ids
+    if is_server:  # materialised, or the locks of tasks that nobody asked for might be tried too
+        asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(members.c.id.in_(ids))
+        asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
+        is_free = sa.func.pg_try_advisory_xact_lock(key(asked_for))
+        free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
     ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
 
     return Statements(
@@ -443,6 +450,14 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         hold_one=make(sa.select(*raw).where(ours).with_for_update(), "id", "tube"),
         hold=make(
             sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id).with_for_update(),
+            "tube",
+            "ids",
+        ),
+        hold_free=make(
+            sa.select(*raw)
+            .where(of_tube(task), c.id.in_(free))
+            .order_by(c.id)
+            .with_for_update(skip_locked=True),
             "tube",
             "ids",
         ),

@@ -320,6 +320,25 @@ def test_clients_whose_clocks_differ_agree(
     eventually(taken_by_the_other, within=5)
 
 
+def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
+    """A take finds a delay that is over in a sub-queue that another transaction has locked, and goes on."""
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.5)
+    tube = queue.create_tube("jobs", "utubettl")
+    tube.put("held", utube="a")
+    task = tube.take(timeout=0)
+    assert task is not None
+    due = tube.put("due", utube="a", delay=0.01)
+    tube.put("free", utube="b")
+    with queue.transaction() as unit:
+        tube.ack(task, unit=unit)
+        time.sleep(0.05)
+        free = other.tube.jobs.take(timeout=0)
+        assert free is not None and free.data == "free"
+        assert other.tube.jobs.take(timeout=0) is None
+    after = other.tube.jobs.take(timeout=5)
+    assert after is not None and after.id == due.id
+
+
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
     """Who leaves must not end it by a look from before the other was in it."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
