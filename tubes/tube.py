@@ -487,15 +487,18 @@ class Tube:
         (Tarantool: ``tube:bury``).
         """
         ref = self._ref(task)
-        changes = self._run(
-            lambda tx: self.driver.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
-        )
-        if changes:
-            return self._one(changes)
-        stored = self.peek(ref.id, unit=unit)
-        if stored.state is State.BURIED:
-            return stored
-        raise self._not_taken(ref)
+        while True:
+            changes = self._run(
+                lambda tx: self.driver.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
+            )
+            if changes:
+                return self._one(changes)
+            stored = self.peek(ref.id, unit=unit)
+            if stored.state is State.BURIED:
+                return stored
+            if ref.token is not None:
+                raise self._not_taken(ref)
+            # it was buried then, and has been kicked since
 
     def delete(self, task: Task | int, *, unit: Unit | None = None) -> Task:
         """Remove a task in any state. TaskNotFound and LeaseLost as for ``bury`` (``tube:delete``)."""
