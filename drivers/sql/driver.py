@@ -328,7 +328,7 @@ class SqlDriver:
     # Looking
 
     def peek(self, tx: SqlTx, ids: Sequence[int]) -> Sequence[Row]:
-        return [row for id in ids for row in tx.rows(self._sql.peek, id, self._tube)]
+        return [row for id in ids for row in tx.only_rows(self._sql.peek, id, self._tube)]
 
     def tasks_by_state(self, tx: SqlTx, state: State, *, after: int, limit: int) -> Sequence[Row]:
         if state is State.READY:
@@ -338,7 +338,7 @@ class SqlDriver:
 
     def can_take(self, tx: SqlTx) -> bool:
         """Tell whether a task is ready that a take would get; see ``Tube``."""
-        return bool(tx.rows(self._sql.can_take, self._tube))
+        return bool(tx.only_rows(self._sql.can_take, self._tube))
 
     def count(self, tx: SqlTx) -> Mapping[State, int]:
         totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
@@ -351,7 +351,7 @@ class SqlDriver:
         if not self.features.timed:
             return None
         return min(
-            (due for due in tx.rows(self._sql.next_due, self._tube)[0] if due is not None), default=None
+            (due for due in tx.only_rows(self._sql.next_due, self._tube)[0] if due is not None), default=None
         )
 
     def normalize_task(self, raw: Any) -> Task:

@@ -36,7 +36,7 @@ from tubes.waiting import Waiters
 from .driver import SqlDriver
 from .postgresql_errors import RETRIED, translated
 from .postgresql_listener import Listener
-from .postgresql_wire import Lost, Refused, Row, Wire
+from .postgresql_wire import Lost, Refused, Result, Row, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")
@@ -62,25 +62,32 @@ LOOKS = 15
 CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
 """Looks at the server's clock at most, until the time is known to so many milliseconds."""
 
+SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
 
 class PostgresTx:
     """A transaction on one connection; opens when it must."""
 
-    __slots__ = ("_wire", "is_committing", "is_open")
+    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open")
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, opening: str = "BEGIN") -> None:
         self._wire = wire
+        self._opening = opening
+        self._begin = ""
         self.is_open = False
         self.is_committing = False
 
     def begin(self) -> None:
+        """From now on all statements are one transaction. BEGIN travels with the first."""
         if not self.is_open:
             self.is_open = True
-            self._wire.simple("BEGIN")
+            self._begin = self._opening
 
     def commit(self) -> None:
+        if self._begin:  # nothing was done in it
+            return
         if self._wire.has_failed:  # COMMIT would roll back and not say so
             raise Refused("25P02", "a statement of this transaction had failed")
         self.is_committing = True
@@ -88,45 +95,51 @@ class PostgresTx:
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
         self.begin()
-        return self._wire.execute(statement.text, statement.bind(given)).rows
+        return self.only_rows(statement, *given)
 
     def run(self, statement: Statement, *given: Any) -> int:
         self.begin()
-        return self._wire.execute(statement.text, statement.bind(given)).count
+        return self.only_run(statement, *given)
 
     def many(self, statement: Statement, given: Sequence[Row]) -> int:
         self.begin()
-        if len(given) == 1:
-            return self._wire.execute(statement.text, statement.bind(given[0])).count
-        results = self._wire.pipeline(statement.text, [statement.bind(row) for row in given])
-        return sum(result.count for result in results)
+        return sum(result.count for result in self._pipeline(statement, given))
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
         batch = statement.batch
         if len(given) == 1 or batch is None:
             self.begin()
-            results = self._wire.pipeline(statement.text, [statement.bind(row) for row in given])
-            ids = [row[0] for result in results for row in result.rows]
+            ids = [row[0] for result in self._pipeline(statement, given) for row in result.rows]
         else:
             columns = tuple([*column] for column in zip(*given, strict=True))
-            ids = [row[0] for row in self._wire.execute(batch.text, batch.bind(columns)).rows]
+            ids = [row[0] for row in self.only_rows(batch, *columns)]
         if len(ids) < len(given):
             raise NoSuchTube("(dropped)")
         return ids
 
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return self._wire.execute(statement.text, statement.bind(given)).rows
+        return self._execute(statement, given).rows
 
     def only_run(self, statement: Statement, *given: Any) -> int:
-        return self._wire.execute(statement.text, statement.bind(given)).count
+        return self._execute(statement, given).count
 
     def only_insert(self, statement: Statement, given: Row) -> int:
-        rows = self._wire.execute(statement.text, statement.bind(given)).rows
+        rows = self._execute(statement, given).rows
         if not rows:
             raise NoSuchTube("(dropped)")
         id: int = rows[0][0]
         return id
+
+    def _execute(self, statement: Statement, given: Row) -> Result:
+        if self._begin:
+            begin, self._begin = self._begin, ""
+            return self._wire.execute(statement.text, statement.bind(given), begin=begin)
+        return self._wire.execute(statement.text, statement.bind(given))
+
+    def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
+        begin, self._begin = self._begin, ""
+        return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
 
 
 class PostgresStore:
@@ -225,9 +238,8 @@ class PostgresStore:
 
     def connect(self) -> Wire:
         """Open one more connection."""
-        wire = Wire(self._conninfo, self._what, self._durability)
-        wire.simple(f"SET lock_timeout = {max(int(self._busy_timeout * 1000), 1)}")
-        return wire
+        lock_timeout = max(int(self._busy_timeout * 1000), 1)
+        return Wire(self._conninfo, self._what, self._durability, f"SET lock_timeout = {lock_timeout}")
 
     def _borrow(self) -> Wire:
         """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""
@@ -356,11 +368,10 @@ class PostgresStore:
             tries += 1
             try:
                 with self._wire() as wire:
-                    wire.simple("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                    tx = PostgresTx(wire)
-                    tx.is_open = True
+                    tx = PostgresTx(wire, SNAPSHOT)
                     result = work(tx)
-                    wire.simple("COMMIT")
+                    if tx.is_open:
+                        tx.commit()
                     return result
             except Refused as error:
                 raise translated(error, self._what) from error
@@ -388,7 +399,7 @@ class PostgresStore:
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         return [
             TubeRecord(id, name, type, json.loads(options), bool(temporary))
-            for id, name, type, options, temporary in tx.rows(self._sql.tubes)
+            for id, name, type, options, temporary in tx.only_rows(self._sql.tubes)
         ]
 
     def add_tube(
@@ -403,7 +414,7 @@ class PostgresStore:
         tx.run(self._sql.remove_tube, tube.id)
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
-        return bool(tx.rows(self._sql.has_tube, tube.id))
+        return bool(tx.only_rows(self._sql.has_tube, tube.id))
 
     # Sessions
 
@@ -429,8 +440,10 @@ class PostgresStore:
         server, tube, task = (
             f'"{self._namespace}_{table}"' for table in ("server", "tube", "temporary_task")
         )
-        wire.simple("BEGIN")
-        if wire.execute(f"UPDATE {server} SET started = {epoch} WHERE started <> {epoch}", ()).count:
+        if not wire.execute(f"SELECT 1 FROM {server} WHERE started <> {epoch}", ()).rows:
+            return
+        again = f"UPDATE {server} SET started = {epoch} WHERE started <> {epoch}"
+        if wire.execute(again, (), begin="BEGIN").count:  # and nobody else was faster
             wire.execute(f"DELETE FROM {task}", ())
             wire.execute(f"UPDATE {tube} SET stored = 0 WHERE temporary", ())
         wire.simple("COMMIT")
@@ -461,7 +474,7 @@ class PostgresStore:
     def prove_life(self) -> None:
         if self._is_closed or self._is_stale or self._left:
             return
-        connections = self.read(lambda tx: tx.rows(self._sql.connections))
+        connections = self.read(lambda tx: tx.only_rows(self._sql.connections))
         if self._connection not in [id for id, _ in connections]:
             self._resume()
 
@@ -470,8 +483,8 @@ class PostgresStore:
         with self._resuming:
             if self._left or self._is_closed:
                 return
-            known = self.read(lambda tx: tx.rows(self._sql.connections))
-            ends = self.read(lambda tx: tx.rows(self._sql.session, self.session))
+            known = self.read(lambda tx: tx.only_rows(self._sql.connections))
+            ends = self.read(lambda tx: tx.only_rows(self._sql.session, self.session))
             if self._connection not in [id for id, _ in known] or not ends or ends[0][0] is not None:
                 self._begin_session()
 

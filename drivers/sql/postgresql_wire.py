@@ -6,6 +6,7 @@ cursor. Values travel as text.
 
 from __future__ import annotations
 
+import itertools
 import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -63,7 +64,7 @@ class Result:
 class Wire:
     """Used by one thread at a time."""
 
-    def __init__(self, conninfo: str, what: str, durability: str) -> None:
+    def __init__(self, conninfo: str, what: str, durability: str, *settings: str) -> None:
         try:
             self._connection = psycopg.Connection.connect(
                 conninfo, autocommit=True, connect_timeout=10, client_encoding="utf8"
@@ -75,17 +76,18 @@ class Wire:
         self._poll.register(self._pg.socket, select.POLLIN)
         self._prepared: dict[str, bytes] = {}
         self._transformer = Transformer(self._connection)
+        self._names = itertools.count()
         self.is_lost = False
         commit = "on" if durability == "full" else "off"
-        self.simple("; ".join((*SETTINGS, f"SET synchronous_commit = {commit}")))
+        self.simple("; ".join((*SETTINGS, f"SET synchronous_commit = {commit}", *settings)))
 
     # Statements
 
-    def execute(self, text: str, given: Sequence[Any]) -> Result:
-        """Execute one statement, a transaction by itself unless one was begun."""
+    def execute(self, text: str, given: Sequence[Any], *, begin: str = "") -> Result:
+        """Execute one statement, a transaction by itself unless one was begun, or ``begin`` begins it."""
         name = self._prepared.get(text)
-        if name is None:
-            name = self._prepare(text)
+        if name is None or begin:
+            return self.pipeline(text, (given,), begin=begin)[0]
         pg = self._pg
         values = [_sent(value) for value in given]
         try:
@@ -94,36 +96,24 @@ class Wire:
             raise self._gone(error, was_sent=False) from error
         return self._read(self._answer())
 
-    def pipeline(self, text: str, rows: Sequence[Sequence[Any]]) -> list[Result]:
-        """Execute a statement once for each row, in one flight."""
+    def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
+        """Execute a statement once for each row, in one flight with what must come before it."""
+        values = [[_sent(value) for value in row] for row in rows]
         name = self._prepared.get(text)
-        if name is None:
-            name = self._prepare(text)
-        results: list[Result] = []
-        failure: Refused | None = None
+        is_new = name is None
         self._pg.enter_pipeline_mode()
         try:
-            for row in rows:
-                values = [_sent(value) for value in row]
-                self._send(lambda values=values: self._pg.send_query_prepared(name, values))  # type: ignore[misc]
-            self._send(self._pg.pipeline_sync)
-            while True:
-                result = self._next()
-                if result is None:
-                    continue
-                if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    break
-                try:
-                    results.append(self._read(result))
-                except Refused as error:
-                    if error.code:  # else: aborted by the one before
-                        failure = error
+            name = self._send_all(text, name, values, begin)
+            answers = self._answers(are_piped=True)
         finally:
             if not self.is_lost:
                 self._pg.exit_pipeline_mode()
-        if failure is not None:
-            raise failure
-        return results
+        if begin:
+            self._check(answers.pop(0), was_sent=False)
+        if is_new:
+            self._check(answers.pop(0), was_sent=False)
+            self._prepared[text] = name
+        return [self._read(answer) for answer in answers]  # the server has left out what follows a failure
 
     def simple(self, text: str) -> None:
         """Execute text without parameters or rows: BEGIN, COMMIT, LISTEN."""
@@ -168,18 +158,28 @@ class Wire:
 
     # Within
 
-    def _prepare(self, text: str) -> bytes:
-        name = b"t%d" % len(self._prepared)
-        self._send(lambda: self._pg.send_prepare(name, text.encode()))
-        self._read(self._answer(), is_prepared=False)
-        self._prepared[text] = name
-        return name
-
     def _send(self, send: Callable[[], None]) -> None:
         try:
             send()
         except psycopg.Error as error:
             raise self._gone(error, was_sent=False) from error
+
+    def _send_all(
+        self, text: str, name: bytes | None, rows: Sequence[Sequence[bytes | None]], begin: str
+    ) -> bytes:
+        pg = self._pg
+        try:
+            if begin:
+                pg.send_query_params(begin.encode(), None)
+            if name is None:
+                name = b"t%d" % next(self._names)  # never again, since nobody may see that it was prepared
+                pg.send_prepare(name, text.encode())
+            for row in rows:
+                pg.send_query_prepared(name, row)
+            pg.pipeline_sync()
+        except psycopg.Error as error:
+            raise self._gone(error, was_sent=False) from error
+        return name
 
     def _answer(self) -> PGresult:
         """Wait for the answer to one statement. An interrupt cancels it, unless it is done already."""
@@ -199,27 +199,45 @@ class Wire:
             with suppress(psycopg.Error):
                 pg.get_cancel().cancel()
             interrupt = caught
+        return self._answers(interrupt, last)[-1]
+
+    def _answers(
+        self,
+        interrupt: BaseException | None = None,
+        first: PGresult | None = None,
+        *,
+        are_piped: bool = False,
+    ) -> list[PGresult]:
+        """Wait for all answers, but for those that came ``first`` and the ``interrupt`` that was seen to."""
+        pg = self._pg
+        answers = [] if first is None else [first]
         while True:
             try:
-                result = self._next()
-            except (Lost, Refused):
-                raise
+                answer = self._next()
+            except Lost:
+                if _are_done(answers):  # else the server has said why
+                    raise
+                break
             except BaseException as caught:
                 if interrupt is None:
                     with suppress(psycopg.Error):
-                        self._pg.get_cancel().cancel()
+                        pg.get_cancel().cancel()
                 interrupt = caught
                 continue
-            if result is None:
+            if answer is not None and answer.status != pq.ExecStatus.PIPELINE_SYNC:
+                answers.append(answer)
+            elif answer is not None or not are_piped:
                 break
-            last = result
-        if last is None:
+            elif pg.status == pq.ConnStatus.BAD:  # it will not say that this was all
+                if _are_done(answers):
+                    raise self._gone(None, was_sent=True)
+                self.is_lost = True
+                break
+        if not answers:
             raise self._gone(None, was_sent=True)
-        if interrupt is not None:
-            is_done = last.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
-            if not is_done or not postponed(interrupt):
-                raise interrupt
-        return last
+        if interrupt is not None and not (_are_done(answers) and postponed(interrupt)):
+            raise interrupt
+        return answers
 
     def _next(self) -> PGresult | None:
         pg = self._pg
@@ -237,21 +255,30 @@ class Wire:
             str(error).strip() if error is not None else "the connection is closed", was_sent=was_sent
         )
 
-    def _read(self, result: PGresult, *, is_prepared: bool = True) -> Result:
+    def _read(self, result: PGresult) -> Result:
         status = result.status
         if status == pq.ExecStatus.TUPLES_OK:
             load = self._transformer
             load.set_pgresult(result)
             rows = load.load_rows(0, result.ntuples, tuple)
             return Result(rows, result.command_tuples or 0)
-        if status == pq.ExecStatus.COMMAND_OK:
-            return Result([], result.command_tuples or 0)
+        self._check(result, was_sent=True)
+        return Result([], result.command_tuples or 0)
+
+    def _check(self, result: PGresult, *, was_sent: bool) -> None:
+        """Raise what went wrong. Where the server told so, nothing that follows it in a flight was done."""
+        if result.status == pq.ExecStatus.COMMAND_OK:
+            return
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         message = result.get_error_message()
         if code in LOST_CODES or self._pg.status == pq.ConnStatus.BAD:
             self.is_lost = True
-            raise Lost(message, was_sent=is_prepared)
+            raise Lost(message, was_sent=was_sent or not code)
         raise Refused(code, message)
+
+
+def _are_done(answers: Sequence[PGresult]) -> bool:
+    return all(answer.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK) for answer in answers)
 
 
 def _sent(value: Any) -> bytes | None:

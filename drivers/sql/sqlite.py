@@ -57,6 +57,8 @@ class ReadTx:
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
         return self._db.execute(statement.text, statement.bind(given)).fetchall()
 
+    only_rows = rows
+
 
 class SqliteStore:
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite://`` for memory."""

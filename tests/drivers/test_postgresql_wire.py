@@ -1,0 +1,179 @@
+"""One connection to PostgreSQL: what travels together, and what is known when it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import psycopg
+import pytest
+from servers import conninfo
+from tubes.drivers.sql import postgresql_listener
+from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
+
+import tubes
+
+INSERT = "INSERT INTO numbers (number) VALUES ($1)"
+
+
+@pytest.fixture
+def db(postgres_db: str) -> Iterator[psycopg.Connection]:
+    """Somebody else's connection to a database with a table of numbers."""
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        db.execute("CREATE TABLE numbers (number int PRIMARY KEY)")
+        yield db
+
+
+@pytest.fixture
+def wire(postgres_db: str, db: psycopg.Connection) -> Iterator[Wire]:
+    wire = Wire(conninfo(postgres_db), "the test's database", "full")
+    yield wire
+    wire.close()
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def numbers(db: psycopg.Connection) -> list[int]:
+    return [number for (number,) in db.execute("SELECT number FROM numbers ORDER BY number")]
+
+
+def test_a_statement_that_was_refused_when_it_was_new_can_be_executed_again(
+    wire: Wire, db: psycopg.Connection
+) -> None:
+    db.execute("INSERT INTO numbers VALUES (1)")
+    with pytest.raises(Refused) as caught:
+        wire.execute(INSERT, (1,))
+    assert caught.value.code == "23505"
+    assert wire.execute("SELECT max(number) FROM numbers", ()).rows == [(1,)]
+    assert wire.execute(INSERT, (2,)).count == 1
+    assert numbers(db) == [1, 2]
+
+
+def test_a_statement_that_cannot_be_prepared_is_refused_each_time(wire: Wire) -> None:
+    for _ in range(2):
+        with pytest.raises(Refused):
+            wire.execute("SELECT nothing FROM nowhere", ())
+    assert wire.execute("SELECT 1", ()).rows == [(1,)]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_transaction_begins_with_its_first_statement(
+    wire: Wire, db: psycopg.Connection, is_known: bool
+) -> None:
+    if is_known:
+        wire.execute(INSERT, (1,))
+    wire.execute(INSERT, (2,), begin="BEGIN")
+    assert wire.in_transaction
+    assert 2 not in numbers(db)
+    wire.simple("ROLLBACK")
+    wire.execute(INSERT, (3,), begin="BEGIN")
+    wire.simple("COMMIT")
+    assert numbers(db) == ([1, 3] if is_known else [3])
+
+
+def test_a_transaction_whose_first_statement_is_refused_can_only_be_rolled_back(wire: Wire) -> None:
+    wire.execute(INSERT, (1,))
+    with pytest.raises(Refused):
+        wire.execute(INSERT, (1,), begin="BEGIN")
+    assert wire.has_failed
+    wire.simple("ROLLBACK")
+    wire.execute(INSERT, (2,))
+
+
+def test_of_several_rows_one_refused_row_stores_none(wire: Wire, db: psycopg.Connection) -> None:
+    with pytest.raises(Refused):
+        wire.pipeline(INSERT, [(1,), (2,), (1,), (3,)])
+    assert not wire.in_transaction
+    assert numbers(db) == []
+
+
+@pytest.mark.parametrize("begin", ["", "BEGIN"])
+def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
+    wire: Wire, db: psycopg.Connection, begin: str
+) -> None:
+    db.execute("SELECT pg_terminate_backend(%s, 20000)", [wire.backend_pid])
+    with pytest.raises(Lost) as caught:
+        wire.execute(INSERT, (1,), begin=begin)
+    assert not caught.value.was_sent
+    assert wire.is_lost
+
+
+class Interrupted(Exception):
+    """Raised by a signal's handler."""
+
+
+@pytest.fixture
+def interrupting() -> Iterator[signal.Signals]:
+    """A signal that raises Interrupted wherever it lands."""
+
+    def raising(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, raising)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("begin", ["", "BEGIN"])
+def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
+    wire: Wire, db: psycopg.Connection, interrupting: signal.Signals, begin: str
+) -> None:
+    def interrupt() -> None:
+        asked = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        eventually(lambda: db.execute(asked, [wire.backend_pid]).fetchall())
+        os.kill(os.getpid(), interrupting)
+
+    thread = threading.Thread(target=interrupt)
+    with db.transaction():
+        db.execute("LOCK TABLE numbers")
+        thread.start()
+        with pytest.raises(Interrupted):
+            wire.execute(INSERT, (1,), begin=begin)
+        thread.join()
+    if begin:
+        wire.simple("ROLLBACK")
+    assert wire.execute(INSERT, (2,)).count == 1
+    assert numbers(db) == [2]
+
+
+def connections(db: psycopg.Connection) -> int:
+    asked = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    return len(db.execute(asked + " AND backend_type = 'client backend'").fetchall())
+
+
+def test_a_queue_that_is_used_for_a_moment_has_one_connection(
+    postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of what its use costs is connecting."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        queue.create_tube("jobs", "fifo").put(1)
+        assert connections(db) == 1
+    eventually(lambda: connections(db) == 0)
+
+
+def test_a_queue_that_stays_listens_on_another(postgres_db: str, db: psycopg.Connection) -> None:
+    with tubes.connect(postgres_db, migrate=True, sweep=False):
+        eventually(lambda: connections(db) == 2)
+
+
+def test_who_waits_listens_at_once(
+    postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        waiting = threading.Thread(target=tube.take)
+        waiting.start()
+        eventually(lambda: connections(db) == 2)
+        tube.put(1)
+        waiting.join()
