@@ -30,6 +30,9 @@ FLOOR = 0.5
 SOON = 0.02
 """Seconds after it has said that it waits, until a process looks again: what was put meanwhile, nobody announced."""
 
+CONNECT_AFTER = 0.2
+"""Seconds until a store that nobody waits on has a second connection; one that is used for a moment has none."""
+
 RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""
 
@@ -63,6 +66,7 @@ class Listener:
         self._announced_at = self._heard_at = float("-inf")
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
+        self._connect_at = real_monotonic() + min(CONNECT_AFTER, beat_every)
         self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
 
@@ -96,6 +100,7 @@ class Listener:
 
     def _run(self) -> None:
         wire: Wire | None = None
+        self._rest()
         while not self._is_over:
             try:
                 if wire is None:
@@ -115,6 +120,22 @@ class Listener:
         if wire is not None:
             wire.close()
 
+    def _rest(self) -> None:
+        """Wait until there is a reason to connect."""
+        poll = select.poll()
+        poll.register(self._stir_read, select.POLLIN)
+        while not (self._is_over or self.waiters):
+            left = self._connect_at - real_monotonic()
+            if left <= 0:
+                return
+            poll.poll(left * 1000)
+            self._calm()
+
+    def _calm(self) -> None:
+        """Take note of having been stirred."""
+        with suppress(BlockingIOError):
+            os.read(self._stir_read, 65536)
+
     def _turn(self, wire: Wire) -> None:
         poll = select.poll()
         poll.register(wire.fileno(), select.POLLIN)
@@ -123,8 +144,7 @@ class Listener:
         poll.poll(max(until - real_monotonic(), 0.0) * 1000)
         if self._is_over:
             return
-        with suppress(BlockingIOError):
-            os.read(self._stir_read, 65536)
+        self._calm()
         self._send_calls(wire)
         self._hear(wire)
         now = real_monotonic()
