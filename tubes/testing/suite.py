@@ -121,13 +121,19 @@ class Suite:
             return queues[-1]
 
         yield make
+        cleaner = self._usable(queues) if self.shared else None
         for queue in reversed(queues):
-            queue.close()
-        if self.shared:
-            with self.connect(store_url, clock) as queue:
+            if queue is not cleaner:
+                queue.close()
+        if self.shared and queues:
+            with cleaner or self.connect(store_url, clock) as queue:
                 for name in set(queue.tubes()) - before:
                     queue.tube[name].truncate()
                     queue.tube[name].drop()
+
+    def _usable(self, queues: list[Queue]) -> Queue | None:
+        """One that can clean up, which saves connecting once more; not one that a failed test left waiting."""
+        return next((queue for queue in queues if not (queue.is_closed or queue.store.waiters)), None)
 
     @pytest.fixture
     def queue(self, make_queue: Connect) -> Queue:
