@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 import servers
-from servers import PostgresServer, conninfo
+from servers import PostgresServer, conninfo, empty_database
 
 
 def ask(url: str, question: str) -> object:
@@ -48,13 +49,8 @@ def test_a_server_that_was_stopped_goes_on_with_what_was_committed(
     assert ask(own_postgres_db, "SELECT answer FROM kept") == 42
 
 
-LEFT: list[psycopg.Connection] = []
-
-
-@pytest.mark.parametrize("_turn", [1, 2])
-def test_a_test_finds_nothing_of_another(postgres_db: str, _turn: int) -> None:
-    """Neither tables nor schemas nor types; and who stayed connected holds no lock on them."""
-    db = psycopg.connect(conninfo(postgres_db))
+def leave_things(url: str) -> psycopg.Connection:
+    db = psycopg.connect(conninfo(url))
     for made in (
         "TABLE left_over (id int)",
         "SCHEMA other",
@@ -64,7 +60,14 @@ def test_a_test_finds_nothing_of_another(postgres_db: str, _turn: int) -> None:
         db.execute(f"CREATE {made}".encode())
     db.commit()
     db.execute("LOCK TABLE left_over")
-    LEFT.append(db)
+    return db
+
+
+def test_a_test_finds_nothing_of_another(postgres_db: str) -> None:
+    """Neither tables nor schemas nor types; and who stayed connected holds no lock on them."""
+    with closing(leave_things(postgres_db)):
+        empty_database(postgres_db)
+        leave_things(postgres_db).close()
 
 
 def test_a_server_dies_with_the_process_that_started_it() -> None:
