@@ -29,6 +29,7 @@ from tubes import queue as plain
 from tubes.bridge import Crew, Worker
 from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
+from tubes.errors import BadOption
 from tubes.events import Listener
 from tubes.store import Store, Unit
 from tubes.task import Event, Task
@@ -56,7 +57,9 @@ def _of_tube(
 
     @wraps(method)
     async def verb(self: Tube, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        tube, unit = self._plain, kwargs.get("unit")
+        tube, unit, connection = self._plain, kwargs.get("unit"), kwargs.get("connection")
+        if connection is not None:
+            return await _in_their_greenlet(method, tube, args, kwargs, connection)
         return await self._queue.run(
             partial(method, tube, *args, **kwargs),
             undo=None if undo is None or unit is not None else partial(undo, tube),
@@ -64,6 +67,26 @@ def _of_tube(
         )
 
     return verb
+
+
+async def _in_their_greenlet(
+    method: Callable[..., T], tube: PlainTube, args: Any, kwargs: dict[str, Any], connection: Any
+) -> T:
+    """Run a plain verb where the user's connection is: in the event loop, in a greenlet of SQLAlchemy's."""
+    if not hasattr(connection, "run_sync"):
+        raise BadOption(
+            f"here a connection is an AsyncConnection or AsyncSession, not {connection!r}",
+            option="connection",
+        )
+
+    if getattr(connection, "sync_connection", connection) is None:
+        raise BadOption("this AsyncConnection is not started: await it first", option="connection")
+
+    def joined(plain: Any) -> T:
+        return method(tube, *args, **(kwargs | {"connection": plain}))
+
+    answer: T = await connection.run_sync(joined)
+    return answer
 
 
 def _of_queue(

@@ -133,7 +133,7 @@ class Queue:
         self._sweeper = Sweeper(self._background)
         self._look_at = 0.0
         self._next_sweep_ms: float = math.inf
-        self._units: set[Unit] = set()
+        self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
         _open_queues.add(self)
         self._open_all()
 
@@ -306,35 +306,33 @@ class Queue:
     def transaction(self) -> Iterator[Unit]:
         """Make several calls one: each takes ``unit=``. Committed when the block ends, rolled back if it raises.
 
-        Callbacks and wake-ups come after the commit, and never after a rollback. Other threads' writes wait.
+        Callbacks and wake-ups come after the commit, and never after a rollback. Statements of your own go through
+        ``unit.connection``. On SQLite other threads' writes wait.
         """
         self.check_open()
         unit: Unit | None = None
+        is_inside = False
 
         def committed() -> None:
             if unit is not None:
-                for tube, changes in unit.changes():
-                    tube.line_up(changes)
+                self._line_up(unit)
 
         block = self.store.transaction(committed)
-        is_inside = False
 
         def enter() -> None:
             nonlocal unit, is_inside
-            unit = Unit(block.__enter__())
+            tx = block.__enter__()
             is_inside = True
-            self._units.add(unit)
+            unit = self._new_unit(tx)
 
         def leave(*error: Any) -> None:
             nonlocal is_inside
             is_inside = False
             if unit is not None:
                 unit.is_open = False
-                self._units.discard(unit)
-                block.__exit__(*error)
-                if error[0] is None:
-                    for tube, changes in unit.changes():
-                        tube.publish(changes)
+            block.__exit__(*error)
+            if unit is not None and error[0] is None:
+                self._publish(unit)
 
         try:
             guarded(enter)
@@ -345,6 +343,33 @@ class Queue:
                 guarded(leave, *sys.exc_info())
             raise
         self.deliveries.deliver()
+
+    def join_transaction(self, connection: Any) -> Unit:
+        """Return the unit of the transaction that is open on a connection of the user's, who commits it.
+
+        What the verbs do with ``connection=``; it may be passed to others as ``unit=`` until then.
+        """
+        self.check_open()
+        return self.store.join_transaction(connection, self._new_unit)
+
+    def _new_unit(self, tx: Any) -> Unit:
+        unit = Unit(self.store, tx, self._unit_ended)
+        self._units.add(unit)
+        return unit
+
+    def _unit_ended(self, unit: Unit, committed: bool) -> None:
+        if committed:
+            self._line_up(unit)
+            guarded(self._publish, unit)
+            self.deliveries.deliver()
+
+    def _line_up(self, unit: Unit) -> None:
+        for tube, changes in unit.changes():
+            tube.line_up(changes)
+
+    def _publish(self, unit: Unit) -> None:
+        for tube, changes in unit.changes():
+            tube.publish(changes)
 
     # Time
 
@@ -444,9 +469,9 @@ class Queue:
     def forked(self) -> None:
         """Called in a forked child: nothing of the parent's is used again, or closed."""
         self.store.forked()
-        for unit in self._units:
+        for unit in list(self._units):
             unit.is_open = False
-        self._units = set()
+        self._units = weakref.WeakSet()
         self._lock = threading.RLock()
         self.deliveries = Deliveries()
         self._sweeper = Sweeper(self._background)

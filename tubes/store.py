@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tubes.clock import Clock
+from tubes.errors import BadOption
 from tubes.stats import Counts, Deltas
 from tubes.waiting import Waiters
 
@@ -46,6 +47,23 @@ class Store(Protocol):
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
         """Open a transaction that lasts as long as the ``with`` block; an exception rolls it back."""
+        ...
+
+    def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
+        """Return the unit of the transaction that the user has open on a connection of their own.
+
+        ``open`` makes one of a ``tx``, for the first call in a transaction. From then on the store has the unit follow
+        it: ``undo_to`` at the rollback of a savepoint, and ``ended`` at its end, never before a commit is done.
+        BadOption for what is no connection to this very store, or cannot carry a transaction.
+        """
+        ...
+
+    def within(self, tx: Any, work: Callable[[Any], T]) -> T:
+        """Run ``work`` as a part of an open transaction, once. What fails leaves nothing, or spoils all of it."""
+        ...
+
+    def connection(self, unit: Unit) -> Any:
+        """Return the user's form of the connection that a unit's transaction is on, or raise NotSupported."""
         ...
 
     def read(self, work: Callable[[Any], T]) -> T:
@@ -145,10 +163,32 @@ class Unit:
     Its changes reach the listeners after the commit; a rollback emits nothing.
     """
 
-    def __init__(self, tx: Any) -> None:
+    def __init__(self, store: Store, tx: Any, ended: Callable[[Unit, bool], None]) -> None:
         self.tx = tx
-        self._changes: list[tuple[Tube, Sequence[Change]]] = []
         self.is_open = True
+        self._store = store
+        self._ended = ended
+        self._changes: list[tuple[Tube, Sequence[Change]]] = []
+
+    @property
+    def connection(self) -> Any:
+        """The transaction's connection, for statements of your own: in SQL stores, a SQLAlchemy ``Connection``.
+
+        It belongs to the unit, which alone commits it and rolls it back; savepoints (``begin_nested``) are yours.
+        """
+        self.check(self._store)
+        return self._store.connection(self)
+
+    def check(self, store: Store) -> None:
+        """Raise BadOption unless this is an open transaction of that store."""
+        if self._store is not store:
+            raise BadOption("this transaction is another queue's", option="unit")
+        if not self.is_open:
+            raise BadOption("this transaction is over", option="unit")
+
+    def run(self, work: Callable[[Any], T]) -> T:
+        """Run a driver's step in it."""
+        return self._store.within(self.tx, work)
 
     def add(self, tube: Tube, changes: Sequence[Change]) -> None:
         """Keep the changes that a step made in this transaction."""
@@ -158,3 +198,19 @@ class Unit:
     def changes(self) -> Sequence[tuple[Tube, Sequence[Change]]]:
         """All changes so far, in order."""
         return self._changes
+
+    # Called by the store of a transaction that the user ends
+
+    def mark(self) -> int:
+        """How far it is: what ``undo_to`` takes it back to."""
+        return len(self._changes)
+
+    def undo_to(self, mark: int) -> None:
+        """Forget the changes since a mark: they were rolled back."""
+        del self._changes[mark:]
+
+    def ended(self, *, committed: bool) -> None:
+        """It is over; its changes are committed, or there are none."""
+        if self.is_open:
+            self.is_open = False
+            self._ended(self, committed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from tubes import options as checked
@@ -56,6 +57,7 @@ class PutOptions(TypedDict, total=False):
     utube: str | int | None
     timeout: Seconds | None
     unit: Unit | None
+    connection: Any
 
 
 def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
@@ -65,6 +67,9 @@ def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> froze
 
 ALL_PUT_OPTIONS = supported(Features(True, True, True, True), PUT_OPTIONS)
 ALL_TUBE_OPTIONS = supported(Features(True, True, True, True), TUBE_OPTIONS)
+
+WHERE = frozenset({"unit", "connection"})
+"""Options of every verb that changes a task: the transaction that it is a part of."""
 
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
@@ -94,7 +99,7 @@ class Tube:
         self._commit: Callable[[Callable[[Any], Sequence[Change]]], Sequence[Change]] = self._commit_quietly
         self._unsure: list[int] = []
         features = driver.features
-        self._allowed = supported(features, PUT_OPTIONS) | {"unit"}
+        self._allowed = supported(features, PUT_OPTIONS) | WHERE
         self._is_timed = features.timed
         self._pri = record.options.get("pri", 0)
         self._ttl_ms = record.options.get("ttl_ms")
@@ -159,7 +164,7 @@ class Tube:
     def _new(self, payload: str | bytes, data: Any, options: PutOptions) -> NewTask:
         if not options.keys() <= self._allowed:
             where = f"put into {self._described()}"
-            checked.check_names(options.keys() - {"unit"}, ALL_PUT_OPTIONS, self._allowed - {"unit"}, where)
+            checked.check_names(options.keys() - WHERE, ALL_PUT_OPTIONS, self._allowed - WHERE, where)
         pri, utube, ttl_ms, ttr_ms, delay_ms = self._pri, self._unnamed, self._ttl_ms, self._ttr_ms, 0
         if "pri" in options:
             pri = checked.whole("pri", options["pri"])
@@ -178,7 +183,10 @@ class Tube:
 
     def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:
         timeout = checked.timeout_seconds(options["timeout"]) if "timeout" in options else 0.0
-        return timeout, options.get("unit")
+        unit, connection = options.get("unit"), options.get("connection")
+        if timeout != 0.0 and (unit is not None or connection is not None):
+            raise BadOption("a put inside a transaction cannot wait: leave out timeout", option="timeout")
+        return timeout, self._unit(unit, connection)
 
     def _put(self, items: Sequence[NewTask], timeout: float | None, unit: Unit | None) -> Sequence[Change]:
         driver, clock = self.driver, self._clock
@@ -234,6 +242,7 @@ class Tube:
         *,
         ack: Task | int | None = None,
         unit: Unit | None = None,
+        connection: Any = None,
     ) -> Task | None:
         """Take the next task, or return ``None`` when none came within ``timeout`` seconds.
 
@@ -242,38 +251,49 @@ class Tube:
         (NotTaken, LeaseLost) nothing is taken; when nothing is ready, the ack stands and the wait begins
         (Tarantool: ``tube:take``).
         """
-        taken = self._take(1, timeout, ack, unit)
+        taken = self._take(1, timeout, ack, unit, connection)
         return taken[0] if taken else None
 
     def take_many(
-        self, limit: int, timeout: Seconds | None = None, *, unit: Unit | None = None
+        self,
+        limit: int,
+        timeout: Seconds | None = None,
+        *,
+        unit: Unit | None = None,
+        connection: Any = None,
     ) -> list[Task]:
         """Take up to ``limit`` tasks that are ready now, in order; wait for the first as ``take`` does."""
-        return self._take(checked.whole("limit", limit, least=1), timeout, None, unit)
+        return self._take(checked.whole("limit", limit, least=1), timeout, None, unit, connection)
 
     def _take(
-        self, limit: int, timeout: Seconds | None, ack: Task | int | None, unit: Unit | None
+        self,
+        limit: int,
+        timeout: Seconds | None,
+        ack: Task | int | None,
+        unit: Unit | None,
+        connection: Any,
     ) -> list[Task]:
         wait = checked.timeout_seconds(timeout)
-        if unit is not None and wait != 0.0:
+        if wait != 0.0 and (unit is not None or connection is not None):
             raise BadOption("a take inside a transaction cannot wait: pass timeout=0", option="timeout")
+        unit = self._unit(unit, connection)
         kept: list[Task] = []
+        if unit is not None:
+            self._take_now(limit, kept, ack, unit)
+            return kept
         try:
-            guarded(self._take_or_wait, limit, kept, wait, ack, unit)
+            guarded(self._take_or_wait, limit, kept, wait, ack)
             return kept
         except BaseException as error:
             # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
             # answers to them, and this does nothing.
-            if kept and unit is None and not isinstance(error, StoreError):
+            if kept and not isinstance(error, StoreError):
                 self.give_back(kept)
             raise
 
-    def _take_or_wait(
-        self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None, unit: Unit | None
-    ) -> None:
-        if unit is None:
-            self._queue.look_for_the_dead()
-        self._take_now(limit, kept, ack, unit)
+    def _take_or_wait(self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None) -> None:
+        self._queue.look_for_the_dead()
+        self._take_now(limit, kept, ack)
         if not kept and wait != 0.0:
             try:
                 self._wait_and_take(limit, kept, wait)
@@ -417,30 +437,41 @@ class Tube:
 
     # Finishing and giving back
 
-    def ack(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+    def ack(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Finish a task that this session holds; it is gone. Returns it, done.
 
         NotTaken when this session does not hold it, LeaseLost when it did and has lost it (Tarantool:
         ``tube:ack``).
         """
         ref = self._ref(task)
+        unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(
             lambda tx: self.driver.ack(tx, (ref,), owner=store.session, now=self._clock.now_ms()), unit
         )
         return self._one(changes) if changes else self._refuse(ref, unit)
 
-    def ack_many(self, tasks: Iterable[Task | int], *, unit: Unit | None = None) -> list[Task]:
+    def ack_many(
+        self, tasks: Iterable[Task | int], *, unit: Unit | None = None, connection: Any = None
+    ) -> list[Task]:
         """Finish those of these tasks that this session holds, in one commit; return those."""
         ref = self._ref
         refs = [ref(task) for task in tasks]
+        unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(
             lambda tx: self.driver.ack(tx, refs, owner=store.session, now=self._clock.now_ms()), unit
         )
         return self._tasks(changes)
 
-    def release(self, task: Task | int, *, delay: Seconds | None = None, unit: Unit | None = None) -> Task:
+    def release(
+        self,
+        task: Task | int,
+        *,
+        delay: Seconds | None = None,
+        unit: Unit | None = None,
+        connection: Any = None,
+    ) -> Task:
         """Give back a task that this session holds: to its old place, or after ``delay`` seconds.
 
         The delay is added to its ttl. NotTaken and LeaseLost as for ``ack`` (Tarantool: ``tube:release``).
@@ -449,6 +480,7 @@ class Tube:
         if delay is not None and not self.features.timed:
             raise NotSupported(f"release in {self._described()} does not support 'delay'", option="delay")
         ref = self._ref(task)
+        unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(
             lambda tx: self.driver.release(
@@ -458,7 +490,9 @@ class Tube:
         )
         return self._one(changes) if changes else self._refuse(ref, unit)
 
-    def touch(self, task: Task | int, delta: Seconds | None, *, unit: Unit | None = None) -> Task | None:
+    def touch(
+        self, task: Task | int, delta: Seconds | None, *, unit: Unit | None = None, connection: Any = None
+    ) -> Task | None:
         """Add ``delta`` seconds to the ttr, the ttl and the deadline of a task that this session holds.
 
         By 0 or ``None`` it does nothing and returns ``None``. NotTaken and LeaseLost as for ``ack``; NotSupported
@@ -468,6 +502,7 @@ class Tube:
         if not delta_ms:
             return None
         ref = self._ref(task)
+        unit = self._unit(unit, connection)
         if not self.features.timed:
             self._check_held(ref, unit)
             raise NotSupported(f"{self._described()} does not support touch")
@@ -480,13 +515,14 @@ class Tube:
 
     # Administration: asks for no ownership
 
-    def bury(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+    def bury(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Put a task aside until it is kicked. Burying a buried one is harmless.
 
         TaskNotFound when there is none; LeaseLost when a Task that was taken is no longer held by that take
         (Tarantool: ``tube:bury``).
         """
         ref = self._ref(task)
+        unit = self._unit(unit, connection)
         while True:
             changes = self._run(
                 lambda tx: self.driver.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
@@ -500,9 +536,10 @@ class Tube:
                 raise self._not_taken(ref)
             # it was buried then, and has been kicked since
 
-    def delete(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+    def delete(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Remove a task in any state. TaskNotFound and LeaseLost as for ``bury`` (``tube:delete``)."""
         ref = self._ref(task)
+        unit = self._unit(unit, connection)
         changes = self._run(
             lambda tx: self.driver.delete(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
         )
@@ -511,9 +548,10 @@ class Tube:
         self.peek(ref.id, unit=unit)
         raise self._not_taken(ref)
 
-    def kick(self, count: int = 1, *, unit: Unit | None = None) -> int:
+    def kick(self, count: int = 1, *, unit: Unit | None = None, connection: Any = None) -> int:
         """Make up to ``count`` buried tasks ready again; return how many (Tarantool: ``tube:kick``)."""
         most = checked.whole("count", count)
+        unit = self._unit(unit, connection)
         kicked = 0
         while kicked < most:
             limit = min(most - kicked, STEP_LIMIT)
@@ -525,14 +563,15 @@ class Tube:
             self._check_exists(unit)
         return kicked
 
-    def peek(self, task: Task | int, *, unit: Unit | None = None) -> Task:
+    def peek(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""
         id = self._ref(task).id
+        unit = self._unit(unit, connection)
 
         def look(tx: Any) -> Sequence[Any]:
             return self.driver.peek(tx, (id,))
 
-        raws = self._store.read(look) if unit is None else look(unit.tx)
+        raws = self._store.read(look) if unit is None else unit.run(look)
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
@@ -691,12 +730,23 @@ class Tube:
 
     # Within
 
+    def _unit(self, unit: Unit | None, connection: Any) -> Unit | None:
+        """The transaction that a call is a part of; ``None``: it is one by itself."""
+        if connection is not None:
+            if unit is not None:
+                raise BadOption("unit= and connection= name two transactions: pass one", option="connection")
+            return self._queue.join_transaction(connection)
+        if unit is not None:
+            if not isinstance(unit, Unit):
+                raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
+            unit.check(self._store)
+            self._queue.check_open()
+        return unit
+
     def _run(self, step: Callable[[Any], Sequence[Change]], unit: Unit | None = None) -> Sequence[Change]:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
-            if not unit.is_open:
-                raise BadOption("this transaction is over", option="unit")
-            changes = step(unit.tx)
+            changes = unit.run(step)
             unit.add(self, changes)
             return changes
         return guarded(self._commit, step)
@@ -737,7 +787,8 @@ class Tube:
         known = ref.task
         if known is not None and ref.token is not None and known.owner is not None:
             if known.owner.hex == self._store.session:
-                self._store.prove_life()  # it may be that this process was taken for dead
+                with suppress(StoreBusy):  # this thread's own transaction is in the way
+                    self._store.prove_life()  # it may be that this process was taken for dead
                 return LeaseLost(self.name, ref.id, ref.token)
         return NotTaken(self.name, ref.id)
 
@@ -745,7 +796,7 @@ class Tube:
         def look(tx: Any) -> Sequence[Any]:
             return self.driver.peek(tx, (ref.id,))
 
-        for raw in self._store.read(look) if unit is None else look(unit.tx):
+        for raw in self._store.read(look) if unit is None else unit.run(look):
             task = self.driver.normalize_task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):
@@ -756,7 +807,7 @@ class Tube:
         def look(tx: Any) -> bool:
             return self._store.has_tube(tx, self._record)
 
-        if not (self._store.read(look) if unit is None else look(unit.tx)):
+        if not (self._store.read(look) if unit is None else unit.run(look)):
             raise NoSuchTube(self.name)
 
     def _deadline(self, timeout: float | None) -> float | None:

@@ -31,10 +31,14 @@ from tubes.errors import (
 )
 from tubes.interrupts import guarded, interruptible
 from tubes.stats import Counts, Deltas
+from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from . import postgresql_joined
 from .driver import SqlDriver
+from .joined import Lender, join
 from .postgresql_errors import RETRIED, translated
+from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
 from .postgresql_wire import Lost, Refused, Result, Row, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
@@ -70,7 +74,7 @@ DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-
 class PostgresTx:
     """A transaction on one connection; opens when it must."""
 
-    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open")
+    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open", "lender")
 
     def __init__(self, wire: Wire, opening: str = "BEGIN") -> None:
         self._wire = wire
@@ -78,12 +82,21 @@ class PostgresTx:
         self._begin = ""
         self.is_open = False
         self.is_committing = False
+        self.lender: Lender | None = None
 
     def begin(self) -> None:
         """From now on all statements are one transaction. BEGIN travels with the first."""
         if not self.is_open:
             self.is_open = True
             self._begin = self._opening
+
+    def lend(self) -> Lender:
+        """The SQLAlchemy form of this connection."""
+        if self._begin:
+            begin, self._begin = self._begin, ""
+            self._wire.simple(begin)
+        self.lender = self._wire.lender()
+        return self.lender
 
     def commit(self) -> None:
         if self._begin:  # nothing was done in it
@@ -176,6 +189,8 @@ class PostgresStore:
             raise BadOption(f"bad store URL: {str(error).strip()}", option="url") from error
         self._sql: Statements = statements(DIALECT, namespace)
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
+        self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
+        self._identity: Identity | None = None
         self._is_closed = False
         self._is_stale = False
         self._left = False
@@ -343,7 +358,11 @@ class PostgresStore:
             tx = PostgresTx(wire)
             try:
                 tx.begin()
-                yield tx
+                try:
+                    yield tx
+                finally:
+                    if tx.lender is not None:
+                        tx.lender.take_back()
                 if self._is_stale:
                     raise StoreUnavailable(
                         "this transaction is the parent process's: a forked child cannot commit it"
@@ -357,6 +376,42 @@ class PostgresStore:
                 if tx.is_committing and error.was_sent:
                     raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
                 raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
+
+    def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
+        def begin(joined: sa.Connection) -> PostgresJoinedTx:
+            tx, identity = postgresql_joined.begin(joined, self._namespace, self._what)
+            if identity != self._identity and identity != self._identify():
+                raise BadOption(
+                    f"this connection does not see the tables of this queue, which are in {self._what}: "
+                    "another server, database or search_path",
+                    option="connection",
+                )
+            return tx
+
+        return join(connection, "postgresql", self, begin, open, postgresql_joined.stands)
+
+    def _identify(self) -> Identity:
+        """Which tables this store sees now: the server may have been started again."""
+        (started, database, table), *_ = self.read(lambda tx: tx.rows(self._whereabouts))
+        self._identity = (started, database, table)
+        return self._identity
+
+    def within(self, tx: Any, work: Callable[[Any], T]) -> T:
+        try:
+            return work(tx)
+        except (sa.exc.DBAPIError, Refused) as error:
+            refused = error if isinstance(error, Refused) else refused_to_user(error)
+            if refused.code == SESSION_ENDED:
+                self._resume()
+            raise translated(refused, self._what) from error
+        except Lost as error:
+            raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
+
+    def connection(self, unit: Unit) -> sa.Connection:
+        if isinstance(unit.tx, PostgresJoinedTx):
+            return unit.tx.connection
+        lent: sa.Connection = self.within(unit.tx, lambda tx: tx.lend().lend(self, unit))
+        return lent
 
     def read(self, work: Callable[[Any], T]) -> T:
         self._check_usable()

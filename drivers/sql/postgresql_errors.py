@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from tubes.errors import SchemaMismatch, StoreBusy, StoreError, StoreUnavailable, TubeError
+from tubes.errors import (
+    BadOption,
+    Conflict,
+    SchemaMismatch,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    TubeError,
+)
 
-from .postgresql_wire import Refused
+from .postgresql_wire import LOST_CODES, Refused
+from .statements import SESSION_ENDED, SNAPSHOT_TOO_OLD
 
 RETRIED = ("40001", "40P01")
 """Serialization failure, deadlock: the transaction was rolled back, and may succeed now."""
@@ -23,8 +32,18 @@ _UNAVAILABLE = {
 
 def translated(error: Refused, what: str) -> TubeError:
     """Return the error of our tree for a statement that the server refused."""
+    if error.code in RETRIED:
+        return Conflict(f"{what}: a conflict with others: roll the transaction back and try again ({error})")
+    if error.code == SESSION_ENDED:
+        return Conflict(f"{what}: {error}: roll the transaction back and try again")
+    if error.code == SNAPSHOT_TOO_OLD:
+        return BadOption(f"{error}, not REPEATABLE READ or SERIALIZABLE", option="connection")
+    if error.code == "25P02":
+        return StoreError(f"{what}: this transaction has failed before, and can only be rolled back")
     if error.code in ("55P03", "57014"):
         return StoreBusy(f"{what}: a lock was not to be had in time ({error})")
+    if error.code in LOST_CODES:
+        return StoreUnavailable(f"{what}: the connection was lost: {error}")
     if error.code in _UNAVAILABLE:
         return StoreUnavailable(f"{what} cannot be used: {_UNAVAILABLE[error.code]} ({error})")
     if error.code in ("42P01", "42703", "42883", "3F000"):

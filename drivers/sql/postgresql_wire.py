@@ -20,6 +20,8 @@ from psycopg.pq.abc import PGresult
 from tubes.errors import StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
+from .joined import Lender
+
 Row = tuple[Any, ...]
 
 SETTINGS = (
@@ -78,6 +80,7 @@ class Wire:
         self._transformer = Transformer(self._connection)
         self._names = itertools.count()
         self.is_lost = False
+        self._lender: Lender | None = None
         commit = "on" if durability == "full" else "off"
         self.simple("; ".join((*SETTINGS, f"SET synchronous_commit = {commit}", *settings)))
 
@@ -151,6 +154,12 @@ class Wire:
     def backend_pid(self) -> int:
         """The server's process for this connection."""
         return self._pg.backend_pid
+
+    def lender(self) -> Lender:
+        """Lends this connection to users, as a SQLAlchemy Connection."""
+        if self._lender is None:
+            self._lender = Lender("postgresql+psycopg://", self._connection)
+        return self._lender
 
     def close(self) -> None:
         self.is_lost = True

@@ -21,10 +21,14 @@ from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
+from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from . import sqlite_joined
 from .driver import SqlDriver
+from .joined import join
 from .sqlite_errors import translated
+from .sqlite_joined import SqliteJoinedTx
 from .sqlite_shared import SharedFile
 from .sqlite_writer import Row, SqliteTx, SqliteWriter
 from .statements import Statement, Statements, statements
@@ -117,6 +121,8 @@ class SqliteStore:
                 self._shared = SharedFile.open(self.path, namespace=self._namespace)
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.add_check(self.deaths_suspected)
+                self.writer.holds_lock = self._shared.holds_lock
+                sqlite_joined.watch_first_savepoints()
             self._pid = os.getpid()
             self.set_aside: set[str] = set()
             self._begin_session()
@@ -183,6 +189,31 @@ class SqliteStore:
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
         self.refresh()
         return self.writer.transaction(on_commit)
+
+    def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
+        def begin(joined: sa.Connection) -> SqliteJoinedTx:
+            if self.path is None or self._shared is None:
+                raise BadOption(
+                    "a queue in memory has no connection but its own: use queue.transaction()",
+                    option="connection",
+                )
+            tx = sqlite_joined.begin(
+                joined, self.path, self._what, self._sql, self.writer.refuse_to_wait_for_oneself
+            )
+            self._shared.joined.add(tx)
+            return tx
+
+        return join(connection, "sqlite", self, begin, open, sqlite_joined.stands)
+
+    def within(self, tx: Any, work: Callable[[Any], T]) -> T:
+        if isinstance(tx, SqliteJoinedTx):
+            return sqlite_joined.within(tx, work, self._what)
+        return self.writer.within(tx, work)
+
+    def connection(self, unit: Unit) -> sa.Connection:
+        if isinstance(unit.tx, SqliteJoinedTx):
+            return unit.tx.connection
+        return self.writer.lend(unit.tx).lend(self, unit)
 
     def read(self, work: Callable[[Any], T]) -> T:
         return guarded(self._read, work)

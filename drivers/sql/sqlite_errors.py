@@ -23,6 +23,11 @@ def translated(error: sqlite3.Error, what: str) -> TubeError:
     """Return the error of our tree for one of sqlite3, which belongs in its ``__cause__``."""
     code = getattr(error, "sqlite_errorcode", 0) or 0
     base = code & 0xFF
+    if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
+        return StoreBusy(
+            f"{what} was changed by others since this transaction read it, so it cannot write: "
+            "roll it back and try again, or begin it with BEGIN IMMEDIATE"
+        )
     if base in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreBusy(f"{what} is locked by another process")
     if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:

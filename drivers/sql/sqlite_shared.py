@@ -13,9 +13,11 @@ import fcntl
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import ClassVar
+from threading import get_ident
+from typing import Any, ClassVar
 
 from tubes.clock import pause
 from tubes.errors import StoreUnavailable
@@ -134,6 +136,8 @@ class SharedFile:
         self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}")
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait, self._on_nobody)
+        self.joined: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Transactions of users in which this process has written."""
         self._users = 0
         self._listener: threading.Thread | None = None
         self._bell: Bell | None = None
@@ -156,6 +160,20 @@ class SharedFile:
             shared._users += 1
             return shared
 
+    @classmethod
+    def is_any_open(cls) -> bool:
+        """Tell whether there is a queue on any file."""
+        return bool(cls._all)
+
+    @classmethod
+    def is_open(cls, path: str) -> bool:
+        """Tell whether there is a queue on this file."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return False
+        return any(key[:2] == (status.st_dev, status.st_ino) for key in list(cls._all))
+
     def add_check(self, check: Callable[[], bool]) -> None:
         """While consumers wait, ``check`` is asked at every floor whether a session may have ended."""
         self._checks.append(check)
@@ -163,6 +181,11 @@ class SharedFile:
     def remove_check(self, check: Callable[[], bool]) -> None:
         with suppress(ValueError):
             self._checks.remove(check)
+
+    def holds_lock(self) -> bool:
+        """Tell whether this thread has the file's write lock in a transaction of the user's."""
+        thread = get_ident()
+        return any(tx.is_open and tx.thread == thread for tx in list(self.joined))
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to."""

@@ -19,9 +19,10 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
-from tubes.errors import StoreBusy, StoreUnavailable
+from tubes.errors import StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, postponed
 
+from .joined import Lender
 from .sqlite_errors import translated
 from .statements import Statement
 
@@ -47,12 +48,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
 class SqliteTx:
     """A transaction of the writer; opens when it must."""
 
-    __slots__ = ("_db", "_writer", "is_open")
+    __slots__ = ("_db", "_writer", "is_open", "lender")
 
     def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
         self._writer = writer
         self._db = db
         self.is_open = False
+        self.lender: Lender | None = None
 
     def begin(self) -> None:
         if not self.is_open:
@@ -200,7 +202,10 @@ class SqliteWriter:
         self._line: deque[_Member] = deque()
         self._holder = 0
         self._company = 0
+        self._lender: Lender | None = None
         self._tx = SqliteTx(self, db)
+        self.holds_lock: Callable[[], bool] = bool
+        """Tells whether this thread holds the file's write lock in a transaction of the user's."""
         self.is_inherited = False
         """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
 
@@ -254,7 +259,11 @@ class SqliteWriter:
         tx = SqliteTx(self, self.db)
         try:
             tx.begin()
-            yield tx
+            try:
+                yield tx
+            finally:
+                if tx.lender is not None:
+                    tx.lender.take_back()
             if self.is_inherited:
                 raise StoreUnavailable(
                     "this transaction is the parent process's: a forked child cannot commit it"
@@ -271,6 +280,32 @@ class SqliteWriter:
             if not self.is_inherited:
                 self._holder = 0
                 self._give_up_turn()
+
+    def within(self, tx: SqliteTx, work: Callable[[Any], T]) -> T:
+        """Run ``work`` in such a transaction; an error takes back what it did, and nothing else."""
+        if not self.db.in_transaction:
+            raise StoreError("SQLite has rolled back this transaction after an error")
+        try:
+            self.db.execute("SAVEPOINT step")
+            try:
+                result = work(tx)
+            except BaseException:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK TO step")
+                raise
+            finally:
+                if self.db.in_transaction:
+                    self.db.execute("RELEASE step")
+            return result
+        except sqlite3.Error as error:
+            raise translated(error, self._what) from error
+
+    def lend(self, tx: SqliteTx) -> Lender:
+        """The SQLAlchemy form of such a transaction's connection."""
+        if self._lender is None:
+            self._lender = Lender("sqlite://", self.db)
+        tx.lender = self._lender
+        return self._lender
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
@@ -293,6 +328,7 @@ class SqliteWriter:
     def use(self, db: sqlite3.Connection) -> None:
         """Write through another connection from now on. Only between ``park`` and ``unpark``."""
         self.db = db
+        self._lender = None
         self._tx = SqliteTx(self, db)
 
     def unpark(self) -> None:
@@ -301,10 +337,18 @@ class SqliteWriter:
 
     # Those who find it taken
 
-    def _refuse_to_wait_for_oneself(self) -> None:
+    def refuse_to_wait_for_oneself(self) -> None:
         if self._holder == get_ident():
             raise StoreBusy(
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call"
+            )
+        self._refuse_to_wait_for_the_user()
+
+    def _refuse_to_wait_for_the_user(self) -> None:
+        if self.holds_lock():
+            raise StoreBusy(
+                "this thread's own transaction has locked the file, and the call would wait for it: "
+                "pass connection= to the call"
             )
 
     def _take_turn(self) -> None:
@@ -316,14 +360,14 @@ class SqliteWriter:
                 self._snatch_turn()
 
     def _snatch_turn(self) -> None:
-        self._refuse_to_wait_for_oneself()
+        self.refuse_to_wait_for_oneself()
         wait = FIRST_NAP
         while not self._turn.acquire(False):
             interruptible(pause, wait)
             wait = min(wait * 2, LONGEST_NAP)
 
     def _stand_in_line(self, member: _Member) -> Any:
-        self._refuse_to_wait_for_oneself()
+        self.refuse_to_wait_for_oneself()
         self._line.append(member)
         try:
             self._wait(member)
@@ -480,6 +524,7 @@ class SqliteWriter:
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
+        self._refuse_to_wait_for_the_user()
         deadline = real_monotonic() + self._busy_timeout
         wait = FIRST_PAUSE
         while True:

@@ -38,6 +38,9 @@ RAW = (
 SESSION_ENDED = "TB001"
 """The SQLSTATE with which a server refuses a take by a session that was taken for dead."""
 
+SNAPSHOT_TOO_OLD = "TB002"
+"""The SQLSTATE with which a server refuses to change a sub-queue in a transaction that has one snapshot for all."""
+
 ONE: sa.ColumnElement[int] = sa.literal_column("1")
 ZERO: sa.ColumnElement[int] = sa.literal_column("0")
 

@@ -16,8 +16,8 @@ DOORS = [(tubes.Tube, tubes.aio.Tube), (tubes.Queue, tubes.aio.Queue)]
 INTERNAL = {
     tubes.Tube: {"expire", "give_back", "line_up", "next_due_ms", "publish", "release_owner"},
     tubes.Queue: {
-        "begin_to_wait", "check_open", "counted", "due_at", "flush_counts", "forked", "look_for_the_dead",
-        "rescue",
+        "begin_to_wait", "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",
+        "look_for_the_dead", "rescue",
     },
 }  # fmt: skip
 """What the framework's own modules call, and users do not."""

@@ -56,7 +56,9 @@ def run(path: Path) -> None:
         elif block.text.startswith(">>>"):
             _check(block, path, namespace)
         else:
-            exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
+            exec(
+                compile("\n" * (block.line - 1) + block.text, str(path), "exec", dont_inherit=True), namespace
+            )
 
 
 def _check(block: Block, path: Path, namespace: dict[str, Any]) -> None:

@@ -117,6 +117,7 @@ INTERNAL = {
         "due_at",
         "flush_counts",
         "forked",
+        "join_transaction",
         "look_for_the_dead",
         "rescue",
     },

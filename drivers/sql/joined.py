@@ -1,0 +1,331 @@
+"""How calls join a transaction that is open on a SQLAlchemy connection, and learn how it ends.
+
+SQLAlchemy's events come before what they announce: ``commit`` is sent when the database knows nothing of it yet, and
+may refuse. What is called at the very moment are the functions of the engine's dialect. So the dialect of an engine
+whose connections are joined is watched: its ``do_commit`` and the like do what they did, and then tell the units of the
+transaction. These lie in the ``info`` of the database connection, which all that SQLAlchemy has in its hands share.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+from sqlalchemy.engine import Dialect
+
+from tubes.errors import BadOption, StoreUnavailable
+from tubes.store import Store, Unit
+
+from .statements import Statement
+
+Row = tuple[Any, ...]
+
+KEY = "tubes"
+"""Under which the units lie in a connection's ``info``."""
+
+OPTIONS = {"stream_results": False, "yield_per": None, "schema_translate_map": None}
+"""What the user's connection may be set to, and our statements are not meant for."""
+
+log = logging.getLogger("tubes.joined")
+
+_watched: weakref.WeakSet[Dialect] = weakref.WeakSet()
+
+
+class JoinedTx:
+    """A transaction of the user's, as the drivers' steps see it. What it executes goes through SQLAlchemy."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.is_open = True
+        self.use(connection)
+
+    def use(self, connection: sa.Connection) -> None:
+        """Execute on this from now on.
+
+        Held weakly: a connection that nobody closed goes back to its pool when the user's last reference is gone.
+        """
+        self._connection = weakref.ref(connection)
+
+    @property
+    def connection(self) -> sa.Connection:
+        connection = self._connection()
+        if connection is None or connection.closed:
+            raise BadOption("the connection of this transaction is closed", option="connection")
+        return connection
+
+    def begin(self) -> None:
+        """It is open already."""
+
+    def execute(self, text: str, given: Any = None) -> sa.CursorResult[Any]:
+        return self.connection.exec_driver_sql(text, given, OPTIONS)
+
+    def _run(self, statement: Statement, given: Row) -> sa.CursorResult[Any]:
+        return self.execute(statement.text, statement.bind(given))
+
+    def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        return [_plain(row) for row in self._run(statement, given)]
+
+    def run(self, statement: Statement, *given: Any) -> int:
+        return self._run(statement, given).rowcount
+
+    def many(self, statement: Statement, given: Sequence[Row]) -> int:
+        return sum([self.run(statement, *row) for row in given])
+
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
+        return [self.only_insert(statement, row) for row in given]
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+        return self.rows(statement, *given)
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        return self.run(statement, *given)
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        raise NotImplementedError
+
+
+def _plain(row: Sequence[Any]) -> Row:
+    return tuple(
+        [bytes(value) if type(value) is memoryview else value for value in row]
+    )  # as psycopg2 has it
+
+
+class Joined:
+    """The units that take part in one transaction on one connection, one a queue."""
+
+    def __init__(self, stands: Callable[[Any], bool]) -> None:
+        self.units: dict[Store, Unit] = {}
+        self.stands = stands
+        """Whether the transaction can still be committed: databases roll back by themselves, and say nothing."""
+        self.is_lent = False
+        """It is a queue's own, lent to the user, who cannot end it."""
+        self._savepoints: list[tuple[str, dict[Unit, int]]] = []
+
+    def savepoint(self, name: str) -> None:
+        self._savepoints.append((name, {unit: unit.mark() for unit in self.units.values()}))
+
+    def undo_to(self, name: str) -> None:
+        marks = self._leave(name)
+        for unit in self.units.values():
+            unit.undo_to(marks.get(unit, 0))
+        self._savepoints.append((name, marks))
+
+    def release(self, name: str) -> None:
+        self._leave(name)
+
+    def _leave(self, name: str) -> dict[Unit, int]:
+        """Drop a savepoint and those inside it; one that is older than all our units is not known."""
+        while self._savepoints:
+            found, marks = self._savepoints.pop()
+            if found == name:
+                return marks
+        return {}
+
+    def ended(self, *, committed: bool) -> None:
+        for unit in self.units.values():
+            unit.tx.is_open = False
+        for unit in self.units.values():
+            try:
+                unit.ended(committed=committed)
+            except Exception:
+                log.exception("what was committed could not be published")
+
+
+def join(
+    given: Any,
+    database: str,
+    store: Store,
+    begin: Callable[[sa.Connection], JoinedTx],
+    open: Callable[[Any], Unit],
+    stands: Callable[[Any], bool],
+) -> Unit:
+    """Return the unit of a store in the transaction on a connection, a new one if the store has none there.
+
+    ``begin`` looks whether the store can join it.
+    """
+    try:
+        connection = connection_of(given)
+        if connection.dialect.name != database:
+            raise BadOption(
+                f"a {connection.dialect.name} connection cannot be joined: this queue is on {database}",
+                option="connection",
+            )
+        if connection.dialect.is_async and not sa.util.concurrency.in_greenlet():
+            raise BadOption(
+                "an async connection is joined in its greenlet: through tubes.aio, or inside run_sync",
+                option="connection",
+            )
+        joined: Joined | None = connection.info.get(KEY)
+        if joined is not None and (known := joined.units.get(store)) is not None:
+            if isinstance(known.tx, JoinedTx):
+                known.tx.use(connection)
+            return known
+        if joined is not None and joined.is_lent:
+            raise BadOption("this connection is another queue's: it is its unit's", option="connection")
+        tx = begin(connection)
+    except sa.exc.InvalidRequestError as error:  # a Session that has failed, for one
+        raise BadOption(f"this connection cannot be joined: {error}", option="connection") from error
+    watch(connection.dialect)
+    if joined is None:
+        joined = connection.info[KEY] = Joined(stands)
+    unit = joined.units[store] = open(tx)
+    return unit
+
+
+def connection_of(given: Any) -> sa.Connection:
+    """The Connection of what a user passes as ``connection=``."""
+    if isinstance(given, orm.scoped_session):
+        given = given()
+    given = getattr(given, "registry", _nothing)() or given  # async_scoped_session
+    for twin in ("sync_session", "sync_connection"):  # by name, since their module needs greenlet
+        if hasattr(given, twin):
+            given = getattr(given, twin)
+            if given is None:
+                raise BadOption("this AsyncConnection is not started: await it first", option="connection")
+    if isinstance(given, orm.Session):
+        try:
+            given = given.connection()
+        except sa.exc.UnboundExecutionError as error:
+            raise BadOption(
+                "this Session has several engines: pass session.connection(...) of the one",
+                option="connection",
+            ) from error
+    if not isinstance(given, sa.Connection):
+        raise BadOption(
+            f"a connection is a SQLAlchemy Connection or Session, or its async twin, not {given!r}",
+            option="connection",
+        )
+    if given.closed:
+        raise BadOption("this connection is closed", option="connection")
+    if given.invalidated:
+        raise StoreUnavailable("this connection was lost, and its transaction with it: roll it back")
+    return given
+
+
+def _nothing() -> None:
+    return None
+
+
+def watch(dialect: Dialect) -> None:
+    """Have a dialect tell our units of what it has done."""
+    if dialect in _watched:
+        return
+    _watched.add(dialect)
+    watch_savepoints(dialect)
+    commit, roll_back = dialect.do_commit, dialect.do_rollback
+    commit_twophase, roll_back_twophase = dialect.do_commit_twophase, dialect.do_rollback_twophase
+
+    def do_commit(connection: Any) -> None:
+        _end(connection, lambda: commit(connection), may_commit=True)
+
+    def do_rollback(connection: Any) -> None:
+        _end(connection, lambda: roll_back(connection))
+
+    def do_commit_twophase(
+        connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
+    ) -> None:
+        _end(
+            connection.connection,
+            lambda: commit_twophase(connection, xid, is_prepared=is_prepared, recover=recover),
+            may_commit=True,
+            is_prepared=is_prepared,
+        )
+
+    def do_rollback_twophase(
+        connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
+    ) -> None:
+        _end(
+            connection.connection,
+            lambda: roll_back_twophase(connection, xid, is_prepared=is_prepared, recover=recover),
+        )
+
+    told = (do_commit, do_rollback, do_commit_twophase, do_rollback_twophase)
+    vars(dialect).update({function.__name__: function for function in told})
+
+
+def _end(
+    connection: Any, end: Callable[[], None], *, may_commit: bool = False, is_prepared: bool = False
+) -> None:
+    """End the transaction on a database connection, and then tell the units that were part of it.
+
+    They are taken out first: whatever comes of this, they are not part of the next.
+    """
+    joined: Joined | None = connection.info.pop(KEY, None)
+    if joined is None:
+        return end()
+    committed = False
+    try:
+        stands = may_commit and (is_prepared or joined.stands(connection))
+        end()
+        committed = stands
+    finally:
+        joined.ended(committed=committed)
+
+
+def watch_savepoints(dialect: Dialect) -> None:
+    """Have a dialect tell our units of savepoints."""
+
+    def told(does: Callable[[sa.Connection, str], None], tell: Callable[[Joined, str], None]) -> Any:
+        def told(connection: sa.Connection, name: str) -> None:
+            does(connection, name)
+            joined: Joined | None = connection.info.get(KEY)
+            if joined is not None:
+                tell(joined, name)
+
+        return told
+
+    vars(dialect).update(
+        do_savepoint=told(dialect.do_savepoint, Joined.savepoint),
+        do_rollback_to_savepoint=told(dialect.do_rollback_to_savepoint, Joined.undo_to),
+        do_release_savepoint=told(dialect.do_release_savepoint, Joined.release),
+    )
+
+
+class Lender:
+    """Lends the database connection of a store's own transactions to users, as a SQLAlchemy Connection."""
+
+    def __init__(self, url: str, raw: Any) -> None:
+        self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
+        self._lent: sa.Connection | None = None
+        dialect = self._engine.dialect
+        watch_savepoints(dialect)
+        vars(dialect).update(
+            do_commit=self._refuse, do_rollback=self._refuse, do_close=_keep, do_terminate=_keep
+        )
+
+    def lend(self, store: Store, unit: Unit) -> sa.Connection:
+        """Return the connection of a unit's transaction, always the same; it is the unit's until ``take_back``."""
+        if self._lent is None:
+            connection = self._engine.connect()
+            joined = Joined(_stands)
+            joined.is_lent = True
+            joined.units[store] = unit
+            connection.info[KEY] = joined
+            connection.begin()  # so that a Session on it leaves the commit to others
+            self._lent = connection
+        return self._lent
+
+    def take_back(self) -> None:
+        """The unit is over."""
+        connection, self._lent = self._lent, None
+        if connection is not None and not connection.closed:
+            connection.info.pop(KEY, None)
+            connection.close()
+
+    def _refuse(self, _: Any) -> None:
+        if self._lent is not None:
+            raise BadOption(
+                "this transaction is the unit's: the end of its block commits it, an exception rolls it back",
+                option="connection",
+            )
+
+
+def _keep(_: Any) -> None:
+    """The database connection is the store's."""
+
+
+def _stands(_: Any) -> bool:
+    return True

@@ -1,0 +1,119 @@
+"""Joining the user's own transaction in a queue's PostgreSQL database, whichever driver it goes through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from tubes.errors import BadOption, NoSuchTube
+
+from .joined import JoinedTx
+from .postgresql_errors import translated
+from .postgresql_wire import LOST_CODES, Refused
+from .statements import Statement
+
+Row = tuple[Any, ...]
+Identity = tuple[str, int, int | None]
+
+IS_READ_ONLY = "current_setting('transaction_read_only')"
+
+IN_TRANSACTION = 2
+"""libpq's number for a transaction that is open and has not failed."""
+
+
+def identity_query(namespace: str) -> str:
+    """What is the same on two connections only if they see the same table: server, database, and the table in it."""
+    return (
+        "SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) AS text),"
+        " (SELECT CAST(oid AS bigint) FROM pg_database WHERE datname = current_database()),"
+        f" CAST(CAST(to_regclass('\"{namespace}_task\"') AS oid) AS bigint)"
+    )
+
+
+class PostgresJoinedTx(JoinedTx):
+    """Our statements are written for libpq's parameters, ``$1``; here they get those of the user's driver."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        super().__init__(connection)
+        dialect: Any = type(connection.dialect)  # an instance may be told to compile in another style
+        self._style: str = dialect.default_paramstyle
+
+    def _run(self, statement: Statement, given: Row) -> sa.CursorResult[Any]:
+        text, places = _in_style(statement.text, self._style)
+        bound = statement.bind(given)
+        if self._style == "pyformat":
+            return self.execute(text, {f"p{place}": value for place, value in enumerate(bound, 1)})
+        return self.execute(text, bound if places is None else tuple([bound[place] for place in places]))
+
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
+        batch = statement.batch
+        if len(given) == 1 or batch is None:
+            return super().insert(statement, given)
+        columns = [[*column] for column in zip(*given, strict=True)]
+        ids = [row[0] for row in self.rows(batch, *columns)]
+        if len(ids) < len(given):
+            raise NoSuchTube("(dropped)")
+        return ids
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        rows = self.rows(statement, *given)
+        if not rows:
+            raise NoSuchTube("(dropped)")
+        id: int = rows[0][0]
+        return id
+
+
+@lru_cache(maxsize=1024)
+def _in_style(text: str, style: str) -> tuple[str, list[int] | None]:
+    """A statement in another parameter style, and which parameter stands where if they stand in a row."""
+    if style == "pyformat":
+        return re.sub(r"\$(\d+)", r"%(p\1)s", text.replace("%", "%%")), None
+    if style == "format":
+        places = [int(place) - 1 for place in re.findall(r"\$(\d+)", text)]
+        return re.sub(r"\$\d+", "%s", text.replace("%", "%%")), places
+    return text, None
+
+
+def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[PostgresJoinedTx, Identity]:
+    """Look at the transaction on a connection; BadOption where it cannot be joined. Tell what it is connected to."""
+    if connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection):  # type: ignore[arg-type]
+        raise BadOption(
+            "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
+        )
+    try:
+        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {IS_READ_ONLY}").one()
+    except sa.exc.DBAPIError as error:
+        raise translated(refused_to_user(error), what) from error
+    started, database, table, is_read_only = row
+    if is_read_only == "on":
+        raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
+    return PostgresJoinedTx(connection), (started, database, table)
+
+
+def stands(connection: Any) -> bool:
+    """Whether no statement has failed: then the server takes COMMIT for ROLLBACK, and does not say so."""
+    info = getattr(connection.driver_connection, "info", None)
+    status = getattr(info, "transaction_status", None)
+    if status is not None:
+        return int(status) == IN_TRANSACTION
+    cursor = connection.cursor()
+    try:
+        cursor.execute("SELECT 1")
+    except Exception:
+        return False
+    finally:
+        cursor.close()
+    return True
+
+
+def refused_to_user(error: sa.exc.DBAPIError) -> Refused:
+    """What the server said to a statement on the user's connection."""
+    original: Any = error.orig
+    code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
+    if error.connection_invalidated and code not in LOST_CODES:
+        code = LOST_CODES[-1]
+    return Refused(code, str(original).strip())

@@ -1,0 +1,141 @@
+"""Joining the user's own transaction on a queue's SQLite file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
+
+from .joined import JoinedTx
+from .sqlite_errors import translated
+from .sqlite_shared import SharedFile
+from .statements import Statement, Statements
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+STATE = """SELECT (SELECT file FROM pragma_database_list WHERE name = 'main'),
+    (SELECT * FROM pragma_query_only), (SELECT * FROM pragma_recursive_triggers)"""
+
+
+class SqliteJoinedTx(JoinedTx):
+    """It holds the file's write lock, or gets it with its first write."""
+
+    def __init__(self, connection: sa.Connection, sql: Statements) -> None:
+        super().__init__(connection)
+        self.thread = get_ident()
+        self._sql = sql
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        self._check_tube(given)
+        result = self._run(statement, given)
+        return result.lastrowid if result.rowcount else 0
+
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
+        self._check_tube(given[0])
+        return [self._run(statement, row).lastrowid for row in given]
+
+    def _check_tube(self, given: Row) -> None:
+        """What a foreign key does on our own connections; on the user's they may be off."""
+        if not self.rows(self._sql.has_tube, given[0]):
+            raise NoSuchTube("(dropped)")
+
+
+def begin(
+    connection: sa.Connection, path: str, what: str, sql: Statements, about_to_lock: Callable[[], None]
+) -> SqliteJoinedTx:
+    """Open a writing transaction on a connection, unless one is open; BadOption where that cannot be."""
+    try:
+        file, is_query_only, has_recursion = connection.exec_driver_sql(STATE).one()
+        if not file or os.path.realpath(file) != path:
+            raise BadOption(
+                f"this connection is to {file or 'a database in memory'}, and the queue is on {what}",
+                option="connection",
+            )
+        if is_query_only:
+            raise read_only(what)
+        if has_recursion:
+            raise BadOption("tubes works only with PRAGMA recursive_triggers=OFF", option="connection")
+        raw = _raw(connection)
+        if not raw.in_transaction:
+            if raw.isolation_level is None or getattr(raw, "autocommit", False) is True:
+                raise BadOption(
+                    "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
+                    option="connection",
+                )
+            about_to_lock()
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
+    except sa.exc.DBAPIError as error:
+        raise of_user(error, what) from error
+    return SqliteJoinedTx(connection, sql)
+
+
+def stands(connection: Any) -> bool:
+    """Whether SQLite has not rolled back the transaction, which it does when the disk is full, for one."""
+    return bool(connection.driver_connection.in_transaction)
+
+
+def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
+    """Run ``work`` in the user's transaction; an error takes back what it did, and nothing else."""
+    raw = _raw(tx.connection)
+    if not raw.in_transaction:
+        raise StoreError(f"{what}: SQLite has rolled back this transaction: roll it back, too")
+    try:
+        tx.execute("SAVEPOINT tubes_step")
+        try:
+            return work(tx)
+        except BaseException:
+            if raw.in_transaction:
+                tx.execute("ROLLBACK TO tubes_step")
+            raise
+        finally:
+            if raw.in_transaction:
+                tx.execute("RELEASE tubes_step")
+    except sa.exc.DBAPIError as error:
+        raise of_user(error, what) from error
+
+
+def of_user(error: sa.exc.DBAPIError, what: str) -> TubeError:
+    """The error of our tree for one on the user's connection."""
+    original = error.orig
+    if not isinstance(original, sqlite3.Error):
+        return StoreError(f"{what}: {error}")
+    if (getattr(original, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_READONLY:
+        return read_only(what)
+    return translated(original, what)
+
+
+def read_only(what: str) -> BadOption:
+    return BadOption(f"this connection only reads: it cannot change {what}", option="connection")
+
+
+def _raw(connection: sa.Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None:
+    """Open a transaction round a first savepoint, on the files of queues.
+
+    pysqlite does not, and then SQLite takes the savepoint for the transaction: its release is a commit, which no
+    rollback after it undoes.
+    """
+    if connection.dialect.name != "sqlite" or not SharedFile.is_any_open():
+        return
+    raw = _raw(connection)
+    if raw.in_transaction or raw.isolation_level is None:
+        return
+    for _, name, file in connection.exec_driver_sql("PRAGMA database_list").all():
+        if name == "main" and file and SharedFile.is_open(file):
+            connection.exec_driver_sql("BEGIN")
+
+
+def watch_first_savepoints() -> None:
+    """From now on, in this process."""
+    if not sa.event.contains(sa.Engine, "savepoint", _begin_before_savepoint):
+        sa.event.listen(sa.Engine, "savepoint", _begin_before_savepoint)

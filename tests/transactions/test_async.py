@@ -1,0 +1,152 @@
+"""The async twins of SQLAlchemy's connections and sessions are joined, through both doors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from transactions.conftest import INSERT, Place
+
+import tubes
+import tubes.aio
+
+Scene = Callable[[AsyncEngine], Awaitable[None]]
+
+
+def play(place: Place, scene: Scene) -> None:
+    """Run a scene with an async engine on the place's database."""
+    url = sa.make_url(place.url)
+
+    async def run() -> None:
+        engine = create_async_engine(url.set(drivername="sqlite+aiosqlite") if place.is_sqlite else url)
+        try:
+            await scene(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_the_plain_door_joins_in_run_sync(place: Place) -> None:
+    tube = place.tube()
+
+    def work(connection: Any) -> None:
+        connection.execute(INSERT, {"what": "row"})
+        tube.put("a", connection=connection)
+        task = tube.take(0, connection=connection)
+        assert task is not None
+        tube.ack(task, connection=connection)
+        tube.put_many(["b", "c"], connection=connection)
+
+    async def scene(engine: AsyncEngine) -> None:
+        async with engine.connect() as connection:
+            await connection.run_sync(work)
+            await connection.rollback()
+            assert place.changes == []
+        async with AsyncSession(engine) as session:
+            await session.run_sync(work)
+            assert place.changes == []
+            await session.commit()
+
+    play(place, scene)
+    names = ["put a", "take a", "ack a", "put b", "put c"]
+    assert [f"{event} {data}" for event, data in place.changes] == names
+    assert place.rows() == ["row"]
+
+
+def test_the_async_twins_are_unwrapped(place: Place) -> None:
+    """Where SQLAlchemy's greenlet runs already, they may be passed as they are."""
+    tube = place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        async with engine.begin() as connection:
+            await connection.run_sync(lambda _: tube.put("a", connection=connection))
+        async with AsyncSession(engine) as session, session.begin():
+            await session.run_sync(lambda _: tube.put("b", connection=session))
+
+    play(place, scene)
+    assert place.changes == [("put", "a"), ("put", "b")]
+
+
+@pytest.mark.parametrize("kind", [AsyncConnection, AsyncSession])
+def test_the_async_door_joins_with_await(place: Place, kind: type) -> None:
+    """Commit, rollback, savepoints; the callbacks have been called when the commit returns."""
+    place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        seen: list[Any] = []
+        async with tubes.aio.connect(place.url, sweep=False) as queue:
+            tube = await queue.tube.jobs
+            tube.on_task_change(lambda task, event: seen.append((str(event), task.data)))
+            opened: Any = engine.connect() if kind is AsyncConnection else AsyncSession(engine)
+            async with opened as connection:
+                await connection.execute(INSERT, {"what": "row"})
+                await tube.put("a", connection=connection)
+                nested = await connection.begin_nested()
+                await tube.put("undone", connection=connection)
+                await nested.rollback()
+                await tube.put("b", connection=connection)
+                assert seen == []
+                await connection.commit()
+                await asyncio.sleep(0)
+                assert seen == [("put", "a"), ("put", "b")]
+                task = await tube.take(0, connection=connection)
+                assert task is not None
+                await tube.ack(task, connection=connection)
+                await connection.rollback()
+                task = await tube.take(0)
+                assert task is not None and task.attempts == 1
+                with pytest.raises(tubes.NotTaken):
+                    await tube.ack(task.id + 1, connection=connection)
+                await tube.ack(task, connection=connection)
+                await connection.commit()
+            assert [event for event, _ in seen] == ["put", "put", "take", "ack"]
+
+    play(place, scene)
+    assert place.rows() == ["row"]
+
+
+def test_many_tasks_join_transactions_of_their_own_at_once(postgres_place: Place) -> None:
+    """Each is published by its own commit."""
+    postgres_place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        async with tubes.aio.connect(postgres_place.url, sweep=False) as queue:
+            tube = await queue.tube.jobs
+
+            async def one(n: int) -> None:
+                async with AsyncSession(engine) as session:
+                    await tube.put(n, connection=session)
+                    await asyncio.sleep(0)
+                    await (session.rollback() if n % 3 == 0 else session.commit())
+
+            await asyncio.gather(*[one(n) for n in range(12)])
+            stored = [task.data for task in await tube.tasks("r")]
+            assert sorted(stored) == [n for n in range(12) if n % 3]
+
+    play(postgres_place, scene)
+
+
+def test_what_cannot_be_joined_is_refused(place: Place) -> None:
+    """A plain connection at the async door, an async one at the plain door, one that is not started."""
+    tube = place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        async with tubes.aio.connect(place.url, sweep=False) as queue:
+            awaited = await queue.tube.jobs
+            with place.engine.connect() as plain, pytest.raises(tubes.BadOption, match="AsyncConnection"):
+                await awaited.put("x", connection=plain)
+            for door in (awaited.put, tube.put):
+                with pytest.raises(tubes.BadOption, match="not started"):
+                    answer: Any = door("x", connection=engine.connect())
+                    await answer
+            async with engine.connect() as connection:
+                with pytest.raises(tubes.BadOption, match="greenlet"):
+                    tube.put("x", connection=connection)
+
+    play(place, scene)
+    assert place.changes == []

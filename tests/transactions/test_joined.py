@@ -1,0 +1,417 @@
+"""Calls with ``connection=`` are part of the user's own transaction, and share its end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from faults.harness import eventually, heard
+from sqlalchemy import orm
+from transactions.conftest import INSERT, Place
+
+import tubes
+
+TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
+
+
+def take(tube: tubes.Tube, **options: Any) -> tubes.Task:
+    task = tube.take(0, **options)
+    assert task is not None
+    return task
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_every_verb_takes_part(place: Place, type: str) -> None:
+    """Each is seen inside at once, outside with the commit, and its events come then, in order."""
+    limits: dict[str, Any] = {"capacity": 9} if type == "limfifottl" else {}
+    tube = place.tube(type, **limits)
+    timed = tube.features.timed
+    later: dict[str, Any] = {"delay": 100} if timed else {}
+    options: dict[str, Any] = {"ttl": 50, "ttr": 5, "pri": 3} if timed else {}
+    apart: Callable[[str], Any] = lambda name: {"utube": name} if tube.features.grouped else {}  # noqa: E731
+    with place.engine.connect() as connection:
+        a = tube.put("a", connection=connection, **apart("x"))
+        b, c = tube.put_many(["b", b"c\0"], connection=connection, **options, **apart("y"))
+        d = tube.put("d", connection=connection, **options, **apart("z"))
+        assert tube.peek(c, connection=connection).data == b"c\0"
+        taken = take(tube, connection=connection)
+        assert taken.id == a.id and taken.attempts == 1
+        taken = take(tube, ack=taken, connection=connection)
+        assert taken.id == b.id and taken.ttl == (50 if timed else None)
+        if timed:
+            assert tube.touch(taken, 5, connection=connection)
+        tube.release(taken, connection=connection, **later)
+        tube.bury(d, connection=connection)
+        assert tube.kick(5, connection=connection) == 1
+        tube.delete(d.id, connection=connection)
+        held = tube.take_many(5, 0, connection=connection)
+        acked = tube.ack_many(held[:1], connection=connection)
+        assert place.changes == [] and tube.statistics()["tasks"]["total"] == 0
+        connection.commit()
+    assert [task.id for task in acked] == [held[0].id]
+    names = [event for event, _ in place.changes]
+    assert names[:6] == ["put", "put", "put", "put", "take", "ack"]
+    assert names[-2:] == ["take", "ack"] and "delete" in names
+    figures = tube.statistics()
+    assert {event: figures["calls"][event] for event in set(names)} == {
+        event: names.count(event) for event in names
+    }
+    assert figures["tasks"]["done"] == 3
+
+
+def test_a_commit_brings_the_task_and_the_row_and_one_event(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        connection.execute(INSERT, {"what": "order 1"})
+        tube.put("mail", connection=connection)
+        assert place.changes == []
+    assert place.changes == [("put", "mail")] and place.rows() == ["order 1"]
+    assert take(tube).data == "mail"
+
+
+def test_a_rollback_leaves_neither_task_nor_event(place: Place) -> None:
+    """Of a put, of a take, which may be repeated, and of an ack, after which the task is still held."""
+    tube = place.tube()
+    tube.put_many(["held", "ready"])
+    held = take(tube)
+    place.changes.clear()
+    before = tube.statistics()
+    with place.engine.connect() as connection:
+        connection.execute(INSERT, {"what": "row"})
+        tube.put("new", connection=connection)
+        assert take(tube, connection=connection).data == "ready"
+        tube.ack(held, connection=connection)
+        connection.rollback()
+        assert place.changes == []
+        connection.commit()
+    assert place.changes == [] and place.rows() == [] and tube.statistics() == before
+    assert tube.ack(held).data == "held"
+    assert take(tube).attempts == 1
+
+
+def test_a_connection_that_is_closed_or_forgotten_rolls_back(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        tube.put("closed", connection=connection)
+    forgotten = place.engine.connect()
+    tube.put("forgotten", connection=forgotten)
+    del forgotten
+    gc.collect()
+    tube.put("later")
+    assert place.changes == [("put", "later")]
+    assert [task.data for task in tube.tasks("r")] == ["later"]
+
+
+def test_each_transaction_on_a_connection_is_one_of_its_own(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        for name in "abcd":
+            tube.put(name, connection=connection)
+            if name in "bd":
+                connection.rollback()
+            else:
+                connection.commit()
+                assert place.changes[-1] == ("put", name)
+    assert place.changes == [("put", "a"), ("put", "c")]
+
+
+def test_a_waiting_take_is_woken_by_the_commit_and_not_before(place: Place, deaf: None) -> None:
+    tube = place.tube()
+    got: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
+    waiter.start()
+    waiting = place.queue.store.waiters
+    eventually(lambda: waiting.count(tube.record.id) == 1)
+    with place.engine.connect() as connection:
+        tube.put("rolled back", connection=connection)
+        connection.rollback()
+        tube.put("committed", connection=connection)
+        waiter.join(0.05)
+        assert waiting.count(tube.record.id) == 1 and not got
+        connection.commit()
+    waiter.join(10)
+    assert [task and task.data for task in got] == ["committed"]
+
+
+WAITING = """
+import sys, tubes
+tube = tubes.connect(sys.argv[1], sweep=False).tube.jobs
+print("here", flush=True)
+print(tube.take(timeout=30).data, flush=True)
+"""
+
+
+def test_a_take_in_another_process_is_woken_by_the_commit(place: Place, process: Callable[..., Any]) -> None:
+    tube = place.tube()
+    other = process(WAITING, place.url)
+    assert heard(other) == "here"
+    with place.engine.begin() as connection:
+        tube.put("committed", connection=connection)
+    assert heard(other) == "committed"
+
+
+def test_callbacks_come_when_the_transaction_is_over(place: Place) -> None:
+    """They may call the tube, also where it would have waited for the transaction, and one that fails harms nothing."""
+    tube = place.tube()
+    seen: list[str] = []
+
+    def callback(task: tubes.Task, event: tubes.Event) -> None:
+        seen.append(f"{event} {task.data}")
+        if task.data == "first":
+            tube.put("second")
+            raise ValueError("a callback that fails")
+
+    tube.add_listener(callback)
+    with place.engine.connect() as connection:
+        tube.put("first", connection=connection)
+        connection.commit()
+        assert seen == ["put first", "put second"]
+        connection.execute(INSERT, {"what": "the connection works"})
+        connection.commit()
+
+
+# Sessions
+
+
+def test_a_session_s_commit_and_rollback_are_the_tasks(place: Place) -> None:
+    tube = place.tube()
+    with orm.Session(place.engine) as session:
+        session.execute(INSERT, {"what": "a"})
+        tube.put("a", connection=session)
+        assert place.changes == []
+        session.commit()
+        assert place.changes == [("put", "a")]
+        tube.put("b", connection=session)
+        session.rollback()
+        tube.ack(take(tube, connection=session), connection=session)
+        session.commit()
+    assert place.changes == [("put", "a"), ("take", "a"), ("ack", "a")] and place.rows() == ["a"]
+
+
+def test_a_scoped_session_is_its_session(place: Place) -> None:
+    tube = place.tube()
+    session = orm.scoped_session(orm.sessionmaker(place.engine))
+    tube.put("a", connection=session)
+    tube.put("b", connection=session())
+    session.commit()
+    session.remove()
+    assert place.changes == [("put", "a"), ("put", "b")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "commits"),
+    [("conditional_savepoint", False), ("rollback_only", False), ("create_savepoint", False), ("control_fully", True)],
+)  # fmt: skip
+def test_two_sessions_on_one_connection_share_its_transaction(place: Place, mode: Any, commits: bool) -> None:
+    """Only the real commit publishes, whatever a Session on the connection calls a commit."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        transaction = connection.begin()
+        with orm.Session(connection, join_transaction_mode=mode) as first:
+            tube.put("first", connection=first)
+            with orm.Session(connection, join_transaction_mode="create_savepoint") as second:
+                tube.put("second", connection=second)
+                second.commit()
+                tube.put("undone", connection=second)
+                second.rollback()
+            assert place.changes == []
+            first.commit()
+        assert bool(place.changes) == commits
+        if not commits:
+            transaction.commit()
+    assert place.changes == [("put", "first"), ("put", "second")]
+    assert [task.data for task in tube.tasks("r")] == ["first", "second"]
+
+
+def test_sessions_on_one_connection_fall_with_its_rollback(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.connect() as connection, connection.begin() as transaction:
+        for name in ("first", "second"):
+            with orm.Session(connection, join_transaction_mode="create_savepoint") as session:
+                tube.put(name, connection=session)
+                session.commit()
+        transaction.rollback()
+    assert place.changes == [] and tube.tasks("r") == []
+
+
+def test_two_queues_take_part_in_one_transaction(place: Place) -> None:
+    """Each tells its own callbacks, once."""
+    tube = place.tube()
+    other = place.connect().tube.jobs
+    seen: list[str] = []
+    other.on_task_change(lambda task, event: seen.append(task.data))
+    with place.engine.connect() as connection:
+        tube.put("a", connection=connection)
+        other.put("b", connection=connection)
+        connection.commit()
+    assert place.changes == [("put", "a")] and seen == ["b"]
+
+
+# Savepoints
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_tasks_with_it(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        tube.put("a", connection=connection)
+        savepoint = connection.begin_nested()
+        tube.put("b", connection=connection)
+        savepoint.rollback()
+        with connection.begin_nested():
+            tube.put("c", connection=connection)
+    assert place.changes == [("put", "a"), ("put", "c")]
+    assert [task.data for task in tube.tasks("r")] == ["a", "c"]
+
+
+def test_savepoints_inside_savepoints_fall_with_the_outer_one(place: Place) -> None:
+    """Also those that were released, and those in which nothing of ours happened."""
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        tube.put("a", connection=connection)
+        outer = connection.begin_nested()
+        tube.put("b", connection=connection)
+        with connection.begin_nested():
+            tube.put("c", connection=connection)
+            with connection.begin_nested():
+                tube.put("d", connection=connection)
+        with connection.begin_nested() as empty:
+            empty.rollback()
+        outer.rollback()
+        tube.put("e", connection=connection)
+    assert place.changes == [("put", "a"), ("put", "e")]
+    assert [task.data for task in tube.tasks("r")] == ["a", "e"]
+
+
+def test_a_released_savepoint_falls_with_its_transaction(place: Place) -> None:
+    """Also where the savepoint was the transaction's first statement, which pysqlite takes for a transaction."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        with connection.begin_nested():
+            connection.execute(INSERT, {"what": "row"})
+            tube.put("a", connection=connection)
+        connection.rollback()
+        with connection.begin_nested():
+            connection.execute(INSERT, {"what": "row"})
+            tube.put("b", connection=connection)
+        assert place.changes == []
+        connection.commit()
+    assert place.changes == [("put", "b")]
+    assert [task.data for task in tube.tasks("r")] == ["b"]
+
+
+def test_a_savepoint_older_than_the_first_call_takes_all_with_it(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        connection.execute(INSERT, {"what": "before"})
+        older = connection.begin_nested()
+        inner = connection.begin_nested()
+        tube.put("a", connection=connection)
+        inner.commit()
+        tube.put("b", connection=connection)
+        older.rollback()
+        tube.put("c", connection=connection)
+    assert place.changes == [("put", "c")] and place.rows() == ["before"]
+    assert [task.data for task in tube.tasks("r")] == ["c"]
+
+
+def test_a_session_s_savepoints_are_followed(place: Place) -> None:
+    tube = place.tube()
+    with orm.Session(place.engine) as session, session.begin():
+        with session.begin_nested():
+            tube.put("a", connection=session)
+        with session.begin_nested() as nested:
+            tube.put("b", connection=session)
+            nested.rollback()
+    assert place.changes == [("put", "a")]
+
+
+# Commits that do not come about
+
+
+def test_a_commit_that_fails_publishes_nothing(place: Place) -> None:
+    """A constraint that is checked at the commit; and what the same connection commits next is on its own."""
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        connection.execute(
+            sa.text("CREATE TABLE child (parent TEXT REFERENCES mine (what) DEFERRABLE INITIALLY DEFERRED)")
+        )
+    engine = sa.create_engine(place.url, pool_size=1, max_overflow=0)
+    if place.is_sqlite:
+        sa.event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA foreign_keys=ON"))
+    for leave in ("rollback", "close"):
+        with engine.connect() as connection:
+            connection.execute(sa.text("INSERT INTO child VALUES ('nobody')"))
+            tube.put("never", connection=connection)
+            with pytest.raises(sa.exc.IntegrityError):
+                connection.commit()
+            getattr(connection, leave)()
+        if leave == "close" and place.is_sqlite:
+            continue  # SQLAlchemy hands out this connection again with the transaction in it
+        with engine.begin() as connection:
+            tube.put(f"after {leave}", connection=connection)
+    engine.dispose()
+    assert [data for _, data in place.changes] == [f"after {leave}" for leave in ("rollback", "close")][
+        : len(place.changes)
+    ]
+    assert [task.data for task in tube.tasks("r")] == [data for _, data in place.changes]
+    with place.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE child"))
+
+
+def test_two_connections_want_the_same_task(place: Place) -> None:
+    """It goes to one of them, which may ack it; to the other only after a rollback."""
+    tube = place.tube()
+    tube.put("one")
+    place.changes.clear()
+    theirs = sa.create_engine(place.url, connect_args={"timeout": 0.1} if place.is_sqlite else {})
+    with place.engine.connect() as first, theirs.connect() as second:
+        mine = take(tube, connection=first)
+        if place.is_sqlite:
+            with pytest.raises(tubes.StoreBusy):
+                tube.take(0, connection=second)
+            second.rollback()
+        else:
+            assert tube.take(0, connection=second) is None
+        first.rollback()
+        again = take(tube, connection=second)
+        assert (again.id, again.attempts) == (mine.id, 1)
+        tube.ack(again, connection=second)
+        second.commit()
+        assert tube.take(0, connection=first) is None
+        first.rollback()
+    theirs.dispose()
+    assert place.changes == [("take", "one"), ("ack", "one")]
+
+
+CRASHING = """
+import sys, sqlalchemy as sa, tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+tube = queue.tube.jobs
+held = tube.take(0)
+connection = sa.create_engine(sys.argv[1]).connect()
+connection.execute(sa.text("INSERT INTO mine VALUES ('row')"))
+tube.ack(held, connection=connection)
+tube.put("new", connection=connection)
+assert tube.take(0, connection=connection).data == "second"
+print("inside", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_process_killed_in_the_transaction_leaves_nothing_of_it(
+    place: Place, process: Callable[..., Any]
+) -> None:
+    """What it had taken before comes back, what it acked and put inside was never so."""
+    tube = place.tube()
+    tube.put_many(["first", "second"])
+    worker = process(CRASHING, place.url)
+    assert heard(worker) == "inside"
+    worker.kill()
+    worker.wait()
+    eventually(lambda: place.queue.sweep() or tube.statistics()["tasks"]["taken"] == 0)
+    assert [(task.data, task.attempts) for task in tube.tasks("r")] == [("first", 1), ("second", 0)]
+    assert place.rows() == []
