@@ -43,7 +43,7 @@ class PostgresServer:
 
     def __init__(self, binaries: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tubes-postgres-"))
-        self._as: dict[str, Any] = _nobody()
+        self._as: dict[str, Any] = as_nobody()
         if self._as:
             os.chown(self.folder, self._as["user"], self._as["group"])
         self._guard: subprocess.Popen[bytes] | None = None
@@ -199,8 +199,8 @@ def _version(binaries: Path) -> int:
     return int(found[0]) if found else 0
 
 
-def _nobody() -> dict[str, Any]:
-    """How subprocess starts what must not be root."""
+def as_nobody() -> dict[str, Any]:
+    """How ``subprocess`` starts what must not be root."""
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam("nobody")

@@ -40,7 +40,7 @@ from .joined import Lender, join
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
-from .postgresql_wire import Lost, Refused, Result, Row, Wire
+from .postgresql_wire import BEGIN, Lost, Refused, Result, Row, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class PostgresTx:
 
     __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open", "lender")
 
-    def __init__(self, wire: Wire, opening: str = "BEGIN") -> None:
+    def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
         self._wire = wire
         self._opening = opening
         self._begin = ""
@@ -94,7 +94,7 @@ class PostgresTx:
         """The SQLAlchemy form of this connection."""
         if self._begin:
             begin, self._begin = self._begin, ""
-            self._wire.simple(begin)
+            self._wire.begin(begin)
         self.lender = self._wire.lender()
         return self.lender
 
@@ -156,10 +156,11 @@ class PostgresTx:
 
 
 class PostgresStore:
-    """``postgresql+psycopg://user:password@host/database?dead_after=15``.
+    """``postgresql+psycopg://user:password@host/database?dead_after=15&pooled=auto``.
 
     ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
-    of a queue. Everything else in the query is for libpq.
+    of a queue. ``pooled``: whether a pooler in between gives each transaction another of the server's connections;
+    ``auto`` finds out. Everything else in the query is for libpq.
     """
 
     reconnects = True
@@ -175,7 +176,7 @@ class PostgresStore:
         migrate: bool | None,
         busy_timeout: float,
     ) -> None:
-        self._url, self._dead_after = _parsed(url)
+        self._url, self._dead_after, self._pooled = _parsed(url)
         self._what = f"PostgreSQL database {self._url.render_as_string(hide_password=True)}"
         self.clock = ServerClock() if type(clock) is SystemClock else clock
         self._durability = durability
@@ -215,7 +216,7 @@ class PostgresStore:
         self._shared = _Shared.of(self._conninfo, self._namespace)
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
         self._listener = Listener(
-            self._conninfo, self._what, self._namespace, self._beat, self._check, self._dead_after / BEATS
+            self._connect_listener, self._namespace, self._beat, self._check, self._dead_after / BEATS
         )
         self._listener.waiters = self.waiters
         self._shared.listeners.add(self._listener)
@@ -235,7 +236,10 @@ class PostgresStore:
         ):  # nearly always; the long way takes longer than all the rest
             if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
                 return
-        engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args={"client_encoding": "utf8"})
+        settings: dict[str, Any] = {"client_encoding": "utf8"}
+        if self._pooled:
+            settings["prepare_threshold"] = None  # psycopg would prepare what it sees more often
+        engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=settings)
         try:
             with engine.connect() as connection:
                 migrations.bring_up(connection, self._namespace, self._what, migrate=migrate)
@@ -253,8 +257,15 @@ class PostgresStore:
 
     def connect(self) -> Wire:
         """Open one more connection."""
-        lock_timeout = max(int(self._busy_timeout * 1000), 1)
-        return Wire(self._conninfo, self._what, self._durability, f"SET lock_timeout = {lock_timeout}")
+        lock_timeout = str(max(int(self._busy_timeout * 1000), 1))
+        wire = Wire(
+            self._conninfo, self._what, self._durability, pooled=self._pooled, lock_timeout=lock_timeout
+        )
+        self._pooled = wire.pooled
+        return wire
+
+    def _connect_listener(self) -> Wire:
+        return Wire(self._conninfo, self._what, "off", pooled=self._pooled)
 
     def _borrow(self) -> Wire:
         """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""
@@ -498,7 +509,7 @@ class PostgresStore:
         if not wire.execute(f"SELECT 1 FROM {server} WHERE started <> {epoch}", ()).rows:
             return
         again = f"UPDATE {server} SET started = {epoch} WHERE started <> {epoch}"
-        if wire.execute(again, (), begin="BEGIN").count:  # and nobody else was faster
+        if wire.execute(again, (), begin=BEGIN).count:  # and nobody else was faster
             wire.execute(f"DELETE FROM {task}", ())
             wire.execute(f"UPDATE {tube} SET stored = 0 WHERE temporary", ())
         wire.simple("COMMIT")
@@ -549,6 +560,8 @@ class PostgresStore:
             return
         if not wire.execute(self._sql.beat.text, (self._connection,)).count:
             self._resume()
+        if wire.pooled:  # connections to a pooler outlive the server
+            self._empty_temporary(wire)
         self._learn_time(wire)
 
     def _learn_time(self, wire: Wire) -> None:
@@ -721,7 +734,8 @@ class _Shared:
             listener.on_wait()
 
 
-def _parsed(url: str) -> tuple[sa.URL, float]:
+def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
+    """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError as error:
@@ -741,5 +755,9 @@ def _parsed(url: str) -> tuple[sa.URL, float]:
         dead_after = 0.0
     if not 0.1 <= dead_after <= 86400:
         raise BadOption(f"dead_after must be seconds, from 0.1 to 86400, not {given!r}", option="dead_after")
-    parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(["dead_after"])
-    return parsed, dead_after
+    answers: dict[Any, bool | None] = {"auto": None, "yes": True, "no": False}
+    pooled = parsed.query.get("pooled", "auto")
+    if pooled not in answers:
+        raise BadOption(f"pooled must be yes, no or auto, not {pooled!r}", option="pooled")
+    parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(["dead_after", "pooled"])
+    return parsed, dead_after, answers[pooled]

@@ -2,8 +2,8 @@
 
 A process that has waiters says so on the channel, at once and every few seconds; whoever has heard that lately sends a
 NOTIFY after each commit that readied a task, from this thread, so that no commit of ours waits for the lock that a
-NOTIFY in a transaction takes. Behind a pooler that gives no notifications, and under all this, there is the floor:
-the first in each line looks by itself.
+NOTIFY in a transaction takes. Under all this there is the floor: the first in each line looks by itself, behind a
+pooler, which passes no notifications on, more often.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ SAY_EVERY = 5.0
 FLOOR = 0.5
 """Seconds between two looks of a process that waits and that nobody called."""
 
+POOLED_FLOOR = 0.1
+"""The same behind a pooler, which passes no notifications on: nobody will ever call."""
+
 SOON = 0.02
 """Seconds after it has said that it waits, until a process looks again: what was put meanwhile, nobody announced."""
 
@@ -46,16 +49,15 @@ class Listener:
 
     def __init__(
         self,
-        conninfo: str,
-        what: str,
+        connect: Callable[[], Wire],
         namespace: str,
         beat: Callable[[Wire], None],
         check: Callable[[], bool],
         beat_every: float,
     ) -> None:
         self.waiters = Waiters()
-        self._conninfo = conninfo
-        self._what = what
+        self._connect = connect
+        self._is_pooled = False
         self._channel = f"{namespace}_tasks"
         self._beat = beat
         self._check = check
@@ -84,7 +86,7 @@ class Listener:
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
-        if real_monotonic() - self._announced_at > SAY_EVERY:
+        if self._is_pooled or real_monotonic() - self._announced_at > SAY_EVERY:
             self._stir()
 
     def notify(self, tube: int) -> None:
@@ -104,8 +106,10 @@ class Listener:
         while not self._is_over:
             try:
                 if wire is None:
-                    wire = Wire(self._conninfo, self._what, "off")
-                    wire.simple(f'LISTEN "{self._channel}"')
+                    wire = self._connect()
+                    self._is_pooled = wire.pooled
+                    if not wire.pooled:
+                        wire.simple(f'LISTEN "{self._channel}"')
                     self._announced_at = float("-inf")
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
@@ -153,12 +157,12 @@ class Listener:
             self._beat(wire)
         if not self.waiters:
             return
-        if now - self._announced_at > SAY_EVERY:
+        if now - self._announced_at > SAY_EVERY and not self._is_pooled:
             self._announced_at = now
             self._look_at = now + SOON
             self._send(wire, WAITING)
         elif now >= self._look_at:
-            self._look_at = now + FLOOR
+            self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
             self._check()
             for key in self.waiters.keys():
                 self.waiters.wake_first(key)

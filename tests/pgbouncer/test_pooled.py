@@ -1,0 +1,155 @@
+"""What a pooler in between takes away, and what goes on without it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from faults.harness import begin, eventually, finish, heard, tell
+from faults.racing import race
+from faults.test_postgresql import WORKER, plain
+from servers import PostgresServer
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+
+@pytest.fixture
+def connect(pooled_db: str) -> Iterator[Connect]:
+    """Opens queues through PgBouncer, closed when the test is over."""
+    with ExitStack() as opened:
+
+        def opening(**settings: Any) -> tubes.Queue:
+            return opened.enter_context(tubes.connect(pooled_db, **settings))
+
+        yield opening
+
+
+def test_prepared_statements_do_not_work_here(pooled_db: str) -> None:
+    """Or the other tests would show nothing."""
+    with pytest.raises(tubes.StoreError, match="prepared statement"):
+        with tubes.connect(pooled_db + "&pooled=no") as queue, tubes.connect(pooled_db) as other:
+            queue.create_tube("jobs", "utube")
+            for first, second in ((queue, other), (other, queue)):
+                with first.transaction() as unit, second.transaction() as another:
+                    first.tube.jobs.put("x", unit=unit)
+                    second.tube.jobs.put("x", utube="y", unit=another)
+
+
+def test_what_others_get_of_the_server_is_as_it_was(connect: Connect, pooled_db: str) -> None:
+    """No setting, no prepared statement, no listener and no lock stays behind."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "utubettl", ttr=60)
+    with queue.transaction() as unit:
+        tube.put("y", unit=unit)
+    with queue.transaction() as unit:
+        assert unit.connection.scalar(sa.text("SHOW enable_seqscan")) == "off"
+        for _ in range(10):  # psycopg prepares what it sees more than five times
+            unit.connection.execute(sa.text("SELECT 1"))
+    for number in range(20):
+        tube.put(number, utube=str(number))
+    tube.ack_many(tube.take_many(10, 0))
+    assert tube.take(timeout=0.2) is not None
+    with ExitStack() as opened:
+        for _ in range(4):  # all that there are
+            db = opened.enter_context(psycopg.connect(plain(pooled_db)))
+            settings = ("enable_seqscan", "jit", "synchronous_commit", "lock_timeout")
+            shown = [db.execute(f"SHOW {name}").fetchall()[0][0] for name in settings]
+            assert shown == ["on", "on", "on", "0"]
+            for leftover in ("pg_prepared_statements", "pg_listening_channels()"):
+                assert not db.execute(f"SELECT * FROM {leftover}").fetchall()
+        assert not db.execute("SELECT * FROM pg_locks WHERE locktype = 'advisory'").fetchall()
+
+
+def test_a_waiting_take_finds_what_another_process_puts(
+    connect: Connect, record_property: Callable[[str, object], None]
+) -> None:
+    """Nobody calls it: it looks ten times a second."""
+    taker, putter = connect(), connect()
+    tube = taker.create_tube("jobs", "fifo")
+    came: list[float] = []
+
+    def take() -> None:
+        assert tube.take(timeout=20) is not None
+        came.append(time.monotonic())
+
+    waits = []
+    for number in range(15):
+        waiter = threading.Thread(target=take)
+        waiter.start()
+        eventually(lambda: taker.store.waiters.count(tube.record.id))
+        time.sleep(0.05 + number * 0.007)  # anywhere between two looks
+        put = time.monotonic()
+        putter.tube.jobs.put("x")
+        waiter.join(20)
+        waits.append(came.pop() - put)
+    record_property("waits", repr(waits))
+    print(
+        f"\nthrough PgBouncer, a take waits for {median(waits) * 1000:.0f} ms, {max(waits) * 1000:.0f} at most"
+    )
+    assert median(waits) < 0.3
+
+
+def test_what_a_killed_process_holds_is_ready_again(connect: Connect, pooled_db: str) -> None:
+    tube = connect().create_tube("jobs", "utube")
+    tube.put("held")
+    worker = begin(WORKER, pooled_db)
+    try:
+        tell(worker, "take")
+        assert heard(worker) == "held"
+        time.sleep(1.5)  # longer than it takes to be dead: it beats
+        assert tube.take(timeout=0) is None
+        worker.kill()
+        task = tube.take(timeout=20)
+        assert task is not None and task.attempts == 2
+    finally:
+        finish(worker)
+
+
+@pytest.mark.parametrize("type", ["limfifottl", "utube", "utubettl"])
+def test_nothing_is_in_two_hands(pooled_db: str, type: str) -> None:
+    verdict = race(pooled_db, type, 1.5, threads=6, processes=3)
+    assert verdict.holds > 30, verdict
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_of_the_server_is_noticed(
+    connect: Connect, postgres_server: PostgresServer, mode: str
+) -> None:
+    """A waiting take goes on waiting, and a temporary tube is emptied: by the next beat at the latest."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    brief = queue.create_tube("brief", "fifo", temporary=True)
+    brief.put("gone")
+    got: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=60)))
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id))
+    postgres_server.stop(mode)
+    postgres_server.start()
+
+    def put() -> bool:
+        try:
+            tube.put("came")
+        except tubes.StoreError:
+            return False
+        return True
+
+    def is_empty() -> bool:
+        try:
+            return brief.statistics()["tasks"]["total"] == 0
+        except tubes.StoreError:
+            return False
+
+    eventually(put, within=30)
+    waiter.join(20)
+    assert [task and task.data for task in got] == ["came"]
+    eventually(is_empty, within=30)
