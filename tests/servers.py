@@ -36,12 +36,13 @@ GUARD = 'read -r _; "$1/pg_ctl" stop -m immediate -D "$2/data" >/dev/null 2>&1; 
 
 
 class PostgresServer:
-    """A PostgreSQL that listens on a Unix socket in a folder of its own, with the settings that it comes with.
+    """A PostgreSQL that listens on a Unix socket in a folder of its own, set up as it comes but for ``settings``.
 
     It refuses to run as root, and runs as ``nobody`` then.
     """
 
-    def __init__(self, binaries: Path | None = None) -> None:
+    def __init__(self, binaries: Path | None = None, *, settings: str = "") -> None:
+        self._settings = settings
         self.folder = Path(tempfile.mkdtemp(prefix="tubes-postgres-"))
         self._as: dict[str, Any] = as_nobody()
         if self._as:
@@ -90,6 +91,7 @@ class PostgresServer:
         self._run("initdb", "--no-sync", *auth, "-D", "data")
         with (self.folder / "data" / "postgresql.conf").open("a") as settings:
             settings.write(f"listen_addresses = ''\nunix_socket_directories = '{self.folder}'\n")
+            settings.write(f"{self._settings}\n")
         self.start()
         with psycopg.connect(user="postgres", dbname="postgres", host=str(self.folder)) as db:
             db.execute(f"CREATE ROLE {OWNER} LOGIN CREATEDB")

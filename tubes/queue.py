@@ -360,7 +360,8 @@ class Queue:
     def _unit_ended(self, unit: Unit, committed: bool) -> None:
         if committed:
             self._line_up(unit)
-            guarded(self._publish, unit)
+            if not self.is_closed:
+                guarded(self._publish, unit)
             self.deliveries.deliver()
 
     def _line_up(self, unit: Unit) -> None:

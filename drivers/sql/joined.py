@@ -9,6 +9,7 @@ transaction. These lie in the ``info`` of the database connection, which all tha
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ OPTIONS = {"stream_results": False, "yield_per": None, "schema_translate_map": N
 log = logging.getLogger("tubes.joined")
 
 _watched: weakref.WeakSet[Dialect] = weakref.WeakSet()
+_watching = threading.Lock()
 
 
 class JoinedTx:
@@ -177,9 +179,9 @@ def join(
 
 def connection_of(given: Any) -> sa.Connection:
     """The Connection of what a user passes as ``connection=``."""
-    if isinstance(given, orm.scoped_session):
-        given = given()
-    given = getattr(given, "registry", _nothing)() or given  # async_scoped_session
+    registry = getattr(given, "registry", None)
+    if isinstance(registry, sa.util.ScopedRegistry):  # scoped_session, async_scoped_session
+        given = registry()
     for twin in ("sync_session", "sync_connection"):  # by name, since their module needs greenlet
         if hasattr(given, twin):
             given = getattr(given, twin)
@@ -200,21 +202,21 @@ def connection_of(given: Any) -> sa.Connection:
         )
     if given.closed:
         raise BadOption("this connection is closed", option="connection")
-    if given.invalidated:
+    if given.invalidated and given.get_transaction() is not None:
         raise StoreUnavailable("this connection was lost, and its transaction with it: roll it back")
     return given
 
 
-def _nothing() -> None:
-    return None
-
-
 def watch(dialect: Dialect) -> None:
     """Have a dialect tell our units of what it has done."""
-    if dialect in _watched:
-        return
-    _watched.add(dialect)
-    watch_savepoints(dialect)
+    with _watching:
+        if dialect not in _watched:
+            _watched.add(dialect)
+            watch_savepoints(dialect)
+            _watch_ends(dialect)
+
+
+def _watch_ends(dialect: Dialect) -> None:
     commit, roll_back = dialect.do_commit, dialect.do_rollback
     commit_twophase, roll_back_twophase = dialect.do_commit_twophase, dialect.do_rollback_twophase
 

@@ -35,9 +35,12 @@ def translated(error: Refused, what: str) -> TubeError:
     if error.code in RETRIED:
         return Conflict(f"{what}: a conflict with others: roll the transaction back and try again ({error})")
     if error.code == SESSION_ENDED:
-        return Conflict(f"{what}: {error}: roll the transaction back and try again")
+        return Conflict(f"{what}: this session has ended: roll the transaction back and try again")
     if error.code == SNAPSHOT_TOO_OLD:
-        return BadOption(f"{error}, not REPEATABLE READ or SERIALIZABLE", option="connection")
+        return BadOption(
+            "a transaction that changes a sub-queue must be READ COMMITTED, not REPEATABLE READ or SERIALIZABLE",
+            option="connection",
+        )
     if error.code == "25P02":
         return StoreError(f"{what}: this transaction has failed before, and can only be rolled back")
     if error.code in ("55P03", "57014"):

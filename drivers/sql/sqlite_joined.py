@@ -29,8 +29,12 @@ class SqliteJoinedTx(JoinedTx):
 
     def __init__(self, connection: sa.Connection, sql: Statements) -> None:
         super().__init__(connection)
-        self.thread = get_ident()
         self._sql = sql
+
+    def use(self, connection: sa.Connection) -> None:
+        super().use(connection)
+        self.thread = get_ident()
+        """Who would wait for itself, with a call outside of this transaction."""
 
     def only_insert(self, statement: Statement, given: Row) -> int:
         self._check_tube(given)

@@ -1,0 +1,380 @@
+"""What cannot be joined is refused with a clear error, and neither side is harmed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from servers import new_database
+from sqlalchemy import orm
+from transactions.conftest import INSERT, Place
+
+import tubes
+
+
+@pytest.fixture
+def engine_of(place: Place) -> Any:
+    """``engine_of(**settings)`` makes one more engine on the place's database."""
+    made: list[sa.Engine] = []
+
+    def make(url: str = place.url, **settings: Any) -> sa.Engine:
+        made.append(sa.create_engine(url, **settings))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.dispose()
+
+
+def refused(tube: tubes.Tube, connection: Any, why: str, error: type[Exception] = tubes.BadOption) -> None:
+    """Every kind of call says why, and nothing is stored."""
+    calls: list[Callable[[], object]] = [
+        lambda: tube.put("x", connection=connection),
+        lambda: tube.take(0, connection=connection),
+        lambda: tube.kick(connection=connection),
+        lambda: tube.peek(1, connection=connection),
+    ]
+    for call in calls:
+        with pytest.raises(error, match=why):
+            call()
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+@pytest.mark.parametrize("given", ["a string", 7, object(), sa.create_engine("sqlite://")])
+def test_what_is_no_connection_is_refused(place: Place, given: object) -> None:
+    refused(place.tube(), given, "a connection is a SQLAlchemy Connection or Session")
+
+
+def test_a_closed_connection_is_refused(place: Place) -> None:
+    connection = place.engine.connect()
+    connection.close()
+    refused(place.tube(), connection, "closed")
+
+
+def test_a_lost_connection_is_unavailable(place: Place) -> None:
+    """Its transaction is gone, with what was in it; after the rollback all works."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        tube.put("lost", connection=connection)
+        connection.invalidate()
+        refused(tube, connection, "lost", tubes.StoreUnavailable)
+        connection.rollback()
+        tube.put("kept", connection=connection)
+        connection.commit()
+    assert place.changes == [("put", "kept")]
+
+
+@pytest.mark.parametrize("how", ["engine", "option"])
+def test_an_autocommit_connection_is_refused(place: Place, engine_of: Any, how: str) -> None:
+    tube = place.tube()
+    engine = engine_of(**({"isolation_level": "AUTOCOMMIT"} if how == "engine" else {}))
+    with engine.connect() as connection:
+        if how == "option":
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+        refused(tube, connection, "AUTOCOMMIT")
+
+
+def test_a_connection_that_only_reads_is_refused(place: Place, engine_of: Any) -> None:
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        setting = "PRAGMA query_only=ON" if place.is_sqlite else "SET TRANSACTION READ ONLY"
+        connection.execute(sa.text(setting))
+        refused(tube, connection, "only reads")
+        connection.rollback()
+        if place.is_sqlite:
+            connection.execute(sa.text("PRAGMA query_only=OFF"))
+    if place.is_sqlite:
+        file = sa.make_url(place.url).database
+        with engine_of(f"sqlite:///file:{file}?mode=ro&uri=true").connect() as connection:
+            with pytest.raises(tubes.BadOption, match="only reads"):
+                tube.put("x", connection=connection)
+
+
+def test_a_connection_to_another_database_is_refused(
+    place: Place, engine_of: Any, tmp_path: Path, postgres_url: str
+) -> None:
+    """Another file or database that holds a queue too, none at all, and one of another kind."""
+    tube = place.tube()
+    if place.is_sqlite:
+        others = [f"sqlite:///{tmp_path / 'other.db'}", "sqlite://"]
+        tubes.connect(others[0]).close()
+        for other in others:
+            with engine_of(other).connect() as connection:
+                refused(tube, connection, "the queue is on SQLite file")
+        with engine_of(postgres_url).connect() as connection:
+            refused(tube, connection, "a postgresql connection cannot be joined")
+    else:
+        with new_database(postgres_url) as other:
+            tubes.connect(other, migrate=True).close()
+            with engine_of(other).connect() as connection:
+                refused(tube, connection, "does not see the tables of this queue")
+        with place.engine.connect() as connection:
+            connection.execute(sa.text("SET LOCAL search_path = pg_catalog"))
+            refused(tube, connection, "does not see the tables of this queue")
+        with engine_of("sqlite://").connect() as connection:
+            refused(tube, connection, "a sqlite connection cannot be joined")
+
+
+def test_a_waiting_call_is_refused(place: Place) -> None:
+    """Before anything else happens: the connection has not even begun a transaction."""
+    tube = place.tube("limfifottl", capacity=1)
+    with place.engine.connect() as connection:
+        for timeout in (None, 5):
+            with pytest.raises(tubes.BadOption, match="cannot wait"):
+                tube.take(timeout, connection=connection)
+            with pytest.raises(tubes.BadOption, match="cannot wait"):
+                tube.take_many(2, timeout, connection=connection)
+            with pytest.raises(tubes.BadOption, match="cannot wait"):
+                tube.put("x", timeout=timeout, connection=connection)
+        assert not connection.in_transaction()
+        tube.put("x", connection=connection)
+        with pytest.raises(tubes.TubeFull):
+            tube.put("y", timeout=0, connection=connection)
+        connection.commit()
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
+def test_wrong_arguments_are_refused_before_a_transaction_begins(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        with pytest.raises(tubes.NotSupported):
+            tube.put("x", ttl=5, connection=connection)
+        with pytest.raises(TypeError):
+            tube.put(object(), connection=connection)
+        with pytest.raises(tubes.BadOption):
+            tube.ack(-1, connection=connection)
+        assert not connection.in_transaction()
+
+
+def test_a_unit_and_a_connection_are_too_many(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.connect() as connection, place.queue.transaction() as unit:
+        with pytest.raises(tubes.BadOption, match="pass one"):
+            tube.put("x", unit=unit, connection=connection)
+
+
+def test_a_closed_queue_joins_nothing(place: Place) -> None:
+    """And what was joined before is committed; its callbacks still come."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        tube.put("before", connection=connection)
+        place.queue.close()
+        for call in (tube.put, tube.peek):
+            with pytest.raises(tubes.StoreUnavailable, match="closed"):
+                call(1, connection=connection)
+        connection.commit()
+    assert place.changes == [("put", "before")]
+    assert [task.data for task in place.connect().tube.jobs.tasks("r")] == ["before"]
+
+
+def test_a_session_that_must_be_rolled_back_is_refused(place: Place) -> None:
+    tube = place.tube()
+    with orm.Session(place.engine) as session:
+        session.begin_nested()
+        tube.put("x", connection=session)
+        session.connection().invalidate()
+        with pytest.raises(tubes.TubeError, match=r"cannot be joined|lost"):
+            tube.put("y", connection=session)
+        session.rollback()
+    assert place.changes == []
+
+
+def test_a_session_of_several_engines_is_asked_for_its_connection(place: Place) -> None:
+    tube = place.tube()
+    with orm.Session(binds={orm.DeclarativeBase: place.engine}) as session:
+        refused(tube, session, "several engines")
+        tube.put("x", connection=session.connection(bind_arguments={"bind": place.engine}))
+        session.commit()
+    assert place.changes == [("put", "x")]
+
+
+# On SQLite
+
+
+def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlite_place: Place) -> None:
+    """Through any queue on the file; it would wait for itself. Reads are answered, and later all works."""
+    place = sqlite_place
+    tube = place.tube()
+    other = place.connect(busy_timeout=30).tube.jobs
+    with place.engine.connect() as connection, place.engine.connect() as second:
+        tube.put("inside", connection=connection)
+        began = time.monotonic()
+        calls: list[Callable[[], object]] = [
+            lambda: tube.put("x"),
+            lambda: other.put("x"),
+            lambda: other.take(0),
+            lambda: tube.put("x", connection=second),
+            lambda: place.queue.transaction().__enter__(),
+        ]
+        for call in calls:
+            with pytest.raises(tubes.StoreBusy, match="pass connection="):
+                call()
+        assert time.monotonic() - began < 5
+        assert tube.tasks("r") == []
+        connection.commit()
+        tube.put("outside")
+    assert place.changes == [("put", "inside"), ("put", "outside")]
+
+
+def test_a_connection_inside_a_transaction_of_the_queue_is_refused_at_once(sqlite_place: Place) -> None:
+    tube = sqlite_place.tube()
+    with sqlite_place.engine.connect() as connection, sqlite_place.queue.transaction() as unit:
+        tube.put("inside", unit=unit)
+        with pytest.raises(tubes.StoreBusy, match="pass unit="):
+            tube.put("outside", connection=connection)
+    assert sqlite_place.changes == [("put", "inside")]
+
+
+def test_a_transaction_that_has_read_before_others_wrote_is_busy(sqlite_place: Place) -> None:
+    """SQLite cannot let it write; it says at once what to do."""
+    tube = sqlite_place.tube()
+    with sqlite_place.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("SELECT * FROM mine").all()
+        tube.put("others")
+        with pytest.raises(tubes.StoreBusy, match="BEGIN IMMEDIATE"):
+            tube.put("x", connection=connection)
+        connection.rollback()
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql("SELECT * FROM mine").all()
+        tube.put("y", connection=connection)
+        connection.commit()
+    assert sqlite_place.changes == [("put", "others"), ("put", "y")]
+
+
+def test_a_queue_in_memory_has_no_connection_but_its_own(sqlite_place: Place) -> None:
+    with tubes.connect("sqlite://") as queue, sqlite_place.engine.connect() as connection:
+        refused(queue.create_tube("jobs", "fifo"), connection, "in memory")
+
+
+def test_recursive_triggers_are_refused(sqlite_place: Place) -> None:
+    tube = sqlite_place.tube()
+    with sqlite_place.engine.connect() as connection:
+        connection.execute(sa.text("PRAGMA recursive_triggers=ON"))
+        refused(tube, connection, "recursive_triggers=OFF")
+        connection.execute(sa.text("PRAGMA recursive_triggers=OFF"))
+
+
+@pytest.mark.parametrize("type", ["fifo", "limfifottl", "utubettl"])
+def test_a_put_into_a_dropped_tube_is_refused(place: Place, type: str) -> None:
+    """Foreign keys are off on most connections to SQLite, and must not be what this depends on."""
+    tube = place.tube(type)
+    tube.drop()
+    with place.engine.connect() as connection:
+        for call in (tube.put, tube.put_many):
+            with pytest.raises(tubes.NoSuchTube, match="jobs"):
+                call(["x", "y"], connection=connection)
+
+
+# On PostgreSQL
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_sub_queue_is_not_changed_with_an_old_snapshot(postgres_place: Place, level: Any) -> None:
+    """Tubes without sub-queues may be."""
+    tube, plain = postgres_place.tube("utube"), postgres_place.tube("fifo", "plain")
+    with postgres_place.engine.connect() as connection:
+        connection.execution_options(isolation_level=level)
+        with pytest.raises(tubes.BadOption, match="must be READ COMMITTED, not REPEATABLE READ"):
+            tube.put("x", utube="a", connection=connection)
+        connection.rollback()
+        plain.put("y", connection=connection)
+        connection.commit()
+    assert postgres_place.changes == [("put", "y")]
+
+
+def test_a_conflict_of_serializable_transactions_is_said_and_not_repeated(postgres_place: Place) -> None:
+    tube = postgres_place.tube()
+    task = tube.put("x")
+    with postgres_place.engine.connect() as connection:
+        connection.execution_options(isolation_level="REPEATABLE READ")
+        connection.execute(sa.text("SELECT * FROM mine"))
+        tube.delete(task)
+        with pytest.raises(tubes.Conflict, match="roll the transaction back and try again"):
+            tube.delete(task, connection=connection)
+        connection.rollback()
+    assert [event for event, _ in postgres_place.changes] == ["put", "delete"]
+
+
+def test_a_transaction_that_has_failed_commits_nothing(postgres_place: Place) -> None:
+    """The server takes its COMMIT for a ROLLBACK, and does not say so."""
+    tube = postgres_place.tube()
+    with postgres_place.engine.connect() as connection:
+        tube.put("never", connection=connection)
+        with pytest.raises(sa.exc.ProgrammingError):
+            connection.execute(sa.text("SELECT * FROM nowhere"))
+        with pytest.raises(tubes.StoreError, match="can only be rolled back"):
+            tube.put("neither", connection=connection)
+        connection.commit()
+        assert postgres_place.changes == [] and tube.tasks("r") == []
+        tube.put("b", connection=connection)
+        with pytest.raises(sa.exc.IntegrityError), connection.begin_nested():
+            tube.put("undone", connection=connection)
+            connection.execute(INSERT, {"what": None})
+            connection.execute(INSERT, [{"what": "twice"}, {"what": "twice"}])
+        connection.commit()
+    assert postgres_place.changes == [("put", "b")]
+
+
+def test_a_session_taken_for_dead_takes_nothing_and_begins_anew(postgres_place: Place) -> None:
+    """The take is refused, since the task would be stranded; after a rollback it goes on in a new session."""
+    tube, queue = postgres_place.tube(), postgres_place.queue
+    tube.put("x")
+    session = queue.identify()
+    with postgres_place.engine.connect() as connection:
+        connection.execute(
+            sa.text("UPDATE tubes_session SET ends_ms = 1 WHERE id = :id"), {"id": session.hex}
+        )
+        connection.commit()
+        with pytest.raises(tubes.Conflict, match="session has ended"):
+            tube.take(0, connection=connection)
+        connection.rollback()
+        task = tube.take(0, connection=connection)
+        assert task is not None and task.owner == queue.identify() != session
+        tube.ack(task, connection=connection)
+        connection.commit()
+
+
+def test_a_lost_server_connection_is_unavailable(postgres_place: Place) -> None:
+    tube = postgres_place.tube()
+    with postgres_place.engine.connect() as connection, postgres_place.engine.connect() as other:
+        tube.put("x", connection=connection)
+        pid = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar()
+        other.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        with pytest.raises(tubes.StoreUnavailable, match="lost"):
+            tube.put("y", connection=connection)
+        connection.rollback()
+        tube.put("z", connection=connection)
+        connection.commit()
+    assert postgres_place.changes == [("put", "z")]
+
+
+def test_an_ack_waits_for_another_s_transaction(postgres_place: Place) -> None:
+    """A second ack of a task waits for the first one's end, and is refused or accepted by it, once."""
+    tube = postgres_place.tube()
+    tube.put_many(["a", "b"])
+    held = tube.take_many(2, 0)
+    for task, commits in zip(held, (True, False), strict=True):
+        outcomes: list[object] = []
+
+        def ack(task: tubes.Task = task, outcomes: list[object] = outcomes) -> None:
+            try:
+                outcomes.append(tube.ack(task).data)
+            except tubes.NotTaken:
+                outcomes.append("refused")
+
+        with postgres_place.engine.connect() as connection:
+            tube.ack(task, connection=connection)
+            second = threading.Thread(target=ack)
+            second.start()
+            second.join(0.1)
+            assert second.is_alive() and not outcomes
+            (connection.commit if commits else connection.rollback)()
+            second.join(10)
+        assert outcomes == ["refused" if commits else "b"]
+    assert [event for event, _ in postgres_place.changes].count("ack") == 2

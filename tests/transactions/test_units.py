@@ -1,0 +1,290 @@
+"""A unit is a transaction of the queue's own: its connection, its errors, its end; and odd ways to end a user's."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from servers import PostgresServer
+from sqlalchemy import orm
+from transactions.conftest import INSERT, Place
+
+import tubes
+
+
+class Stop(Exception):
+    """Raised to roll back."""
+
+
+def test_a_unit_s_connection_is_in_its_transaction(place: Place) -> None:
+    """What the user executes there, tasks and events are committed together."""
+    tube = place.tube()
+    tube.put("first")
+    task = tube.take(0)
+    assert task is not None
+    place.changes.clear()
+    with place.queue.transaction() as unit:
+        unit.connection.execute(INSERT, {"what": "row"})
+        tube.put("x", unit=unit)
+        tube.ack(task, unit=unit)
+        assert unit.connection is unit.connection
+        assert unit.connection.execute(sa.text("SELECT what FROM mine")).scalars().all() == ["row"]
+        assert place.rows() == [] and place.changes == []
+    assert place.rows() == ["row"] and place.changes == [("put", "x"), ("ack", "first")]
+
+
+def test_a_unit_that_raises_rolls_back_what_was_done_on_its_connection(place: Place) -> None:
+    tube = place.tube()
+    for _ in range(2):  # the second time with the connection that was lent before
+        with pytest.raises(Stop), place.queue.transaction() as unit:
+            tube.put("x", unit=unit)
+            unit.connection.execute(INSERT, {"what": "row"})
+            raise Stop
+    assert place.rows() == [] and place.changes == [] and tube.tasks("r") == []
+
+
+def test_savepoints_on_a_unit_s_connection_are_followed(place: Place) -> None:
+    tube = place.tube()
+    with place.queue.transaction() as unit:
+        with unit.connection.begin_nested():
+            tube.put("a", unit=unit)
+        with pytest.raises(Stop), unit.connection.begin_nested():
+            unit.connection.execute(INSERT, {"what": "row"})
+            tube.put("b", unit=unit)
+            raise Stop
+        tube.put("c", unit=unit)
+    assert place.rows() == [] and place.changes == [("put", "a"), ("put", "c")]
+    assert [task.data for task in tube.tasks("r")] == ["a", "c"]
+
+
+def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
+    """Its connection refuses to commit and to roll back; a Session on it leaves that to the unit."""
+    tube = place.tube()
+    for end in ("commit", "rollback"):
+        with pytest.raises(tubes.BadOption, match="the end of its block"), place.queue.transaction() as unit:
+            tube.put("never", unit=unit)
+            getattr(unit.connection, end)()
+    with place.queue.transaction() as unit:
+        with orm.Session(unit.connection) as session:
+            session.execute(INSERT, {"what": "row"})
+            tube.put("x", connection=session)
+            session.commit()
+        assert place.rows() == []
+        tube.put("y", connection=unit.connection)
+    assert place.rows() == ["row"] and place.changes == [("put", "x"), ("put", "y")]
+
+
+def test_a_unit_s_connection_ends_with_it(place: Place) -> None:
+    with place.queue.transaction() as unit:
+        kept = unit.connection
+    assert kept.closed
+    with pytest.raises(tubes.BadOption, match="over"):
+        _ = unit.connection
+    with pytest.raises(sa.exc.ResourceClosedError):
+        kept.execute(sa.text("SELECT 1"))
+
+
+def test_a_unit_s_connection_is_another_queue_s_to_others(place: Place) -> None:
+    place.tube()
+    other = place.connect().tube.jobs
+    with place.queue.transaction() as unit, pytest.raises(tubes.BadOption, match="another queue's"):
+        other.put("x", connection=unit.connection)
+
+
+def test_a_queue_in_memory_has_a_unit_s_connection() -> None:
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        with queue.transaction() as unit:
+            unit.connection.execute(sa.text("CREATE TABLE mine (what TEXT)"))
+            unit.connection.execute(INSERT, {"what": "row"})
+            tube.put("x", unit=unit)
+        with queue.transaction() as unit:
+            assert unit.connection.execute(sa.text("SELECT count(*) FROM mine")).scalar() == 1
+        assert tube.take(0) is not None
+
+
+def test_a_unit_that_is_over_or_another_queue_s_is_refused(place: Place) -> None:
+    tube = place.tube()
+    other = place.connect(busy_timeout=0.2).tube.jobs
+    with place.queue.transaction() as unit:
+        for call in (other.put, other.peek):
+            with pytest.raises(tubes.BadOption, match="another queue's"):
+                call(1, unit=unit)
+        tube.put("x", unit=unit)
+    for call in (tube.put, tube.peek):
+        with pytest.raises(tubes.BadOption, match="over"):
+            call(1, unit=unit)
+    with pytest.raises(tubes.BadOption, match=r"what queue\.transaction\(\) gives"):
+        tube.put("x", unit="a unit")  # type: ignore[arg-type]
+    assert place.changes == [("put", "x")]
+
+
+def test_a_closed_queue_has_no_transactions(place: Place) -> None:
+    tube = place.tube()
+    place.queue.close()
+    with pytest.raises(tubes.StoreUnavailable, match="closed"), place.queue.transaction():
+        pass
+    assert place.changes == []
+    with pytest.raises(tubes.StoreUnavailable):
+        tube.put("x")
+
+
+def test_a_queue_that_is_closed_inside_a_transaction_commits_nothing(place: Place) -> None:
+    tube = place.tube()
+    with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        place.queue.close()
+        tube.put("y", unit=unit)
+    assert place.changes == [] and place.connect().tube.jobs.tasks("r") == []
+
+
+def test_a_put_in_a_unit_cannot_wait(place: Place) -> None:
+    tube = place.tube("limfifottl", capacity=1)
+    with place.queue.transaction() as unit:
+        with pytest.raises(tubes.BadOption, match="cannot wait"):
+            tube.put("x", timeout=5, unit=unit)
+        tube.put("x", unit=unit)
+        with pytest.raises(tubes.TubeFull):
+            tube.put("y", unit=unit)
+
+
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_errors_inside_are_of_our_tree(place: Place, how: str) -> None:
+    """The database's own is the cause, and nothing is left of the transaction."""
+    tube = place.tube()
+    gone = sa.text("ALTER TABLE tubes_task RENAME TO tubes_gone")
+    if how == "unit":
+        with pytest.raises(tubes.StoreError) as caught, place.queue.transaction() as unit:
+            unit.connection.execute(gone)
+            tube.put("x", unit=unit)
+    else:
+        with pytest.raises(tubes.StoreError) as caught, place.engine.begin() as connection:
+            tube.peek(tube.put("x", connection=connection), connection=connection)
+            connection.execute(gone)
+            tube.put("y", connection=connection)
+    assert caught.value.__cause__ is not None
+    tube.put("z")
+    assert place.changes == [("put", "z")]
+
+
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_a_failed_call_leaves_nothing_in_the_transaction(sqlite_place: Place, how: str) -> None:
+    """Also one of several statements: the place in a bounded tube that it took is free again."""
+    place = sqlite_place
+    tube = place.tube("limfifottl", capacity=1)
+
+    def limited(raw: sqlite3.Connection) -> None:
+        raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000)
+
+    if how == "unit":
+        with place.queue.transaction() as unit:
+            limited(unit.connection.connection.driver_connection)
+            with pytest.raises(tubes.StoreError, match="larger"):
+                tube.put("x" * 2_000, unit=unit)
+            tube.put("fits", unit=unit)
+    else:
+        with place.engine.begin() as connection:
+            limited(connection.connection.driver_connection)  # type: ignore[arg-type]
+            with pytest.raises(tubes.StoreError, match="larger"):
+                tube.put("x" * 2_000, connection=connection)
+            tube.put("fits", connection=connection)
+    assert place.changes == [("put", "fits")]
+
+
+def test_a_transaction_that_sqlite_has_rolled_back_publishes_nothing(sqlite_place: Place) -> None:
+    """As it does when the disk is full: later calls say so, and the commit of nothing tells nobody."""
+    tube = sqlite_place.tube()
+    with sqlite_place.engine.connect() as connection:
+        tube.put("x", connection=connection)
+        connection.exec_driver_sql("ROLLBACK")
+        with pytest.raises(tubes.StoreError, match="rolled back"):
+            tube.put("y", connection=connection)
+        connection.commit()
+        assert sqlite_place.changes == []
+        tube.put("z", connection=connection)
+        connection.commit()
+    with pytest.raises(tubes.StoreError), sqlite_place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        unit.connection.exec_driver_sql("ROLLBACK")
+        with pytest.raises(tubes.StoreError, match="rolled back"):
+            tube.put("y", unit=unit)
+    assert sqlite_place.changes == [("put", "z")]
+    assert [task.data for task in tube.tasks("r")] == ["z"]
+
+
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+def test_temporary_tubes_take_part(place: Place, type: str) -> None:
+    tube = place.tube(type, temporary=True)
+    with place.engine.connect() as connection:
+        tube.put("x", connection=connection)
+        connection.rollback()
+        tube.put_many(["y", b"z"], connection=connection)
+        task = tube.take(0, connection=connection)
+        assert task is not None
+        tube.ack(task, connection=connection)
+        connection.commit()
+    assert [event for event, _ in place.changes] == ["put", "put", "take", "ack"]
+    assert [task.data for task in tube.tasks("r")] == [b"z"]
+
+
+@pytest.mark.parametrize("pool", [sa.NullPool, sa.StaticPool, sa.QueuePool, sa.SingletonThreadPool])
+def test_any_pool_will_do(place: Place, pool: Any) -> None:
+    tube = place.tube()
+    engine = sa.create_engine(place.url, poolclass=pool)
+    for n in range(3):
+        with engine.connect() as connection:
+            tube.put(n, connection=connection)
+            if n != 1:
+                connection.commit()
+    engine.dispose()
+    assert place.changes == [("put", 0), ("put", 2)]
+
+
+def test_the_user_s_settings_are_not_meant_for_our_statements(place: Place) -> None:
+    """A schema of another name for the user's tables, server-side cursors, batches of rows."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        connection = connection.execution_options(
+            schema_translate_map={None: "elsewhere"}, stream_results=True, yield_per=1
+        )
+        tube.put_many(["a", "b"], connection=connection)
+        assert len(tube.take_many(5, 0, connection=connection)) == 2
+        connection.commit()
+    assert len(place.changes) == 4
+
+
+def test_two_phases_publish_at_the_second(postgres_place: Place) -> None:
+    """Also where the first is left out. A rollback publishes nothing."""
+    tube = postgres_place.tube()
+    with postgres_place.engine.connect() as connection:
+        for name, end in (("a", "commit"), ("b", "rollback")):
+            transaction = connection.begin_twophase()
+            tube.put(name, connection=connection)
+            assert ("put", name) not in postgres_place.changes
+            getattr(transaction, end)()
+    assert postgres_place.changes == [("put", "a")]
+
+
+def test_a_prepared_transaction_publishes_when_it_is_committed(tmp_path: Path) -> None:
+    """On a server that allows it, which is not how servers come."""
+    server = PostgresServer(settings="max_prepared_transactions = 5")
+    try:
+        engine = sa.create_engine(server.url)
+        with tubes.connect(server.url, migrate=True, sweep=False) as queue:
+            tube = queue.create_tube("jobs", "utube")
+            seen: list[Any] = []
+            tube.on_task_change(lambda task, event: seen.append(task.data))
+            with engine.connect() as connection:
+                for name, end in (("a", "commit"), ("b", "rollback")):
+                    transaction = connection.begin_twophase()
+                    tube.put(name, utube="x", connection=connection)
+                    transaction.prepare()
+                    assert name not in seen
+                    getattr(transaction, end)()
+            assert seen == ["a"] and [task.data for task in tube.tasks("r")] == ["a"]
+        engine.dispose()
+    finally:
+        server.close()
