@@ -12,6 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -221,7 +222,20 @@ def _watch_ends(dialect: Dialect) -> None:
     commit_twophase, roll_back_twophase = dialect.do_commit_twophase, dialect.do_rollback_twophase
 
     def do_commit(connection: Any) -> None:
-        _end(connection, lambda: commit(connection), may_commit=True)
+        def commit_or_nothing() -> None:
+            try:
+                commit(connection)
+            except (
+                Exception
+            ):  # SQLite keeps what it could not commit, and SQLAlchemy takes it for rolled back
+                with suppress(Exception):
+                    roll_back(connection)
+                raise
+
+        if KEY in connection.info:
+            _end(connection, commit_or_nothing, may_commit=True)
+        else:
+            commit(connection)
 
     def do_rollback(connection: Any) -> None:
         _end(connection, lambda: roll_back(connection))

@@ -342,17 +342,18 @@ def test_a_commit_that_fails_publishes_nothing(place: Place) -> None:
     engine = sa.create_engine(place.url, pool_size=1, max_overflow=0)
     if place.is_sqlite:
         sa.event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA foreign_keys=ON"))
-    with engine.connect() as connection:
-        connection.execute(sa.text("INSERT INTO child VALUES ('nobody')"))
-        tube.put("never", connection=connection)
-        with pytest.raises(sa.exc.IntegrityError):
-            connection.commit()
-        connection.rollback()
-        tube.put("later", connection=connection)
-        connection.commit()
+    for leave in ("rollback", "close"):
+        with engine.connect() as connection:
+            connection.execute(sa.text("INSERT INTO child VALUES ('nobody')"))
+            tube.put("never", connection=connection)
+            with pytest.raises(sa.exc.IntegrityError):
+                connection.commit()
+            getattr(connection, leave)()
+        with engine.begin() as connection:
+            tube.put(f"after {leave}", connection=connection)
     engine.dispose()
-    assert place.changes == [("put", "later")]
-    assert [task.data for task in tube.tasks("r")] == ["later"]
+    assert place.changes == [("put", "after rollback"), ("put", "after close")]
+    assert [task.data for task in tube.tasks("r")] == ["after rollback", "after close"]
     with place.engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE child"))
 
