@@ -62,9 +62,10 @@ class Call(threading.Thread):
 class Stage:
     """Plays one scenario in the empty store at ``url``."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connect: Callable[..., tubes.Queue] = tubes.connect) -> None:
         self.clock = FakeClock(START_MS)
         self._url = url
+        self._connect = connect
         self._session_ttr = 0.0
         self._queues: dict[str, tubes.Queue] = {}
         self._numbers: dict[uuid.UUID, str] = {}
@@ -76,7 +77,8 @@ class Stage:
         self._events: list[Told] = []
         self._woke: list[tuple[str, Any]] = []
         self._began = 0
-        self._turn = threading.RLock()  # whoever is woken reports after the call that woke it
+        self._turn: AbstractContextManager[Any] = threading.RLock()  # who is woken reports after who woke it
+        self._notes: AbstractContextManager[Any] = self._turn
         self._is_over = False
         self._timed: dict[str, tubes.Tube] = {}
         self._home = self._open()
@@ -122,7 +124,7 @@ class Stage:
     # Connections
 
     def _open(self) -> tubes.Queue:
-        queue = tubes.connect(
+        queue = self._connect(
             self._url, clock=self.clock, sweep=False, durability="off", session_ttr=self._session_ttr
         )
         for name in queue.tubes():
@@ -140,24 +142,27 @@ class Stage:
     def _listen(self, queue: tubes.Queue, name: str) -> None:
         """Set the callback of a tube in one connection."""
         tube = queue.tube[name]
-        tube.on_task_change(None if name in self._silent else self._callback(name))
+        tube.on_task_change(None if name in self._silent else self._callback(queue, name))
 
-    def _callback(self, name: str) -> Callable[[tubes.Task, tubes.Event], None]:
+    def _callback(self, queue: tubes.Queue, name: str) -> Callable[[tubes.Task, tubes.Event], None]:
         def on_task_change(task: tubes.Task, event: tubes.Event) -> None:
-            if self._is_over:
-                return
             with self._turn:
-                self._events.append(Told(name, event.value, self._seen(task), self.now - self._began))
-                if CALLED.get(event.value, {event.value}) & self._raises.get(name, frozenset()):
-                    raise RuntimeError("callback failed")
+                self._note(name, task, event)
 
         return on_task_change
+
+    def _note(self, name: str, task: tubes.Task, event: tubes.Event) -> None:
+        if self._is_over:
+            return
+        self._events.append(Told(name, event.value, self._seen(task), self.now - self._began))
+        if CALLED.get(event.value, {event.value}) & self._raises.get(name, frozenset()):
+            raise RuntimeError("callback failed")
 
     # Tasks
 
     def _seen(self, task: tubes.Task) -> Seen:
         """A task by its place among the puts of its tube; ids must grow over all tubes, and never come again."""
-        with self._turn:
+        with self._notes:
             ids = self._ids.setdefault(task.tube, [])
             if task.id not in ids:
                 assert task.id > self._last_id, f"id {task.id} came after {self._last_id}"

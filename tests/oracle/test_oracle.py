@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from oracle import rules
+from oracle.awaited_stage import AwaitedStage
 from oracle.outcome import Outcome, Step
 from oracle.recording import CASES, Case, Departure, load
 from oracle.replay import Disagreement, replay
@@ -165,9 +166,23 @@ def test_the_queue_does_what_tarantool_does(case: Case, path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY_CASE)
+def test_it_does_so_through_asyncio(case: Case, path: Path) -> None:
+    """The same."""
+    with AwaitedStage(f"sqlite:///{path}") as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
 def test_it_does_so_on_postgresql(case: Case, postgres_oracle_url: str) -> None:
     """The same."""
     with Stage(postgres_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
+def test_it_does_so_through_asyncio_on_postgresql(case: Case, postgres_oracle_url: str) -> None:
+    """The same."""
+    with AwaitedStage(postgres_oracle_url) as stage:
         replay(case, DEPARTURES, stage)
 
 
