@@ -408,6 +408,8 @@ class Queue:
             except StoreError:
                 counts.restore(deltas)
                 raise
+            finally:
+                counts.flushed()
 
     def _background(self) -> float | None:
         self._next_sweep_ms = self.clock.now_ms() + FLOOR * 1000

@@ -13,6 +13,10 @@ FLUSH_AFTER = 1.0
 """Seconds after which counts are stored; what a SIGKILL can lose."""
 
 
+FLUSH_TAKES = 1.0
+"""Seconds that who asks for statistics gives another thread's flush, which may be waiting for that very thread."""
+
+
 class Deltas(NamedTuple):
     """Calls of one tube that are not stored yet: by event name, how many."""
 
@@ -27,7 +31,8 @@ class Counts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
+        self._flushes = 0
         self._notes: deque[tuple[int, Event, int]] = deque()
         self._sums: dict[int, Counter[str]] = {}
         self.is_dirty = False
@@ -47,12 +52,24 @@ class Counts:
             return dict(self._sums.get(tube, {}))
 
     def drain(self) -> Sequence[Deltas]:
-        """Hand over all counts. Whoever fails to store them gives them back with ``restore``."""
+        """Hand over all counts. Whoever fails to store them gives them back with ``restore``; both say ``flushed``."""
         with self._lock:
+            self._flushes += 1
             self.is_dirty = False  # before the notes are read: who notes meanwhile says so again
             self._sum_up()
             sums, self._sums = self._sums, {}
         return [Deltas(tube, calls) for tube, calls in sums.items()]
+
+    def flushed(self) -> None:
+        """What ``drain`` handed over is stored, or restored."""
+        with self._lock:
+            self._flushes -= 1
+            self._lock.notify_all()
+
+    def await_flushes(self) -> None:
+        """Wait until no other thread is at a flush: what it has drained is in no place where one could look."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._flushes, FLUSH_TAKES)
 
     def restore(self, deltas: Sequence[Deltas]) -> None:
         """Take back counts that could not be stored."""

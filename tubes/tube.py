@@ -624,6 +624,7 @@ class Tube:
             self._queue.flush_counts()
         except (StoreUnavailable, StoreBusy):  # a full disk, a locked file: one may look all the same
             unstored = self._store.counts.pending(self._id)
+        self._store.counts.await_flushes()
         states, calls = self._store.read(look)
         return statistics(states, Counter(calls) + Counter(unstored))
 

@@ -73,3 +73,26 @@ def test_statistics_have_tarantools_keys_and_zeros_for_what_never_happened() -> 
     found = statistics(states, {"put": 9, "ack": 1, "delete": 1, "ttl": 1})
     assert found["tasks"] == {"ready": 3, "taken": 2, "buried": 1, "delayed": 0, "total": 6, "done": 3}
     assert found["calls"] == {event.value: 0 for event in Event} | {"put": 9, "ack": 1, "delete": 1, "ttl": 1}
+
+
+def test_who_asks_waits_for_a_flush_that_another_thread_is_at() -> None:
+    """What it has drained is neither pending nor stored."""
+    counts = Counts()
+    counts.add(1, Event.PUT, 1)
+    counts.drain()
+    asked = threading.Event()
+    answered: list[bool] = []
+
+    def ask() -> None:
+        asked.set()
+        counts.await_flushes()
+        answered.append(stored.is_set())
+
+    stored = threading.Event()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    asked.wait()
+    stored.set()
+    counts.flushed()
+    thread.join()
+    assert answered == [True]
