@@ -273,6 +273,10 @@ class Queue:
                 finally:
                     del self._units[unit]
 
+    async def run_sync(self, work: Callable[[Any], T], *, unit: Unit) -> T:
+        """Return ``work(unit.connection)``, called in the transaction's thread: statements of your own."""
+        return await self.run(lambda: work(unit.connection), unit=unit)
+
     @_like(plain.Queue.close)
     async def close(self) -> None:
         if not self._crew.is_closed:

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from aio.running import awaited, connect, in_line, until
 
 import tubes
@@ -177,6 +178,18 @@ async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(url: str
         assert (await jobs.statistics())["tasks"]["total"] == 0
         with pytest.raises(tubes.BadOption, match="over"):
             await jobs.put("x", unit=unit)
+
+
+@awaited
+async def test_statements_of_ones_own_run_in_the_transaction(url: str) -> None:
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        count = sa.text("SELECT count(*) FROM tubes_task")
+        async with queue.transaction() as unit:
+            await jobs.put("x", unit=unit)
+            assert await queue.run_sync(lambda connection: connection.scalar(count), unit=unit) == 1
+        with pytest.raises(tubes.BadOption, match="over"):
+            await queue.run_sync(lambda connection: connection.scalar(count), unit=unit)
 
 
 @awaited

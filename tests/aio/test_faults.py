@@ -1,0 +1,109 @@
+"""The store goes away while asyncio tasks wait for it; Ctrl-C; a loop that is closed under them; a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aio.running import awaited, connect, in_line, until
+from servers import PostgresServer
+
+import tubes
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@awaited
+async def test_waiting_takes_go_on_waiting_when_the_server_is_started_again(
+    postgres_server: PostgresServer, own_postgres_db: str, mode: str
+) -> None:
+    async with connect(own_postgres_db, durability="full") as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        takes = [asyncio.create_task(jobs.take()) for _ in range(20)]
+        await in_line(jobs, 20)
+        await asyncio.to_thread(postgres_server.stop, mode)
+        with pytest.raises((tubes.StoreUnavailable, tubes.OutcomeUnknown)):
+            await jobs.take(0)
+        takes.pop().cancel()
+        await asyncio.to_thread(postgres_server.start)
+        await jobs.put_many(range(19))
+        tasks = await asyncio.gather(*takes)
+        assert sorted(task.data for task in tasks if task is not None) == [*range(19)]
+        assert len(await jobs.ack_many([task for task in tasks if task is not None])) == 19
+
+
+@awaited
+async def test_what_a_cancelled_take_cannot_give_back_at_once_is_given_back_later(
+    postgres_server: PostgresServer, own_postgres_db: str
+) -> None:
+    async with connect(own_postgres_db, durability="full") as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        await jobs.put("x")
+        take = asyncio.ensure_future(jobs.take())
+        taken = asyncio.Event()
+        jobs.on_task_change(lambda task, event: taken.set())
+        await taken.wait()  # in the turn of the loop before that in which the take would return
+        postgres_server.stop("immediate")
+        take.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await take
+        await until(lambda: jobs._plain._unsure)
+        await asyncio.to_thread(postgres_server.start)
+        task = await jobs.take(20)
+        assert task is not None and task.data == "x"
+
+
+PROGRAM = """
+import asyncio, sys
+import tubes.aio
+
+async def main():
+    async with tubes.aio.connect(sys.argv[1]) as queue:
+        jobs = await queue.tube.jobs
+        takes = [asyncio.create_task(jobs.take()) for _ in range(10)]
+        while queue.store.waiters.count(jobs.record.id) < 10:
+            await asyncio.sleep(0.01)
+        print("waiting", flush=True)
+        await asyncio.gather(*takes)
+
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_ends_a_program_that_waits_and_loses_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'aio.db'}"
+    with tubes.connect(url, durability="off") as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM, url], stdout=subprocess.PIPE, text=True)
+        assert program.stdout is not None and program.stdout.readline() == "waiting\n"
+        program.send_signal(signal.SIGINT)
+        assert program.wait(20) != 0
+        program.stdout.close()
+        jobs.put("x")
+        task = jobs.take(20)
+        assert task is not None and task.data == "x"
+
+
+def test_a_forked_child_goes_on_in_a_loop_of_its_own(tmp_path: Path) -> None:
+    """None of its parent's threads is there; the session is a new one."""
+    url = f"sqlite:///{tmp_path / 'aio.db'}"
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> tuple[tubes.aio.Queue, tubes.aio.Tube]:
+        queue = await connect(url)
+        return queue, await queue.create_tube("jobs", "fifo")
+
+    queue, jobs = loop.run_until_complete(begin())
+    child = os.fork()
+    if child == 0:
+        asyncio.run(asyncio.wait_for(jobs.put("from the child"), 20))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    task = loop.run_until_complete(jobs.take(20))
+    assert task is not None and task.data == "from the child"
+    loop.run_until_complete(queue.close())
+    loop.close()
