@@ -112,6 +112,8 @@ def process() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting consumers look by themselves no more: only a wake-up gets them a task."""
-    for module in ("postgresql_listener", "sqlite_shared"):
-        monkeypatch.setattr(importlib.import_module(f"tubes.drivers.sql.{module}"), "FLOOR", 60.0)
+    """Who waits in queues opened after this does not look by itself: only a wake-up gets them a task."""
+    listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
+    for name in ("SAY_EVERY", "FLOOR", "SOON"):
+        monkeypatch.setattr(listener, name, float("inf"))
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.sqlite_bell"), "FLOOR", 1e6)

@@ -119,7 +119,7 @@ def test_each_transaction_on_a_connection_is_one_of_its_own(place: Place) -> Non
     assert place.changes == [("put", "a"), ("put", "c")]
 
 
-def test_a_waiting_take_is_woken_by_the_commit_and_not_before(place: Place, deaf: None) -> None:
+def test_a_waiting_take_is_woken_by_the_commit_and_not_before(deaf: None, place: Place) -> None:
     tube = place.tube()
     got: list[tubes.Task | None] = []
     waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
