@@ -259,15 +259,14 @@ class SqlDriver:
         self, tx: SqlTx, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
     ) -> Sequence[Change]:
         tx.begin()
+        rows = self._held(tx, refs, owner)
+        if not delay_ms:
+            return self._make_ready(tx, Event.RELEASE, rows, 1, now)
         moved = []
-        for row in self._held(tx, refs, owner):
-            ttl = row[TTL]
-            if delay_ms:
-                ttl = None if ttl is None else ttl + delay_ms
-                moved.append(_moved(row, "~", now + delay_ms, ttl, row[TTR], None, now))
-            else:
-                moved.append(_moved(row, "r", _end_of_life(row), ttl, row[TTR], None, now))
-        return self._write(tx, Event.RELEASE, moved, None if delay_ms else 1)
+        for row in rows:
+            ttl = None if row[TTL] is None else row[TTL] + delay_ms
+            moved.append(_moved(row, "~", now + delay_ms, ttl, row[TTR], None, now))
+        return self._write(tx, Event.RELEASE, moved, None)
 
     def bury(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         tx.begin()
@@ -286,25 +285,32 @@ class SqlDriver:
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
         rows = self._hold(tx, tx.rows(self._buried, self._tube, limit))
-        moved = [_moved(row, "r", row[DUE], row[TTL], row[TTR], None, now) for row in rows]
-        return self._write(tx, Event.KICK, moved, self._ready_front)
+        return self._make_ready(tx, Event.KICK, rows, self._ready_front, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         if not self.features.timed:
             return []
         tx.begin()
-        changes: list[Change] = []
         rows = tx.rows(self._sql.due, self._tube, now, limit)
         rows += tx.rows(self._sql.overdue, self._tube, now, limit)
         rows.sort(key=lambda row: (row[DUE], row[ID]))
-        for row in self._hold(tx, rows[:limit], waits=False):  # others may be settling the same
+        rows = self._hold(tx, rows[:limit], waits=False)  # others may be settling the same
+        over: list[Row] = []
+        late: list[Row] = []
+        delayed: list[Row] = []
+        for row in rows:
             end = _end_of_life(row)
             if end is not None and end <= now:
-                changes += self._remove(tx, Event.TTL, [row], now)
-                continue
-            event, front = (Event.TTR, 1) if row[STATE] == "t" else (Event.DELAY, self._ready_front)
-            changes += self._write(tx, event, [_moved(row, "r", end, row[TTL], row[TTR], None, now)], front)
-        return changes
+                over.append(row)
+            else:
+                (late if row[STATE] == "t" else delayed).append(row)
+        changes = [
+            *self._remove(tx, Event.TTL, over, now),
+            *self._make_ready(tx, Event.TTR, late, 1, now),
+            *self._make_ready(tx, Event.DELAY, delayed, self._ready_front, now),
+        ]
+        by_id = {change.raw[ID]: change for change in changes}
+        return [by_id[row[ID]] for row in rows]
 
     def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
@@ -313,8 +319,7 @@ class SqlDriver:
         else:
             rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
         rows = self._hold(tx, rows)
-        moved = [_moved(row, "r", _end_of_life(row), row[TTL], row[TTR], None, now) for row in rows]
-        return self._write(tx, Event.RELEASE, moved, 1)
+        return self._make_ready(tx, Event.RELEASE, rows, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
         tx.begin()
@@ -424,9 +429,17 @@ class SqlDriver:
             )
         return [Change(event, row, row[DUE]) for row in moved]
 
+    def _make_ready(
+        self, tx: SqlTx, event: Event, rows: Sequence[Row], front: int, now: int
+    ) -> Sequence[Change]:
+        if rows:
+            tx.run(self._sql.ready, front, now, _json_ids([row[ID] for row in rows]))
+        moved = [_moved(row, "r", _end_of_life(row), row[TTL], row[TTR], None, now) for row in rows]
+        return [Change(event, row, row[DUE]) for row in moved]
+
     def _remove(self, tx: SqlTx, event: Event, rows: Sequence[Row], now: int) -> Sequence[Change]:
         if rows:
-            self._give_room(tx, tx.many(self._sql.remove, [(row[ID],) for row in rows]))
+            self._give_room(tx, tx.run(self._sql.remove, _json_ids([row[ID] for row in rows])))
         return [Change(event, _gone(row, now)) for row in rows]
 
     def _give_room(self, tx: SqlTx, gone: int) -> None:

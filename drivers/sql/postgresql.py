@@ -125,7 +125,7 @@ class PostgresTx:
             self.begin()
             ids = [row[0] for result in self._pipeline(statement, given) for row in result.rows]
         else:
-            columns = tuple([*column] for column in zip(*given, strict=True))
+            columns = ([*column] for column in zip(*given, strict=True))
             ids = [row[0] for row in self.only_rows(batch, *columns)]
         if len(ids) < len(given):
             raise NoSuchTube("(dropped)")
@@ -403,7 +403,7 @@ class PostgresStore:
 
     def _identify(self) -> Identity:
         """Which tables this store sees now: the server may have been started again."""
-        (started, database, table), *_ = self.read(lambda tx: tx.rows(self._whereabouts))
+        (started, database, table), *_ = self.read(lambda tx: tx.only_rows(self._whereabouts))
         self._identity = (started, database, table)
         return self._identity
 

@@ -104,6 +104,7 @@ class Statements:
     hold_free: Statement
     ack_leases: Statement
     update: Statement
+    ready: Statement
     buried: Statement
     buried_newest: Statement
     due: Statement
@@ -340,6 +341,13 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
     else:
         ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
         lease = sa.func.json_each(bind("leases")).table_valued("key", "value")
+
+    def among(id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> sa.ColumnElement[bool]:
+        """One of these ids. A join could become one of each with each, where the plan was made for few rows."""
+        if not is_server:
+            return id.in_(chosen)
+        return id == sa.any_(sa.cast(sa.func.array(chosen.scalar_subquery()), sa.ARRAY(sa.BigInteger)))
+
     leased = sa.alias(task, "leased")
     matching = (
         sa.select(leased.c.id)
@@ -354,8 +362,10 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         .where(of_tube(leased), leased.c.state == sa.literal_column("'t'"), leased.c.owner == bind("owner"))
     )
     ack_leases = sa.delete(task).where(c.id.in_(matching))
-    if is_server:  # joined straight to its leases, so that no plan can begin with all taken tasks
+    if is_server:  # joined straight to its leases, so that no plan can begin with all tasks or all taken ones
+        leased_ids = sa.select(sa.cast(sa.func.json_object_keys(bind("leases")), sa.BigInteger))
         ack_leases = sa.delete(task).where(
+            among(c.id, leased_ids),
             c.id == sa.cast(lease.c.key, sa.BigInteger),
             c.attempts == sa.cast(lease.c.value, sa.Integer),
             of_tube(task),
@@ -379,7 +389,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 
     def truncate(place: sa.ColumnElement[bool]) -> Statement:
         some = sa.select(c.id).where(place).limit(bind("limit")).offset(ZERO)
-        return make(sa.delete(task).where(c.id.in_(some)), "tube", "limit")
+        return make(sa.delete(task).where(among(c.id, some)), "tube", "limit")
 
     lonely = ~sa.exists(sa.select(ONE).where(connection.c.session == session.c.id))
     end_lonely = (
@@ -400,7 +410,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
     members = sa.alias(task, "members")
     free: Any = ids
     if is_server:  # materialised, or the locks of tasks that nobody asked for might be tried too
-        asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(members.c.id.in_(ids))
+        asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(among(members.c.id, ids))
         asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
         is_free = sa.func.pg_try_advisory_xact_lock(key(asked_for))
         free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
@@ -408,7 +418,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 
     return Statements(
         is_shared=is_server,
-        lock_groups=make(locking(members.c.id.in_(ids), members), "ids"),
+        lock_groups=make(locking(among(members.c.id, ids), members), "ids"),
         put=put(values, insert_names),
         put_plain=put(plain, plain_names),
         put_ranked=make(
@@ -448,17 +458,17 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         ack_grouped=make(locked(ack), "id", "tube", "owner", "token"),
         ack_timed_grouped=make(locked(ack_timed), "id", "tube", "owner", "token", "due"),
         ack_any_grouped=make(locked(ack_any), "id", "tube", "owner"),
-        remove=make(sa.delete(task).where(c.id == bind("id")), "id"),
+        remove=make(sa.delete(task).where(among(c.id, ids)), "ids"),
         peek=make(sa.select(*raw).where(ours), "id", "tube"),
         hold_one=make(sa.select(*raw).where(ours).with_for_update(), "id", "tube"),
         hold=make(
-            sa.select(*raw).where(of_tube(task), c.id.in_(ids)).order_by(c.id).with_for_update(),
+            sa.select(*raw).where(of_tube(task), among(c.id, ids)).order_by(c.id).with_for_update(),
             "tube",
             "ids",
         ),
         hold_free=make(
             sa.select(*raw)
-            .where(of_tube(task), c.id.in_(free))
+            .where(of_tube(task), among(c.id, free))
             .order_by(c.id)
             .with_for_update(skip_locked=True),
             "tube",
@@ -472,6 +482,22 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         ),
         update=make(
             update, "state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"
+        ),
+        ready=make(
+            sa.update(task)
+            .where(among(c.id, ids))
+            .values(
+                state=sa.literal_column("'r'"),
+                front=bind("front_"),
+                place=c.pri,
+                due_ms=c.created_ms + c.ttl_ms,
+                ttr_ms=c.ttr_ms,  # the triggers watch it
+                owner=sa.null(),
+                updated_ms=bind("now"),
+            ),
+            "front_",
+            "now",
+            "ids",
         ),
         buried=make(
             sa.select(*raw)

@@ -1,0 +1,56 @@
+"""What a step writes to many tasks costs so much for each, also where the plan was made for an empty table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from servers import conninfo
+from tubes.drivers.sql.postgresql import DIALECT
+from tubes.drivers.sql.postgresql_wire import LASTING, PLANNING
+from tubes.drivers.sql.statements import Statement, Statements, statements
+
+import tubes
+
+SQL: Statements = statements(DIALECT, "tubes")
+BATCHES: dict[str, Statement] = {
+    "hold": SQL.hold,
+    "hold_free": SQL.hold_free,
+    "lock_groups": SQL.lock_groups,
+    "ready": SQL.ready,
+    "remove": SQL.remove,
+    "ack_leases": SQL.ack_leases,
+    "truncate_front": SQL.truncate_front,
+    "truncate_behind": SQL.truncate_behind,
+    "truncate_aside": SQL.truncate_aside,
+}
+
+
+@pytest.fixture(scope="module")
+def db(postgres_queue_url: str) -> Iterator[psycopg.Connection]:
+    """A connection to a queue that had many tasks and has none, as its statistics know."""
+    with tubes.connect(postgres_queue_url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put_many(range(1000))
+        tube.truncate()
+        tube.drop()
+    url = sa.make_url(postgres_queue_url).difference_update_query(["dead_after"])
+    with psycopg.connect(conninfo(url.render_as_string(hide_password=False)), autocommit=True) as db:
+        db.execute("VACUUM (ANALYZE) tubes_task")
+        for name, value in (PLANNING | LASTING).items():
+            db.execute(f"SET {name} = '{value}'".encode())
+        yield db
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_finds_its_tasks_along_an_index(db: psycopg.Connection, name: str) -> None:
+    """A join of each with each took 2 s for 1,000 tasks."""
+    statement = BATCHES[name]
+    db.execute(f"PREPARE {name} AS {statement.text}".encode())
+    nothing = ", ".join(["NULL"] * len(set(re.findall(r"\$\d+", statement.text))))
+    plan = "\n".join(line for (line,) in db.execute(f"EXPLAIN EXECUTE {name} ({nothing})".encode()))
+    assert "Join Filter" not in plan, plan
+    assert "Index Cond" in plan, plan
