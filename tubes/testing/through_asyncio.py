@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import threading
 from collections.abc import Coroutine, Iterator
@@ -104,8 +105,16 @@ def running_loop() -> asyncio.AbstractEventLoop:
     with _making:
         if not _loops:
             _loops.append(asyncio.new_event_loop())
-            threading.Thread(target=_loops[0].run_forever, name="kit-loop", daemon=True).start()
+            thread = threading.Thread(target=_loops[0].run_forever, name="kit-loop", daemon=True)
+            thread.start()
+            atexit.register(_end, _loops[0], thread)
         return _loops[0]
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    _local.performer = None
+    loop.call_soon_threadsafe(loop.call_soon, loop.stop)
+    thread.join(1)
 
 
 def _perform(work: Coroutine[Any, Any, Any]) -> Any:
