@@ -1,4 +1,7 @@
-"""All types through the asyncio door, on a SQLite file and in memory."""
+"""Through the asyncio door, on a SQLite file and in memory: types that have every feature between them, and lack each.
+
+The door knows nothing of types. The others are in tests/soak/test_awaited.py.
+"""
 
 from tubes.testing import ConformanceKit, PrivateKit
 from tubes.testing.through_asyncio import ThroughAsyncio
@@ -8,16 +11,8 @@ class TestAwaitedFifo(ThroughAsyncio, ConformanceKit):
     type = "fifo"
 
 
-class TestAwaitedFifottl(ThroughAsyncio, ConformanceKit):
-    type = "fifottl"
-
-
 class TestAwaitedLimfifottl(ThroughAsyncio, ConformanceKit):
     type = "limfifottl"
-
-
-class TestAwaitedUtube(ThroughAsyncio, ConformanceKit):
-    type = "utube"
 
 
 class TestAwaitedUtubettl(ThroughAsyncio, ConformanceKit):
