@@ -615,9 +615,10 @@ class Tube:
         """
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
-            if not self._store.has_tube(tx, self._record):
+            found = self.driver.count(tx), self._store.calls(tx, self._id)
+            if not self._store.has_tube(tx, self._record):  # or no longer, while one looked
                 raise NoSuchTube(self.name)
-            return self.driver.count(tx), self._store.calls(tx, self._id)
+            return found
 
         unstored: Mapping[str, int] = {}
         try:

@@ -347,9 +347,8 @@ class SqlDriver:
 
     def count(self, tx: SqlTx) -> Mapping[State, int]:
         totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
-        for query in (self._sql.count_front, self._sql.count_behind, self._sql.count_aside):
-            for state, count in tx.rows(query, self._tube):
-                totals[STATES[state]] += count
+        for state, count in tx.only_rows(self._sql.count, self._tube):
+            totals[STATES[state]] += count
         return totals
 
     def next_due(self, tx: SqlTx) -> int | None:

@@ -116,7 +116,7 @@ class PostgresTx:
 
     def many(self, statement: Statement, given: Sequence[Row]) -> int:
         self.begin()
-        return sum(result.count for result in self._pipeline(statement, given))
+        return self.only_many(statement, given)
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
@@ -143,6 +143,10 @@ class PostgresTx:
             raise NoSuchTube("(dropped)")
         id: int = rows[0][0]
         return id
+
+    def only_many(self, statement: Statement, given: Sequence[Row]) -> int:
+        """One flight is one transaction, unless another was begun."""
+        return sum(result.count for result in self._pipeline(statement, given))
 
     def _execute(self, statement: Statement, given: Row) -> Result:
         if self._begin:
@@ -647,10 +651,10 @@ class PostgresStore:
     def add_calls(self, deltas: Sequence[Deltas]) -> None:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
         if rows:
-            self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
+            self.transact(lambda tx: tx.only_many(self._sql.add_calls, rows))
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        return dict(tx.rows(self._sql.calls, tube))
+        return dict(tx.only_rows(self._sql.calls, tube))
 
     # Life
 

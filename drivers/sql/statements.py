@@ -113,9 +113,7 @@ class Statements:
     taken_by: Statement
     orphans: Statement
     next_due: Statement
-    count_front: Statement
-    count_behind: Statement
-    count_aside: Statement
+    count: Statement
     by_state_front: Statement
     by_state_aside: Statement
     ready_by_id: Statement
@@ -384,8 +382,8 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         query = sa.select(*raw).where(place, c.state == bind("state"), c.id > bind("after"))
         return make(query.order_by(c.id).limit(bind("limit")).offset(ZERO), "tube", "state", "after", "limit")
 
-    def count(place: sa.ColumnElement[bool]) -> Statement:
-        return make(sa.select(c.state, sa.func.count()).where(place).group_by(c.state), "tube")
+    def count(place: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        return sa.select(c.state, sa.func.count()).where(place).group_by(c.state)
 
     def truncate(place: sa.ColumnElement[bool]) -> Statement:
         some = sa.select(c.id).where(place).limit(bind("limit")).offset(ZERO)
@@ -564,9 +562,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             ),
             "tube",
         ),
-        count_front=count(in_front),
-        count_behind=count(behind),
-        count_aside=count(aside),
+        count=make(sa.union_all(count(in_front), count(behind), count(aside)), "tube"),
         by_state_front=by_state(in_front),
         by_state_aside=by_state(aside),
         ready_by_id=make(
