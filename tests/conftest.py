@@ -65,15 +65,20 @@ def own_postgres_db(postgres_server: PostgresServer) -> Iterator[str]:
 def postgres_queue_url(postgres_url: str) -> Iterator[str]:
     """A database with our tables, for tests that clean up after themselves; the dead are noticed soon in it."""
     with new_database(postgres_url) as url:
-        tubes.connect(url, migrate=True, sweep=False).close()
-        yield sa.make_url(url).update_query_dict({"dead_after": "2.5"}).render_as_string(hide_password=False)
+        hasty = (
+            sa.make_url(url).update_query_dict({"dead_after": "2.5"}).render_as_string(hide_password=False)
+        )
+        with tubes.connect(
+            hasty, migrate=True, sweep=False, durability="off"
+        ):  # the others get its spare connections
+            yield hasty
 
 
 @pytest.fixture(scope="session")
 def _postgres_oracle_database(postgres_url: str) -> Iterator[str]:
     with new_database(postgres_url) as url:
-        tubes.connect(url, migrate=True, sweep=False).close()
-        yield url
+        with tubes.connect(url, migrate=True, sweep=False, durability="off"):
+            yield url
 
 
 @pytest.fixture

@@ -48,6 +48,9 @@ T = TypeVar("T")
 MOST_CONNECTIONS = 16
 """Connections that work at the same time, beside the one that listens; more threads take turns."""
 
+MOST_SPARES = 4
+"""Connections that queues which were closed leave to others of their process, at most."""
+
 MOST_TRIES = 20
 """Times that a step is run when it conflicts with others', before Conflict."""
 
@@ -186,6 +189,7 @@ class PostgresStore:
         self._durability = durability
         self._namespace = namespace
         self._busy_timeout = busy_timeout
+        self._kind = (durability, busy_timeout, self._pooled)
         self._ttr_ms = session_ttr_ms
         _, settings = DIALECT.create_connect_args(self._url)
         try:
@@ -210,8 +214,6 @@ class PostgresStore:
         self._lending = threading.Condition()
         self._opened = self._wanting = 0
         self._is_up = False
-        self._bring_up(migrate)
-        self._is_up = True
         self._order = threading.Lock()
         self._resuming = threading.Lock()
         self._seen: dict[int, tuple[int, float]] = {}
@@ -219,16 +221,31 @@ class PostgresStore:
         self.set_aside: set[str] = set()
         self._shared = _Shared.of(self._conninfo, self._namespace)
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
+        try:
+            try:
+                self._get_ready(migrate)
+            except Lost:  # another queue's spare connection, which the server has ended since
+                self._forget_idle()
+                self._get_ready(migrate)
+        except BaseException as error:
+            self._forget_idle()
+            if isinstance(error, Lost):
+                raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+            raise
         self._listener = Listener(
             self._connect_listener, self._namespace, self._beat, self._check, self._dead_after / BEATS
         )
         self._listener.waiters = self.waiters
         self._shared.listeners.add(self._listener)
+        self._listener.start()
+
+    def _get_ready(self, migrate: bool) -> None:
+        self._bring_up(migrate)
         with self._wire() as wire:
             self._empty_temporary(wire)
             self._learn_time(wire)
+        self._is_up = True
         self._begin_session()
-        self._listener.start()
 
     def _bring_up(self, migrate: bool) -> None:
         from tubes.migrations import HEAD
@@ -293,6 +310,10 @@ class PostgresStore:
                 return self._idle.pop()
             self._opened += 1
         try:
+            spare = self._shared.take_spare(self._kind)
+            if spare is not None:
+                self._pooled = spare.pooled
+                return spare
             wire = self.connect()
             if self._is_up:  # the server may have been started again since
                 self._empty_temporary(wire)
@@ -457,6 +478,7 @@ class PostgresStore:
             while True:
                 self._idle.pop().close()
                 self._opened -= 1
+        self._shared.close_spares()
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         return SqlDriver(type, tube, self._sql_of(tube))
@@ -677,9 +699,8 @@ class PostgresStore:
             return
         self._is_closed = True
         if not self._is_stale:
-            self._shared.listeners.discard(self._listener)
             self._listener.stop()
-            self._forget_idle()
+            self._shared.leave(self._listener, self._kind, self._idle)
 
     def refresh(self) -> None:
         if self._is_closed:
@@ -701,14 +722,19 @@ class PostgresStore:
 
     def forked(self) -> None:
         self._is_stale = True
-        self._inherited = [*getattr(self, "_inherited", ()), self._idle, self._listener]  # never closed here
+        inherited = (self._idle, self._listener, self._shared)  # never closed here
+        self._inherited = [*getattr(self, "_inherited", ()), *inherited]
         self._idle = []
         self.waiters, self.counts = Waiters(), Counts()
         _Shared.forget_all()
 
 
+Kind = tuple[str, float, bool | None]
+"""How a connection is set up: durability, busy timeout, whether there is a pooler."""
+
+
 class _Shared:
-    """What all queues of a process on one database share: what they counted, and who waits."""
+    """What all queues of a process on one database share: what they counted, who waits, and spare connections."""
 
     _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], _Shared]] = weakref.WeakValueDictionary()
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -717,6 +743,8 @@ class _Shared:
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self.listeners: set[Listener] = set()
+        self._spares: list[tuple[Kind, Wire]] = []
+        self._leaving = threading.RLock()
 
     @classmethod
     def of(cls, conninfo: str, namespace: str) -> _Shared:
@@ -732,6 +760,33 @@ class _Shared:
         """In a forked child: the parent's are not ours."""
         cls._all = weakref.WeakValueDictionary()
         cls._lock = threading.Lock()
+
+    def take_spare(self, kind: Kind) -> Wire | None:
+        """A connection that is set up like that and that nobody uses."""
+        with self._leaving:
+            for place, (of, wire) in enumerate(self._spares):
+                if of == kind:
+                    del self._spares[place]
+                    return wire
+        return None
+
+    def leave(self, listener: Listener, kind: Kind, idle: list[Wire]) -> None:
+        """A queue is closed: the others may have its connections; with the last queue all are closed."""
+        with self._leaving:
+            self.listeners.discard(listener)
+            self._spares += [(kind, wire) for wire in idle if not wire.is_lost]
+            idle.clear()
+            kept = MOST_SPARES if self.listeners else 0
+            self._spares, unwanted = self._spares[:kept], self._spares[kept:]
+        for _, wire in unwanted:
+            wire.close()
+
+    def close_spares(self) -> None:
+        """One connection was lost, so these probably are too."""
+        with self._leaving:
+            unwanted, self._spares = self._spares, []
+        for _, wire in unwanted:
+            wire.close()
 
     def _on_wait(self) -> None:
         for listener in list(self.listeners):

@@ -161,6 +161,41 @@ def test_a_queue_that_is_used_for_a_moment_has_one_connection(
     eventually(lambda: connections(db) == 0)
 
 
+def test_a_queue_goes_on_with_the_connection_of_one_that_was_closed(
+    postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a third is open; with the last queue of a process all are closed."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
+        for _ in range(3):
+            with tubes.connect(postgres_db, sweep=False) as queue:
+                assert queue.tubes() == []
+                assert connections(db) == 2
+        assert connections(db) == 2
+        first.create_tube("jobs", "fifo").put(1)
+    eventually(lambda: connections(db) == 0)
+
+
+def test_a_queue_does_without_a_spare_connection_that_was_cut(
+    postgres_db: str, db: psycopg.Connection
+) -> None:
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
+        tubes.connect(postgres_db, sweep=False).close()
+        db.execute(
+            "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        with tubes.connect(postgres_db, sweep=False) as queue:
+            assert queue.create_tube("jobs", "fifo").put(1).id == 1
+        assert first.tubes() == ["jobs"]
+
+
+def test_a_queue_that_cannot_be_used_leaves_no_connection(postgres_db: str, db: psycopg.Connection) -> None:
+    with pytest.raises(tubes.SchemaMismatch):
+        tubes.connect(postgres_db)
+    eventually(lambda: connections(db) == 0)
+
+
 def test_a_queue_that_stays_listens_on_another(postgres_db: str, db: psycopg.Connection) -> None:
     with tubes.connect(postgres_db, migrate=True, sweep=False):
         eventually(lambda: connections(db) == 2)
