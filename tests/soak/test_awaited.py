@@ -1,5 +1,10 @@
-"""The types that tests/drivers does not send through the asyncio door."""
+"""What the suite does not send through the asyncio door: three types, and most of Tarantool's answers on PostgreSQL."""
 
+import pytest
+from oracle.awaited_stage import AwaitedStage
+from oracle.recording import Case
+from oracle.replay import replay
+from oracle.test_oracle import DEPARTURES, EVERY_CASE
 from postgres_kit import PostgresKit
 
 from tubes.testing import ConformanceKit
@@ -24,3 +29,9 @@ class TestAwaitedPostgresFifottl(ThroughAsyncio, PostgresKit):
 
 class TestAwaitedPostgresUtube(ThroughAsyncio, PostgresKit):
     type = "utube"
+
+
+@pytest.mark.parametrize("case", [case for index, case in enumerate(EVERY_CASE) if index % 4])
+def test_it_does_as_tarantool_on_postgresql(case: Case, postgres_oracle_url: str) -> None:
+    with AwaitedStage(postgres_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
