@@ -54,6 +54,9 @@ MOST_SPARES = 4
 MOST_TRIES = 20
 """Times that a step is run when it conflicts with others', before Conflict."""
 
+UNIQUE = "23505"
+"""The SQLSTATE of a row that is there already."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average."""
 
@@ -231,6 +234,8 @@ class PostgresStore:
             self._forget_idle()
             if isinstance(error, Lost):
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+            if isinstance(error, Refused):
+                raise translated(error, self._what) from error
             raise
         self._listener = Listener(
             self._connect_listener, self._namespace, self._beat, self._check, self._dead_after / BEATS
@@ -314,13 +319,29 @@ class PostgresStore:
             if spare is not None:
                 self._pooled = spare.pooled
                 return spare
-            wire = self.connect()
-            if self._is_up:  # the server may have been started again since
-                self._empty_temporary(wire)
-            return wire
+            return self._new_wire()
         except BaseException:
             self._opened -= 1
             raise
+
+    def _new_wire(self) -> Wire:
+        """Open one more connection for use; again where it is lost at once."""
+        tries = 0
+        while True:
+            tries += 1
+            wire: Wire | None = None
+            try:
+                wire = self.connect()
+                if self._is_up:  # the server may have been started again since
+                    self._empty_temporary(wire)
+                return wire
+            except BaseException as error:
+                if wire is not None:
+                    wire.close()
+                if not isinstance(error, Lost):
+                    raise
+                if tries >= 3:
+                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
 
     def _give_back(self, wire: Wire) -> None:
         if not wire.is_lost and wire.in_transaction:
@@ -497,7 +518,12 @@ class PostgresStore:
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
     ) -> TubeRecord:
-        tx.run(self._sql.add_tube, name, type, json.dumps(dict(options)), temporary)
+        try:
+            tx.run(self._sql.add_tube, name, type, json.dumps(dict(options)), temporary)
+        except Refused as error:
+            if error.code != UNIQUE:
+                raise
+            raise Refused(RETRIED[0], "another process has just created it") from error
         id = tx.rows(self._sql.tube_named, name)[0][0]
         return TubeRecord(id, name, type, dict(options), temporary)
 

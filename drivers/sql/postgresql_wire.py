@@ -87,11 +87,17 @@ class Wire:
         self.is_lost = False
         self._lender: Lender | None = None
         settings |= PLANNING | {"synchronous_commit": "on" if durability == "full" else "off"}
-        self.pooled = self._is_pooled() if pooled is None else pooled
-        if self.pooled:
-            self._connection.prepare_threshold = None  # for those it is lent to
-        else:
-            self.simple("; ".join(f"SET {name} = '{value}'" for name, value in (settings | LASTING).items()))
+        try:
+            self.pooled = self._is_pooled() if pooled is None else pooled
+            if self.pooled:
+                self._connection.prepare_threshold = None  # for those it is lent to
+            else:
+                self.simple(
+                    "; ".join(f"SET {name} = '{value}'" for name, value in (settings | LASTING).items())
+                )
+        except BaseException:
+            self.close()
+            raise
         local = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
         self._settle = f"SELECT {', '.join(local)}"
 

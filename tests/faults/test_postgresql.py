@@ -53,6 +53,13 @@ def plain(url: str) -> str:
     return bare.render_as_string(hide_password=False)
 
 
+def waiting_for_locks(url: str) -> int:
+    """How many connections of that database do so."""
+    with psycopg.connect(plain(url)) as db:
+        query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return len(db.execute(query).fetchall())
+
+
 class Load:
     """Threads that put numbers, and threads that take and ack them, whatever the store says meanwhile."""
 
@@ -153,6 +160,37 @@ def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
     assert load.errors
 
 
+DEADLY = """
+ALTER TABLE tubes_{table} RENAME TO {table}_kept;
+CREATE VIEW tubes_{table} AS SELECT * FROM {table}_kept WHERE pg_terminate_backend(pg_backend_pid());
+"""
+"""Whoever looks there loses the connection."""
+
+
+@pytest.mark.parametrize("table", ["version", "server"])
+def test_a_connection_that_is_lost_while_a_queue_is_opened_is_an_error_of_ours(url: str, table: str) -> None:
+    with psycopg.connect(plain(url)) as db:
+        db.execute(DEADLY.format(table=table).encode())
+    with pytest.raises(tubes.StoreUnavailable, match="terminating connection"):
+        tubes.connect(url)
+
+
+def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect: Connect, url: str) -> None:
+    """Wherever another connection is needed."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    with psycopg.connect(plain(url)) as db:
+        db.execute(DEADLY.format(table="server").encode())
+    with queue.transaction() as unit:  # the only connection that there is
+        tube.put("x", unit=unit)
+        with pytest.raises(tubes.StoreUnavailable), queue.transaction():
+            pass
+        for call in (tube.statistics, lambda: tube.put("y")):
+            with pytest.raises(tubes.StoreUnavailable):
+                call()
+    assert tube.take(timeout=0)
+
+
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
     """pg_terminate_backend, again and again, at any moment."""
     queues = [connect(), connect()]
@@ -195,6 +233,42 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(
         return True
 
     eventually(put)
+    waiter.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_empties_a_temporary_tube_and_no_other(
+    connect: Connect, postgres_server: PostgresServer, mode: str
+) -> None:
+    """A clean one too. Who waits there goes on waiting, and a capacity is free again."""
+    queue, other = connect(), connect()
+    kept = queue.create_tube("kept", "fifo")
+    brief = queue.create_tube("brief", "limfifottl", capacity=2, temporary=True)
+    empty = queue.create_tube("empty", "utube", temporary=True)
+    kept.put("kept")
+    brief.put_many(["taken", "ready"])
+    assert brief.take(timeout=0)
+    got: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: got.append(empty.take(timeout=60)))
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(empty.record.id))
+    postgres_server.stop(mode)
+    postgres_server.start()
+
+    def full() -> bool:
+        try:
+            return len(other.tube.brief.put_many(["a", "b"])) == 2
+        except tubes.StoreUnavailable:
+            return False
+
+    eventually(full)
+    with pytest.raises(tubes.TubeFull):
+        brief.put("c")
+    assert [task.data for task in brief.take_many(5, timeout=0)] == ["a", "b"]
+    assert [task.data for task in kept.take_many(5, timeout=0)] == ["kept"]
+    assert not got
+    other.tube.empty.put("came")
     waiter.join(20)
     assert [task and task.data for task in got] == ["came"]
 
@@ -339,6 +413,31 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     assert after is not None and after.id == due.id
 
 
+@pytest.mark.parametrize("if_not_exists", [True, False])
+def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
+    connect: Connect, url: str, if_not_exists: bool
+) -> None:
+    """Also if it has looked before the first one committed."""
+    queue = connect(sweep=False)
+    got: list[tubes.Tube | tubes.TubeError] = []
+
+    def create() -> None:
+        try:
+            got.append(queue.create_tube("jobs", "fifo", if_not_exists=if_not_exists))
+        except tubes.TubeError as error:
+            got.append(error)
+
+    with psycopg.connect(plain(url)) as db:
+        db.execute(
+            "INSERT INTO tubes_tube (name, type, options, temporary, stored) VALUES ('jobs', 'fifo', '{}', false, 0)"
+        )
+        creating = threading.Thread(target=create)
+        creating.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+    creating.join(20)
+    assert isinstance(got[0], tubes.Tube if if_not_exists else tubes.TubeExists)
+
+
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
     """Who leaves must not end it by a look from before the other was in it."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
@@ -354,17 +453,12 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
         db.commit()
         db.execute("SELECT FROM tubes_session WHERE id = '~' FOR UPDATE")
 
-        def waiting() -> int:
-            with psycopg.connect(plain(url)) as other:
-                query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-                return len(other.execute(query).fetchall())
-
         joining = threading.Thread(target=joiner.identify, args=(session,))
         joining.start()
-        eventually(lambda: waiting() == 1)
+        eventually(lambda: waiting_for_locks(url) == 1)
         leaving = threading.Thread(target=leaver.close)
         leaving.start()
-        eventually(lambda: waiting() == 2)
+        eventually(lambda: waiting_for_locks(url) == 2)
     joining.join(20)
     leaving.join(20)
     with psycopg.connect(plain(url)) as db:
