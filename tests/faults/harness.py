@@ -33,7 +33,7 @@ def eventually(holds: Callable[[], object], within: float = 10.0) -> None:
 
 @dataclass
 class Crew:
-    """Worker processes on one tube ``jobs`` of one file, and their shared log."""
+    """Worker processes on one tube ``jobs`` of one store, and their shared log."""
 
     folder: Path
     type: str = "fifo"
@@ -41,11 +41,15 @@ class Crew:
     tube: dict[str, Any] = field(default_factory=dict)
     workers: dict[subprocess.Popen[bytes], str] = field(default_factory=dict)
     started: int = 0
+    server: str = ""
+    """The URL of a database on a server; else it is a SQLite file in the folder."""
+    patience: float = 0.2
+    """Seconds until what the dead hold must be ready again."""
 
     @property
     def url(self) -> str:
         """The queue that they work on."""
-        return f"sqlite:///{self.folder / 'crew.db'}"
+        return self.server or f"sqlite:///{self.folder / 'crew.db'}"
 
     @property
     def log(self) -> Path:
@@ -93,7 +97,14 @@ class Crew:
 
 
 def torment(
-    crew: Crew, seconds: float, kills: int, *, producers: int = 2, consumers: int = 3, seed: int | None = None
+    crew: Crew,
+    seconds: float,
+    kills: int,
+    *,
+    producers: int = 2,
+    consumers: int = 3,
+    longest_stop: float = 0.8,
+    seed: int | None = None,
 ) -> int:
     """Kill, stop and continue workers at random moments, replacing the dead; return how many were killed.
 
@@ -113,7 +124,7 @@ def torment(
         assert victim.poll() is None, f"a worker ended by itself, with status {victim.returncode}"
         if dice.random() < 0.35:
             victim.send_signal(signal.SIGSTOP)
-            stopped.append((time.monotonic() + dice.random() * 0.8, victim))
+            stopped.append((time.monotonic() + dice.random() * longest_stop, victim))
         else:
             crew.start(crew.kill(victim))
             killed += 1
@@ -133,12 +144,12 @@ def torment(
 def drain(crew: Crew) -> dict[int, str]:
     """Take and ack all that is left, from a process that outlived the others; return data by id.
 
-    Nothing may be stuck: takes without a wait must bring everything but delayed tasks, which come soon.
+    Nothing may be stuck: takes must bring everything, with no more patience than the dead and delays need.
     """
     queue, tube = crew.open()
     left: dict[int, str] = {}
     with queue:
-        while task := tube.take(timeout=0.2):
+        while task := tube.take(timeout=0.2) or _patient_take(crew, tube):
             assert task.id not in left, f"{task} was handed out again after its ack"
             left[task.id] = task.data
             crew_log(crew, "take", task.id, task.token, task.data)
@@ -146,6 +157,10 @@ def drain(crew: Crew) -> dict[int, str]:
         tasks = tube.statistics()["tasks"]
         assert tasks["total"] == 0, f"stuck: {tasks}, {tube.tasks('t')}, {tube.tasks('r')}"
     return left
+
+
+def _patient_take(crew: Crew, tube: tubes.Tube) -> tubes.Task | None:
+    return tube.take(timeout=crew.patience) if tube.statistics()["tasks"]["total"] else None
 
 
 def crew_log(crew: Crew, *words: object) -> None:

@@ -49,6 +49,9 @@ def produce(tube: tubes.Tube, log: Log, settings: dict[str, Any]) -> None:
             log.write("put-", n)
             time.sleep(0.01)
             continue
+        except tubes.StoreError:  # stored or not: nobody knows
+            time.sleep(0.01)
+            continue
         log.write("put!", n, task.id)
         time.sleep(dice.random() * 0.01)
 
@@ -67,30 +70,37 @@ def consume(tube: tubes.Tube, log: Log, settings: dict[str, Any]) -> None:
             if dice.random() < 0.5:
                 time.sleep(dice.random() * 0.02)
             task = finish(tube, log, task, dice.random())
-        except tubes.StoreBusy:
+        except tubes.StoreError:
             log.write("busy")
+            time.sleep(0.01)
 
 
 def finish(tube: tubes.Tube, log: Log, task: tubes.Task, choice: float) -> tubes.Task | None:
-    """Ack a task, release it, or ack it and take the next in one commit; return the next."""
+    """Ack a task, release it, or ack it and take the next in one commit; return the next.
+
+    A server that is away is asked until it answers: what a living session holds, nobody else gets.
+    """
     following: tubes.Task | None = None
-    if choice < 0.1:
+    if choice >= 0.1:
+        log.write("ack?", task.id, task.token)
+    while True:
         try:
-            tube.release(task)
-        except tubes.LeaseLost:
+            if choice < 0.1:
+                tube.release(task)
+                return None
+            if choice < 0.3:
+                following = tube.take(timeout=0, ack=task)
+            else:
+                tube.ack(task)
+        except tubes.NotTaken:  # or a try before had done it
             log.write("lost", task.id, task.token)
-        return None
-    log.write("ack?", task.id, task.token)
-    try:
-        if choice < 0.3:
-            following = tube.take(timeout=0, ack=task)
+        except tubes.StoreError:
+            log.write("busy")
+            time.sleep(0.01)
+            continue
         else:
-            tube.ack(task)
-    except tubes.LeaseLost:
-        log.write("lost", task.id, task.token)
-    else:
-        log.write("ack!", task.id, task.token)
-    return following
+            log.write("ack!", task.id, task.token)
+        return following
 
 
 def hold(tube: tubes.Tube, log: Log, settings: dict[str, Any]) -> None:
@@ -130,11 +140,20 @@ ROLES: dict[str, Callable[[tubes.Tube, Log, dict[str, Any]], None]] = {
 def main() -> None:
     """Open the queue and play a role in it."""
     role, settings = sys.argv[1], json.loads(sys.argv[2])
-    queue = tubes.connect(settings["url"], **settings["connect"])
-    tube = queue.create_tube("jobs", settings["type"], if_not_exists=True, **settings["tube"])
+    queue, tube = opened(settings)
     settings["queue"] = queue
     ROLES[role](tube, Log(settings["log"]), settings)
     queue.close()
+
+
+def opened(settings: dict[str, Any]) -> tuple[tubes.Queue, tubes.Tube]:
+    """Open the queue and the tube, when the store can be reached."""
+    while True:
+        try:
+            queue = tubes.connect(settings["url"], **settings["connect"])
+            return queue, queue.create_tube("jobs", settings["type"], if_not_exists=True, **settings["tube"])
+        except (tubes.StoreUnavailable, tubes.OutcomeUnknown):
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from faults.harness import TYPES, Crew, drain, run, settle, torment
 from faults.test_interrupts import STRESS
+from faults.test_postgresql_kills import DEAD_AFTER, Meanwhile, configure, crew_on, cut, restart
+from servers import PostgresServer
 
 SECONDS = float(os.environ.get("TUBES_SOAK_SECONDS", 60))
 KILLS = int(os.environ.get("TUBES_SOAK_KILLS", 100))
@@ -37,6 +39,27 @@ def test_a_minute_of_kills_and_stops_loses_nothing(
     account = settle(crew.lines(), drain(crew))
     record_property("account", repr(account))
     print(f"\n{type}: {killed} killed, {account}")
+    assert killed >= KILLS and account.acked > KILLS
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("type", TYPES)
+def test_a_minute_of_kills_cuts_and_restarts_on_postgresql_loses_nothing(
+    tmp_path: Path, own_postgres_db: str, postgres_server: PostgresServer, type: str
+) -> None:
+    """The same, some are stopped until they are taken for dead, connections are cut, and the server ends or crashes."""
+    crew = crew_on(own_postgres_db, tmp_path)
+    configure(crew, type)
+    try:
+        with (
+            Meanwhile(0.3, lambda: cut(own_postgres_db)) as cuts,
+            Meanwhile(10.0, lambda: restart(postgres_server)) as restarts,
+        ):
+            killed = torment(crew, SECONDS, KILLS, producers=3, consumers=4, longest_stop=2 * DEAD_AFTER)
+        account = settle(crew.lines(), drain(crew))
+    finally:
+        crew.disband()
+    print(f"\n{type} on PostgreSQL: {killed} killed, {cuts.times} cuts, {restarts.times} restarts, {account}")
     assert killed >= KILLS and account.acked > KILLS
 
 

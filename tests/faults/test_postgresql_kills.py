@@ -1,0 +1,106 @@
+"""Workers are killed and stopped, connections cut, and the server restarted. The long form is in ``tests/soak``."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from faults.harness import Crew, drain, settle, torment
+from servers import PostgresServer, conninfo
+
+import tubes
+
+DEAD_AFTER = 1.0
+
+
+def crew_on(database: str, folder: Path) -> Crew:
+    """Workers on a new database, who are taken for dead after a second."""
+    tubes.connect(database, migrate=True).close()
+    url = sa.make_url(database).update_query_dict({"dead_after": str(DEAD_AFTER)})
+    return Crew(folder, connect={}, server=url.render_as_string(hide_password=False), patience=10)
+
+
+@pytest.fixture
+def crew(tmp_path: Path, own_postgres_db: str) -> Iterator[Crew]:
+    """All are killed when the test is over."""
+    made = crew_on(own_postgres_db, tmp_path)
+    yield made
+    made.disband()
+
+
+def configure(crew: Crew, type: str) -> None:
+    """Let them work on a tube of that type."""
+    crew.type = type
+    if type not in ("fifo", "utube"):
+        crew.tube = {"ttr": 2}
+    if type == "limfifottl":
+        crew.tube |= {"capacity": 100}
+
+
+class Meanwhile(threading.Thread):
+    """Does something again and again, until the block is over."""
+
+    def __init__(self, every: float, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self._every = every
+        self._act = act
+        self._over = threading.Event()
+        self.times = 0
+
+    def run(self) -> None:
+        while not self._over.wait(self._every):
+            self._act()
+            self.times += 1
+
+    def __enter__(self) -> Meanwhile:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.join()
+
+
+def cut(url: str) -> None:
+    """End some of the database's connections, if the server is there."""
+    with suppress(psycopg.OperationalError), psycopg.connect(conninfo(url), autocommit=True) as db:
+        db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND datname = current_database() AND random() < 0.3"
+        )
+
+
+@pytest.mark.parametrize("type", ["limfifottl", "utubettl"])
+def test_kills_stops_and_cuts_lose_no_task_and_ack_none_twice(
+    crew: Crew, own_postgres_db: str, type: str
+) -> None:
+    """Every task is accounted for, and none is stuck. Who is stopped for too long is taken for dead, and comes back."""
+    configure(crew, type)
+    with Meanwhile(0.1, lambda: cut(own_postgres_db)) as cuts:
+        killed = torment(crew, 2, 3, producers=1, consumers=2, longest_stop=2 * DEAD_AFTER)
+    account = settle(crew.lines(), drain(crew))
+    assert killed >= 3 and cuts.times > 5 and account.acked > 20, account
+
+
+def restart(server: PostgresServer) -> None:
+    """End it, in order or not, and start it again."""
+    server.stop(random.choice(("fast", "immediate")))
+    server.start()
+
+
+def test_restarts_under_processes_lose_no_task_and_ack_none_twice(
+    crew: Crew, postgres_server: PostgresServer
+) -> None:
+    """The same, with a server that ends in order or crashes."""
+    configure(crew, "utubettl")
+    with Meanwhile(1.0, lambda: restart(postgres_server)) as restarts:
+        torment(crew, 4, 2, producers=1, consumers=2)
+    account = settle(crew.lines(), drain(crew))
+    assert restarts.times >= 2 and account.acked > 20, account
