@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("worker.py")
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 
 
-def eventually(holds: Callable[[], object], within: float = 10.0) -> None:
+def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     """Wait until something is true of other processes; fail when it does not become so."""
     deadline = time.monotonic() + within
     while not holds():

@@ -68,6 +68,10 @@ class Act:
     returned: float
 
 
+TIMES_ENOUGH = 20
+"""Holds a racer, on average, of which one who had none was starved. A short race on a busy machine has fewer."""
+
+
 @dataclass
 class Notes:
     """What racers have done."""
@@ -282,7 +286,8 @@ def judge(notes: Notes, racers: Sequence[str], *, capacity: int = 0) -> Verdict:
     assert not capacity or most_stored <= capacity, f"{most_stored} tasks at once, {capacity} are allowed"
     shares = Counter(hold.who for hold in holds)
     starved = [who for who in racers if not shares[who]]
-    assert not starved, f"these got nothing: {starved}"
+    is_long = len(holds) >= TIMES_ENOUGH * len(racers)
+    assert not starved or not is_long, f"of {len(holds)} holds these had none: {starved}"
     return Verdict(
         len(racers),
         len(stored),
