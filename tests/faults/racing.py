@@ -287,7 +287,7 @@ def judge(notes: Notes, racers: Sequence[str], *, capacity: int = 0) -> Verdict:
     shares = Counter(hold.who for hold in holds)
     starved = [who for who in racers if not shares[who]]
     is_long = len(holds) >= TIMES_ENOUGH * len(racers)
-    assert not starved or not is_long, f"of {len(holds)} holds these had none: {starved}"
+    assert not starved or not is_long, f"of {len(holds)} holds these got nothing: {starved}"
     return Verdict(
         len(racers),
         len(stored),

@@ -88,7 +88,11 @@ def test_the_judge_sees_what_is_wrong() -> None:
     with pytest.raises(AssertionError, match="2 tasks at once, 1 are allowed"):
         judged(FIRST, SECOND, capacity=1)
     with pytest.raises(AssertionError, match=r"got nothing: \['b'\]"):
-        judged(FIRST, replace(SECOND, who="a"))
+        judged(
+            *(replace(FIRST, id=n, utube=str(n)) for n in range(40)),
+            acts=[replace(PUTS[0], id=n) for n in range(40)],
+        )
+    judged(FIRST, replace(SECOND, who="a"))  # two holds say nothing of that
 
 
 def test_the_judge_knows_what_ends_a_lease() -> None:
