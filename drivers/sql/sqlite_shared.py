@@ -20,7 +20,7 @@ from threading import get_ident
 from typing import Any, ClassVar
 
 from tubes.clock import pause
-from tubes.errors import StoreUnavailable
+from tubes.errors import StoreError, StoreUnavailable
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
@@ -296,7 +296,7 @@ class SharedFile:
                 if is_news:
                     self._wake_the_first()
                 if not bell.wait():
-                    if any(check() for check in list(self._checks)):
+                    if self._is_death_suspected():
                         self._wake_the_first()
                     continue
                 tube = self.locks.called()
@@ -311,6 +311,15 @@ class SharedFile:
                     self._db.close()
                     self._db = None
             bell.close()
+
+    def _is_death_suspected(self) -> bool:
+        for check in list(self._checks):
+            with suppress(
+                StoreError
+            ):  # its queue is being closed, or cannot look just now
+                if check():
+                    return True
+        return False
 
     def _has_changed(self) -> bool:
         """Tell whether anybody has committed since the last look."""

@@ -214,3 +214,24 @@ def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
     with pytest.raises(tubes.SchemaMismatch, match="9999"):
         tubes.connect(f"sqlite:///{db}")
     assert db.read_bytes() == before
+
+
+def test_who_listens_goes_on_when_a_store_cannot_look(connect: Connect) -> None:
+    """One queue of the process is being closed; the takes of the others are still called."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    looks: list[float] = []
+
+    def cannot() -> bool:
+        looks.append(time.monotonic())
+        raise tubes.StoreUnavailable("this queue is closed")
+
+    store: Any = queue.store
+    store._shared.add_check(cannot)
+    taken: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: taken.append(tube.take(60)))
+    waiter.start()
+    eventually(lambda: len(looks) >= 3)
+    tube.put("x")
+    waiter.join()
+    assert taken[0] is not None and taken[0].data == "x"
