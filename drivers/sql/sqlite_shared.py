@@ -314,9 +314,7 @@ class SharedFile:
 
     def _is_death_suspected(self) -> bool:
         for check in list(self._checks):
-            with suppress(
-                StoreError
-            ):  # its queue is being closed, or cannot look just now
+            with suppress(StoreError):  # its queue is being closed, or cannot look just now
                 if check():
                     return True
         return False

@@ -1,15 +1,11 @@
-"""Through the asyncio door, on PostgreSQL: two types that have every feature between them.
+"""Through the asyncio door, on PostgreSQL: the type with most features.
 
-The door knows nothing of types. The other three are in tests/soak/test_awaited.py.
+The door knows nothing of types. The other four are in tests/soak/test_awaited.py.
 """
 
 from postgres_kit import PostgresKit
 
 from tubes.testing.through_asyncio import ThroughAsyncio
-
-
-class TestAwaitedPostgresLimfifottl(ThroughAsyncio, PostgresKit):
-    type = "limfifottl"
 
 
 class TestAwaitedPostgresUtubettl(ThroughAsyncio, PostgresKit):

@@ -1,10 +1,6 @@
-"""The conformance kit through PgBouncer, for two types that have every feature between them."""
+"""The conformance kit through PgBouncer, for the type with most features."""
 
 from postgres_kit import PostgresKit
-
-
-class TestLimfifottl(PostgresKit):
-    type = "limfifottl"
 
 
 class TestUtubettl(PostgresKit):

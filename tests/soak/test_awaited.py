@@ -1,4 +1,4 @@
-"""What the suite does not send through the asyncio door: three types, and most of Tarantool's answers on PostgreSQL."""
+"""What the suite does not send through the asyncio door: types, and most of Tarantool's answers on PostgreSQL."""
 
 import pytest
 from oracle.awaited_stage import AwaitedStage
@@ -25,6 +25,10 @@ class TestAwaitedPostgresFifo(ThroughAsyncio, PostgresKit):
 
 class TestAwaitedPostgresFifottl(ThroughAsyncio, PostgresKit):
     type = "fifottl"
+
+
+class TestAwaitedPostgresLimfifottl(ThroughAsyncio, PostgresKit):
+    type = "limfifottl"
 
 
 class TestAwaitedPostgresUtube(ThroughAsyncio, PostgresKit):
