@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import orm
 from sqlalchemy.engine import Dialect
 
 from tubes.errors import BadOption, StoreUnavailable
@@ -180,6 +179,8 @@ def join(
 
 def connection_of(given: Any) -> sa.Connection:
     """The Connection of what a user passes as ``connection=``."""
+    from sqlalchemy import orm  # a seventh of the time to connect, which only who joins should pay
+
     registry = getattr(given, "registry", None)
     if isinstance(registry, sa.util.ScopedRegistry):  # scoped_session, async_scoped_session
         given = registry()
