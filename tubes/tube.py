@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from tubes import options as checked
 from tubes.driver import STEP_LIMIT, Change, Driver, Features, NewTask, Ref, TubeRecord, new_item, new_ref
@@ -32,6 +32,8 @@ from tubes.task import TAKE, Event, State, Task, milliseconds
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
+
+T = TypeVar("T")
 
 PUT_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "timed": ("ttl", "ttr", "delay"),
@@ -571,7 +573,7 @@ class Tube:
         def look(tx: Any) -> Sequence[Any]:
             return self.driver.peek(tx, (id,))
 
-        raws = self._store.read(look) if unit is None else unit.run(look)
+        raws = self._read(look, unit)
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
@@ -753,6 +755,10 @@ class Tube:
             return changes
         return guarded(self._commit, step)
 
+    def _read(self, look: Callable[[Any], T], unit: Unit | None) -> T:
+        """Look at what is committed; in a unit also at what it has done."""
+        return self._store.read(look) if unit is None else unit.run(look)
+
     def _commit_quietly(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step)
         if changes:
@@ -798,7 +804,7 @@ class Tube:
         def look(tx: Any) -> Sequence[Any]:
             return self.driver.peek(tx, (ref.id,))
 
-        for raw in self._store.read(look) if unit is None else unit.run(look):
+        for raw in self._read(look, unit):
             task = self.driver.normalize_task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):
@@ -809,7 +815,7 @@ class Tube:
         def look(tx: Any) -> bool:
             return self._store.has_tube(tx, self._record)
 
-        if not (self._store.read(look) if unit is None else unit.run(look)):
+        if not self._read(look, unit):
             raise NoSuchTube(self.name)
 
     def _deadline(self, timeout: float | None) -> float | None:

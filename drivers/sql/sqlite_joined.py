@@ -15,6 +15,7 @@ from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
 from .joined import JoinedTx
 from .sqlite_errors import translated
 from .sqlite_shared import SharedFile
+from .sqlite_writer import in_savepoint
 from .statements import Statement, Statements
 
 T = TypeVar("T")
@@ -91,16 +92,7 @@ def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
     if not raw.in_transaction:
         raise StoreError(f"{what}: SQLite has rolled back this transaction: roll it back, too")
     try:
-        tx.execute("SAVEPOINT tubes_step")
-        try:
-            return work(tx)
-        except BaseException:
-            if raw.in_transaction:
-                tx.execute("ROLLBACK TO tubes_step")
-            raise
-        finally:
-            if raw.in_transaction:
-                tx.execute("RELEASE tubes_step")
+        return in_savepoint(raw, tx.execute, work, tx)
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
 

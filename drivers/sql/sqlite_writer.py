@@ -118,6 +118,23 @@ class SqliteTx:
         return self._writer.insist(text, given)
 
 
+def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any], T], tx: Any) -> T:
+    """Run ``work`` in the transaction that is open on a connection; an error takes back what it did.
+
+    Unless SQLite has rolled back all of it, as it does when the disk is full.
+    """
+    execute("SAVEPOINT tubes_step")
+    try:
+        return work(tx)
+    except BaseException:
+        if db.in_transaction:
+            execute("ROLLBACK TO tubes_step")
+        raise
+    finally:
+        if db.in_transaction:
+            execute("RELEASE tubes_step")
+
+
 class SharedTx(SqliteTx):
     """One member's part in a shared commit: a savepoint, where one statement is not enough."""
 
@@ -286,17 +303,7 @@ class SqliteWriter:
         if not self.db.in_transaction:
             raise StoreError("SQLite has rolled back this transaction after an error")
         try:
-            self.db.execute("SAVEPOINT step")
-            try:
-                result = work(tx)
-            except BaseException:
-                if self.db.in_transaction:
-                    self.db.execute("ROLLBACK TO step")
-                raise
-            finally:
-                if self.db.in_transaction:
-                    self.db.execute("RELEASE step")
-            return result
+            return in_savepoint(self.db, self.db.execute, work, tx)
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
 
