@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
+import redis
 import sqlalchemy as sa
+from redis_servers import RedisCluster, RedisServer, numbered
 from servers import PostgresServer, empty_database, new_database
 
 import tubes
@@ -103,3 +107,69 @@ def postgres_oracle_url(_postgres_oracle_database: str, monkeypatch: pytest.Monk
         for table in ("tube", "task", "temporary_task", "session", "connection", "calls"):
             db.execute(f"DELETE FROM tubes_{table}")
     return _postgres_oracle_database
+
+
+@pytest.fixture(scope="session")
+def _shared_redis() -> Iterator[RedisServer]:
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_server(_shared_redis: RedisServer) -> Iterator[RedisServer]:
+    """The run's own Redis, which a test may stop and start; what it keeps is written to the disk every second."""
+    yield _shared_redis
+    if _shared_redis.pid is None:
+        _shared_redis.start()
+
+
+@pytest.fixture(scope="session")
+def redis_url(request: pytest.FixtureRequest, worker_id: str) -> str:
+    """A database that nobody empties, on the server that TUBES_TEST_REDIS_URL names, else on the run's own."""
+    url = os.environ.get("TUBES_TEST_REDIS_URL")
+    if url is None:
+        server: RedisServer = request.getfixturevalue("_shared_redis")
+        return server.url
+    return numbered(url, 2 * _number(worker_id))
+
+
+@pytest.fixture
+def redis_db(redis_url: str, worker_id: str) -> str:
+    """Another database on that server, an empty one."""
+    shared = "TUBES_TEST_REDIS_URL" in os.environ
+    url = numbered(redis_url, 2 * _number(worker_id) + 1 if shared else 1)
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+def _number(worker_id: str) -> int:
+    """Of the processes that run the tests at once, and share a server that is not theirs."""
+    return int(worker_id.removeprefix("gw")) if worker_id != "master" else 0
+
+
+@pytest.fixture
+def own_redis_server() -> Iterator[Callable[..., RedisServer]]:
+    """Starts a server, with the arguments of ``RedisServer``, that ends with the test."""
+    with ExitStack() as started:
+
+        def start(**options: Any) -> RedisServer:
+            server = RedisServer(**options)
+            started.callback(server.close)
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def _shared_cluster() -> Iterator[RedisCluster]:
+    cluster = RedisCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(_shared_cluster: RedisCluster) -> str:
+    """The URL of one of the three nodes of the run's own cluster."""
+    return _shared_cluster.url
