@@ -47,7 +47,7 @@ def connect(
     *,
     clock: Clock | None = None,
     sweep: bool = True,
-    durability: str = "full",
+    durability: str | None = None,
     session_ttr: Seconds = 0,
     namespace: str = "tubes",
     migrate: bool | None = None,
@@ -55,28 +55,32 @@ def connect(
 ) -> Queue:
     """Open a queue: ``sqlite:///file.db`` (relative), ``sqlite:////abs/file.db``, ``sqlite://`` (in memory).
 
+    Or on a server: ``postgresql+psycopg://user@host/database``, ``redis://host:6379/0`` (``rediss://``, ``unix://``).
+
     ``durability``: ``full`` (what ``put`` returned survives a power cut), ``normal`` (survives a crash of the
-    process, a power cut may lose the last moments) or ``off``. ``session_ttr``: seconds for which this session
-    keeps its tasks after its last connection has gone. ``namespace``: prefix of the tables, so that several
-    queues can share one database. ``migrate``: bring the schema up; by itself for a SQLite file. ``busy_timeout``:
-    seconds to wait for a lock that others hold, then StoreBusy. ``sweep=False``: no background sweep; takes
-    settle what is due all the same, and ``queue.sweep()`` does it at once. ``clock``: for tests.
+    process, a power cut may lose the last moments) or ``off``; by default ``full``, and in Redis ``normal``.
+    ``session_ttr``: seconds for which this session keeps its tasks after its last connection has gone.
+    ``namespace``: prefix of the tables or keys, so that several queues can share one database. ``migrate``: bring
+    the schema up; by itself for a SQLite file. ``busy_timeout``: seconds to wait for a lock that others hold, then
+    StoreBusy; for an answer of Redis, then OutcomeUnknown. ``sweep=False``: no background sweep; takes settle what
+    is due all the same, and ``queue.sweep()`` does it at once. ``clock``: for tests.
 
     Raises StoreUnavailable when the store cannot be used, SchemaMismatch when its schema is another version's.
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
         raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {url!r}", option="url")
-    if durability not in ("full", "normal", "off"):
+    if durability not in (None, "full", "normal", "off"):
         raise BadOption(
             f"durability must be full, normal or off, not {durability!r}",
             option="durability",
             value=durability,
         )
-    store = find_store(scheme)(
+    open_store = find_store(scheme)
+    store = open_store(
         url,
         clock=clock or SystemClock(),
-        durability=durability,
+        durability=durability or getattr(open_store, "default_durability", "full"),
         session_ttr_ms=checked.milliseconds("session_ttr", session_ttr),
         namespace=checked.tube_name(namespace),
         migrate=migrate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -215,3 +215,9 @@ def done(known: Task, now_ms: int) -> Task:
     task.token = None
     task.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
     return task  # type: ignore[return-value]
+
+
+def with_times(task: Task, ttl_ms: int | None, ttr_ms: int | None) -> Task:
+    """The task with the ttl and ttr that it has now: those the caller knows may be from before a touch."""
+    ttl, ttr = seconds(ttl_ms), seconds(ttr_ms)
+    return task if (ttl, ttr) == (task.ttl, task.ttr) else replace(task, ttl=ttl, ttr=ttr)

@@ -310,6 +310,7 @@ class Tube:
         """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it."""
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks = () if ack is None else (self._ref(ack),)
+        ack_and_take = getattr(driver, "ack_and_take", None) if acks else None
         refused, now = False, 0
 
         def step(tx: Any) -> Sequence[Change]:
@@ -319,17 +320,21 @@ class Tube:
                 return ()
             owner, now = store.session, clock.now_ms()
             acked: Sequence[Change] = ()
-            if acks:
-                tx.begin()
-                acked = driver.ack(tx, acks, owner=owner, now=now)
-                refused = not acked
-                if refused:
-                    return ()
-            changes = driver.take(tx, limit, owner=owner, now=now)
+            if acks and ack_and_take is not None:
+                changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
+                refused = not changes
+            else:
+                if acks:
+                    tx.begin()
+                    acked = driver.ack(tx, acks, owner=owner, now=now)
+                    refused = not acked
+                    if refused:
+                        return ()
+                changes = driver.take(tx, limit, owner=owner, now=now)
             for event, raw, _ in changes:
                 if event is TAKE:
                     kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
-            return [*acked, *changes] if acks else changes
+            return [*acked, *changes] if acked else changes
 
         if self._unsure and unit is None:
             self._give_back_unsure()

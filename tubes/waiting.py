@@ -99,5 +99,10 @@ class Waiters:
         with self._lock:
             return len(self.line.get(key, ()))
 
+    def uncalled(self, key: Key) -> int:
+        """How many wait for ``key`` and have not been called yet."""
+        with self._lock:
+            return sum(signal not in self._called for signal in self.line.get(key, ()))
+
     def __bool__(self) -> bool:
         return bool(self.line)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
-from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeRecord, TubeType, new_change
+from tubes.driver import (
+    STEP_LIMIT,
+    Change,
+    NewTask,
+    Ref,
+    TubeRecord,
+    TubeType,
+    first_due,
+    new_change,
+    put_change,
+)
 from tubes.errors import NotSupported
 from tubes.payload import decode, decode_many
 from tubes.task import (
     ACK,
-    DELAYED,
-    PUT,
-    READY,
     STATES,
     TAKE,
     TAKEN,
@@ -23,7 +29,7 @@ from tubes.task import (
     done,
     make_task,
     milliseconds,
-    seconds,
+    with_times,
 )
 
 from .statements import Statement, Statements
@@ -119,8 +125,8 @@ class SqlDriver:
             if self._is_ranked and not items[0].delay_ms:
                 tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
             ids = tx.insert(self._insert, [self._new_row(item, now) for item in items])
-        new_change = self._new_change
-        return [new_change(id, item, now) for id, item in zip(ids, items, strict=True)]
+        name, timed = self._name, self._is_timed
+        return [put_change(name, id, item, now, timed) for id, item in zip(ids, items, strict=True)]
 
     def _put_one(self, tx: SqlTx, item: NewTask, now: int) -> Change:
         if self._is_plain and type(item.payload) is str:
@@ -133,7 +139,7 @@ class SqlDriver:
                 id = tx.only_insert(self._insert, row)
         else:
             id = tx.only_insert(self._insert, self._new_row(item, now))
-        return self._new_change(id, item, now)
+        return put_change(self._name, id, item, now, self._is_timed)
 
     def _new_row(self, item: NewTask, now: int) -> Row:
         """The columns of an insert, in the order of its parameters."""
@@ -141,18 +147,9 @@ class SqlDriver:
         data, raw_bytes = (payload, None) if isinstance(payload, str) else (None, payload)
         state, front = ("~", None) if item.delay_ms else ("r", 1)
         return (
-            self._tube, state, front, item.pri, item.utube, now, now, _first_due(item, now), item.ttl_ms, item.ttr_ms,
+            self._tube, state, front, item.pri, item.utube, now, now, first_due(item, now), item.ttl_ms, item.ttr_ms,
             data, raw_bytes,
         )  # fmt: skip
-
-    def _new_change(self, id: int, item: NewTask, now: int) -> Change:
-        _, data, pri, utube, ttl, ttr, delay = item
-        if not self._is_timed:
-            task = make_task(id, self._name, READY, data, pri, utube or None, now, now)
-            return new_change((PUT, task, None))
-        due, state = _first_due(item, now), DELAYED if delay else READY
-        task = make_task(id, self._name, state, data, pri, utube or None, now, now, due, ttl, ttr)
-        return new_change((PUT, task, due))
 
     def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         if self._is_plain and self._oldest_first:
@@ -221,7 +218,7 @@ class SqlDriver:
         acked = {id: times for id, *times in rows}
         known = {id: task for id, _, task in refs if id in acked}
         return [
-            Change(ACK, done(_touched(task, *acked[id]), now))
+            Change(ACK, done(with_times(task, *acked[id]), now))
             for id, task in known.items()
             if task is not None
         ]
@@ -448,18 +445,6 @@ class SqlDriver:
 
 def _json_ids(ids: Sequence[int]) -> str:
     return f"[{','.join(map(str, ids))}]"
-
-
-def _first_due(item: NewTask, now: int) -> int | None:
-    if item.delay_ms:
-        return now + item.delay_ms
-    return None if item.ttl_ms is None else now + item.ttl_ms
-
-
-def _touched(task: Task, ttl_ms: int | None, ttr_ms: int | None) -> Task:
-    """The task with the ttl and ttr that it has now: those the caller knows may be from before a touch."""
-    ttl, ttr = seconds(ttl_ms), seconds(ttr_ms)
-    return task if (ttl, ttr) == (task.ttl, task.ttr) else replace(task, ttl=ttl, ttr=ttr)
 
 
 def _end_of_life(row: Row) -> int | None:

@@ -47,5 +47,7 @@ class Agreement(Suite):
         def open_queue(clock: FakeClock, **options: Any) -> Queue:
             return self.connect(store_url, clock, **options)
 
-        bench = Bench(self.type, self.features, self.order, open_queue, self.shared, self.die)
+        bench = Bench(
+            self.type, self.features, self.order, open_queue, self.shared, self.transactions, self.die
+        )
         run_state_machine_as_test(machine_for(bench), settings=self.machine_settings())

@@ -10,7 +10,7 @@ from tubes.errors import BadOption, NotTaken, TaskNotFound
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
 from tubes.testing.changes import Log
-from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, transactional
 from tubes.tube import Tube
 
 
@@ -27,6 +27,7 @@ class Atomicity(Suite):
         tube.on_task_change(log)
         return log
 
+    @transactional
     def test_a_transaction_is_seen_as_a_whole_after_its_commit(
         self, queue: Queue, tube: Tube, log: Log
     ) -> None:
@@ -41,6 +42,7 @@ class Atomicity(Suite):
         assert tube.statistics()["tasks"]["total"] == 1
         log.check()
 
+    @transactional
     def test_a_transaction_that_raises_leaves_nothing(self, queue: Queue, tube: Tube, log: Log) -> None:
         kept = [tube.put(n, **self.apart(n)) for n in range(4)]
         tube.bury(kept[3])
@@ -63,6 +65,7 @@ class Atomicity(Suite):
         assert log.seen == []
         assert tube.ack(held).state is State.DONE
 
+    @transactional
     def test_a_take_that_was_rolled_back_counts_no_attempt(self, queue: Queue, tube: Tube) -> None:
         task = tube.put("x")
         with pytest.raises(Stop), queue.transaction() as unit:
@@ -75,6 +78,7 @@ class Atomicity(Suite):
             tube.ack(taken)
         assert take(tube).attempts == 1
 
+    @transactional
     def test_a_verb_that_is_refused_inside_rolls_everything_back(
         self, queue: Queue, tube: Tube, log: Log
     ) -> None:
@@ -84,6 +88,7 @@ class Atomicity(Suite):
         assert tube.statistics()["tasks"]["total"] == 0
         assert log.seen == []
 
+    @transactional
     def test_a_refusal_that_is_caught_inside_harms_nothing(self, queue: Queue, tube: Tube) -> None:
         with queue.transaction() as unit:
             tube.put("x", unit=unit)
@@ -95,6 +100,7 @@ class Atomicity(Suite):
                 tube.put(object(), unit=unit)
         assert take(tube).data == "x"
 
+    @transactional
     def test_a_task_moves_from_tube_to_tube_in_one(self, queue: Queue, make_tube: MakeTube) -> None:
         source, target = make_tube("source"), make_tube("target")
         events: list[tuple[str, Event]] = []
@@ -113,6 +119,7 @@ class Atomicity(Suite):
         assert events[-2:] == [("target", Event.PUT), ("source", Event.ACK)] and len(events) == 4
         assert take(target).data == "x"
 
+    @transactional
     def test_a_transaction_is_used_only_while_it_lasts(self, queue: Queue, tube: Tube) -> None:
         with queue.transaction() as unit:
             pass
@@ -120,12 +127,14 @@ class Atomicity(Suite):
             tube.put("x", unit=unit)
         assert tube.statistics()["tasks"]["total"] == 0
 
+    @transactional
     def test_a_take_inside_a_transaction_does_not_wait(self, queue: Queue, tube: Tube) -> None:
         with queue.transaction() as unit:
             with pytest.raises(BadOption, match="timeout"):
                 tube.take(unit=unit)
             assert tube.take(0, unit=unit) is None
 
+    @transactional
     def test_kicking_fewer_than_asked_leaves_nothing_open(self, queue: Queue, tube: Tube) -> None:
         """Upstream left a transaction open here, and lost the next put."""
         tube.bury(tube.put("x"))

@@ -11,7 +11,7 @@ from tubes.errors import BadOption, NotSupported, TubeFull
 from tubes.queue import Queue
 from tubes.task import Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, needs, take, until, without
+from tubes.testing.suite import MakeTube, Suite, needs, take, transactional, until, without
 from tubes.tube import Tube
 
 
@@ -148,6 +148,7 @@ class Capacity(Suite):
         assert isinstance(second_got[0], Task)
 
     @needs("bounded")
+    @transactional
     def test_a_rolled_back_transaction_gives_its_room_back(self, queue: Queue, make_tube: MakeTube) -> None:
         tube = make_tube(capacity=2)
         with pytest.raises(RuntimeError), queue.transaction() as unit:

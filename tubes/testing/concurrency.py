@@ -13,7 +13,7 @@ from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.children import Child, work_off
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import Connect, Suite, ids, needs, take, until
+from tubes.testing.suite import Connect, Suite, ids, needs, take, transactional, until
 from tubes.tube import Tube
 
 JOIN = 60.0
@@ -161,9 +161,11 @@ class Concurrency(Suite):
             tube.kick()
         elif how == "release_all":
             tube.release_all()
-        else:
+        elif self.transactions:
             with queue.transaction() as unit:
                 tube.put("x", unit=unit)
+        else:
+            tube.put("x")
         task = consumer.end()
         assert task is not None and task.data == "x"
 
@@ -184,6 +186,7 @@ class Concurrency(Suite):
         tube.put("y", **self.apart(2))
         assert second.end() is not None
 
+    @transactional
     def test_a_batch_serves_as_many_consumers_as_it_has_tasks_for(self, tube: Tube, clock: FakeClock) -> None:
         consumers = [Waiting(tube, clock) for _ in range(3)]
         with tube._queue.transaction() as unit:

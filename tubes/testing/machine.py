@@ -68,6 +68,7 @@ class Bench:
     order: Literal["oldest", "newest"]
     connect: Callable[..., Queue]
     shared: bool
+    transactions: bool
     die: Callable[[Queue], None]
 
 
@@ -264,6 +265,7 @@ class TubeMachine(RuleBasedStateMachine):
 
     # Transactions
 
+    @precondition(lambda self: self.bench.transactions)
     @rule(who=who, succeeds=st.booleans())
     def transaction(self, who: int, succeeds: bool) -> None:
         """Take, ack and put in one transaction: all of it happens, or nothing."""

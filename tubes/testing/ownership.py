@@ -13,7 +13,7 @@ from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.children import Child, take_and_hold
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import Connect, MakeTube, Suite, ids, take, until
+from tubes.testing.suite import Connect, MakeTube, Suite, ids, take, transactional, until
 from tubes.tube import Tube
 
 
@@ -250,6 +250,7 @@ class SharedOwnership(Suite):
         with pytest.raises(NoSuchSession, match=str(session)):
             make_queue().identify(session)
 
+    @transactional
     def test_a_session_that_ends_does_not_disturb_a_transaction(
         self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
     ) -> None:

@@ -48,13 +48,20 @@ def without(*features: str) -> Callable[[F], F]:
     return mark
 
 
+def transactional(test: F) -> F:
+    """The test is about transactions over several calls; stores that have none do not have it."""
+    test.transactional = True  # type: ignore[attr-defined]
+    return test
+
+
 class Suite:
     """Base of the suites. A test class names what it tests in its attributes.
 
     ``type``: the tube type, registered before the class is made. ``url``: the store, if ``make_url`` is not
     overridden. ``features`` and ``order`` are read from a TubeType; say them for a driver made by a function.
-    ``shared``: whether several connections can open the store. ``ids_follow_commits``: whether tasks are committed in
-    the order of their ids, also those of different threads.
+    ``shared``: whether several connections can open the store. ``transactions``: whether the store has any over several
+    calls. ``ids_follow_commits``: whether tasks are committed in the order of their ids, also those of different
+    threads.
     """
 
     type: ClassVar[str] = ""
@@ -62,6 +69,7 @@ class Suite:
     features: ClassVar[Features]
     order: ClassVar[Literal["oldest", "newest"]] = "oldest"
     shared: ClassVar[bool] = True
+    transactions: ClassVar[bool] = True
     ids_follow_commits: ClassVar[bool] = True
     _store_url: ClassVar[str]
 
@@ -79,7 +87,9 @@ class Suite:
             cls.features = declared
         for name in dir(cls):
             test = getattr(cls, name)
-            if any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ())) or any(
+            if getattr(test, "transactional", False) and not cls.transactions:
+                setattr(cls, name, None)
+            elif any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ())) or any(
                 getattr(cls.features, feature) for feature in getattr(test, "without", ())
             ):
                 setattr(cls, name, None)  # not collected: it says nothing about this type

@@ -1,0 +1,290 @@
+"""RedisDriver realises a TubeType with Lua scripts: each step is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tubes.driver import (
+    STEP_LIMIT,
+    Change,
+    NewTask,
+    Ref,
+    TubeRecord,
+    TubeType,
+    first_due,
+    new_change,
+    put_change,
+)
+from tubes.errors import BadOption, NoSuchTube, NotSupported, TubeBusy
+from tubes.payload import decode
+from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
+
+from . import scripts
+from .scripts import Keys, Script
+from .wire import NO_TUBE, Argument, Refused
+
+HIGHEST_PRI = 2**53
+"""Redis sorts by floating-point numbers, which are exact up to here."""
+
+EVENTS = {event.value.encode(): event for event in Event}
+
+STATES_OF_BYTES = {code.encode(): state for code, state in STATES.items()}
+
+Leases = Mapping[tuple[int, int], Task]
+"""What the caller knows of tasks, by id and token."""
+
+Raw = tuple[int, bytes, bytes]
+"""A task as scripts answer it: id, record (see tube.lua), payload."""
+
+
+class RedisTx(Protocol):
+    """One step at the store. It is no transaction: each script is one by itself."""
+
+    looked: dict[int, int | None]
+    """What ``look`` has found for tubes during this call: when time does something next."""
+
+    def begin(self) -> None: ...
+    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any: ...
+    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any: ...
+
+
+class RedisDriver:
+    """All five types, and others of their kind. ``waiting`` tells how many consumers wait here that nobody called."""
+
+    def __init__(
+        self, type: TubeType, tube: TubeRecord, namespace: str, waiting: Callable[[int], int]
+    ) -> None:
+        features = type.features
+        if type.order == "newest" and (features.priority or features.grouped):
+            raise NotSupported("a type whose order is newest can have neither priority nor sub-queues")
+        self.features = features
+        self.keys = Keys.of_tube(namespace, tube.id)
+        self.is_temporary = tube.temporary
+        self.flags = (
+            "t" * features.timed
+            + "p" * features.priority
+            + "g" * features.grouped
+            + "n" * (type.order == "newest")
+        )
+        self._id = tube.id
+        self._name = tube.name
+        self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
+        self._waiting = waiting
+        self._is_timed = features.timed
+        self._is_plain = not (features.timed or features.priority or features.grouped)
+
+    # Life
+
+    def create_space(self, tx: RedisTx, tube: TubeRecord) -> None:
+        """The store has made it."""
+
+    def start(self, tx: RedisTx) -> None:
+        self._do(tx, scripts.OPEN)
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def drop(self, tx: RedisTx) -> None:
+        taken = self._do(tx, scripts.DROP)
+        if taken:
+            raise TubeBusy(self._name, f"{taken} of its tasks are taken")
+
+    # Steps
+
+    def put(self, tx: RedisTx, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        given: list[Argument] = [self._capacity]
+        if self._is_plain:
+            beginning = f"r 0 {now} {now} - - - 0 - "
+            for payload, *_ in items:
+                given.append(beginning + ("j " if type(payload) is str else "b "))
+                given.append(payload)
+        else:
+            for item in items:
+                given.append(_record(item, now))
+                given.append(item.payload)
+        try:
+            last: int = self._write(tx, scripts.PUT, now, given)
+        except Refused as error:
+            if error.code == NO_TUBE:
+                raise NoSuchTube(self._name) from error
+            raise
+        if not last:
+            return ()
+        name, timed, first = self._name, self._is_timed, last - len(items) + 1
+        return [put_change(name, first + n, item, now, timed) for n, item in enumerate(items)]
+
+    def take(self, tx: RedisTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
+        return self._taken(tx, limit, (), owner, now)
+
+    def ack_and_take(
+        self, tx: RedisTx, refs: Sequence[Ref], limit: int, *, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        """Ack, and take in the same step; nothing at all where the ack is refused. See ``Driver.take``."""
+        return self._taken(tx, limit, refs, owner, now)
+
+    def _taken(
+        self, tx: RedisTx, limit: int, refs: Sequence[Ref], owner: str | None, now: int
+    ) -> Sequence[Change]:
+        given: list[Argument] = [owner or "-", limit, STEP_LIMIT]
+        known = self._add_acks(given, refs)
+        return self._changes(self._steps(tx, scripts.TAKE, now, given), known)
+
+    def ack(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        given: list[Argument] = [owner or "-"]
+        known = self._add_acks(given, refs)
+        return self._changes(self._steps(tx, scripts.ACK, now, given), known)
+
+    def touch(
+        self, tx: RedisTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        if not self._is_timed:
+            raise NotSupported(f"tube {self._name!r} has no ttr to touch")
+        given = (owner or "-", delta_ms, *_pointers(refs))
+        return self._changes(self._steps(tx, scripts.TOUCH, now, given))
+
+    def release(
+        self, tx: RedisTx, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        given = (owner or "-", delay_ms, *_pointers(refs))
+        return self._changes(self._steps(tx, scripts.RELEASE, now, given))
+
+    def bury(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        return self._changes(self._steps(tx, scripts.BURY, now, _pointers(refs)))
+
+    def delete(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        return self._changes(self._steps(tx, scripts.DELETE, now, _pointers(refs)))
+
+    def kick(self, tx: RedisTx, limit: int, *, now: int) -> Sequence[Change]:
+        return self._changes(self._steps(tx, scripts.KICK, now, (limit,)))
+
+    def expire(self, tx: RedisTx, limit: int, *, now: int) -> Sequence[Change]:
+        if not self._is_timed:
+            return ()
+        return self._changes(self._steps(tx, scripts.EXPIRE, now, (limit,)))
+
+    def release_owner(self, tx: RedisTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        return self._changes(self._steps(tx, scripts.RELEASE_OWNER, now, (owner or "-", limit)))
+
+    def truncate(self, tx: RedisTx, limit: int) -> int:
+        removed: int = self._do(tx, scripts.TRUNCATE, limit)
+        return removed
+
+    # Looking
+
+    def peek(self, tx: RedisTx, ids: Sequence[int]) -> Sequence[Raw]:
+        return _raws(self._look(tx, scripts.PEEK, *map(_text, ids)))
+
+    def tasks_by_state(self, tx: RedisTx, state: State, *, after: int, limit: int) -> Sequence[Raw]:
+        return _raws(self._look(tx, scripts.LIST, state.value, "" if after < 0 else _text(after), limit))
+
+    def can_take(self, tx: RedisTx) -> bool:
+        try:
+            is_ready, due = self._look(tx, scripts.LOOK)
+        except Refused as error:
+            if error.code == NO_TUBE:
+                return False
+            raise
+        tx.looked[self._id] = int(float(due)) if due else None
+        return bool(is_ready)
+
+    def next_due(self, tx: RedisTx) -> int | None:
+        if not self._is_timed:
+            return None
+        if self._id not in tx.looked:
+            self.can_take(tx)
+        return tx.looked.get(self._id)
+
+    def count(self, tx: RedisTx) -> Mapping[State, int]:
+        counts = self._look(tx, scripts.COUNT)
+        return dict(zip((State.READY, State.TAKEN, State.DELAYED, State.BURIED), counts, strict=True))
+
+    def normalize_task(self, raw: Any) -> Task:
+        if isinstance(raw, Task):
+            return raw
+        id, record, payload = raw
+        state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = record.split(b" ", 10)
+        data = payload if kind == b"b" else decode(payload.decode())
+        return make_task(
+            id, self._name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
+            _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
+        )  # fmt: skip
+
+    # Within
+
+    def _steps(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument]) -> list[Any]:
+        """The changes of a script; none where the tube is gone, which the tube finds out."""
+        try:
+            changes: list[Any] = self._write(tx, script, now, given)
+        except Refused as error:
+            if error.code == NO_TUBE:
+                return []
+            raise
+        return changes
+
+    def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument]) -> Any:
+        return tx.write(self, script, (self.flags, now, self._waiting(self._id), *given))
+
+    def _do(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
+        return tx.write(self, script, (self.flags, 0, 0, *given))
+
+    def _look(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
+        return tx.read(self, script, (self.flags, 0, 0, *given))
+
+    def _add_acks(self, given: list[Argument], refs: Sequence[Ref]) -> Leases:
+        """What is known of a task need not be read again."""
+        known: dict[tuple[int, int], Task] = {}
+        for id, token, task in refs:
+            if task is not None and token is not None:
+                known[id, token] = task
+                given += (_text(id), token, 0)
+            else:
+                given += (_text(id), "-" if token is None else token, 1)
+        return known
+
+    def _changes(self, flat: Sequence[Any], known: Leases | None = None) -> Sequence[Change]:
+        changes = []
+        for place in range(0, len(flat), 4):
+            event, id, record = EVENTS[flat[place]], int(flat[place + 1]), flat[place + 2]
+            if event is ACK and known:
+                *_, updated, _, ttl, ttr, attempts, _ = record.split(b" ", 8)
+                lease = known.get((id, int(attempts)))
+                if lease is not None:
+                    task = done(with_times(lease, _ms(ttl), _ms(ttr)), int(updated))
+                    changes.append(new_change((ACK, task, None)))
+                    continue
+            task = self.normalize_task((id, record, flat[place + 3]))
+            changes.append(
+                new_change((event, task, _ms(record.split(b" ", 5)[4]) if self._is_timed else None))
+            )
+        return changes
+
+
+def _text(id: int) -> str:
+    return f"{id:016d}"
+
+
+def _ms(text: bytes) -> int | None:
+    return None if text == b"-" else int(text)
+
+
+def _pointers(refs: Sequence[Ref]) -> list[Argument]:
+    given: list[Argument] = []
+    for id, token, _ in refs:
+        given += (_text(id), "-" if token is None else token)
+    return given
+
+
+def _raws(flat: Sequence[Any]) -> list[Raw]:
+    return [(int(flat[place]), flat[place + 1], flat[place + 2]) for place in range(0, len(flat), 3)]
+
+
+def _record(item: NewTask, now: int) -> str:
+    """The record of a new task; see tube.lua."""
+    payload, _, pri, utube, ttl, ttr, delay = item
+    if pri > HIGHEST_PRI:
+        raise BadOption(f"pri must be at most 2**53 in Redis, not {pri}", option="pri", value=pri)
+    due = first_due(item, now)
+    times = " ".join("-" if ms is None else str(ms) for ms in (due, ttl, ttr))
+    kind = "j" if type(payload) is str else "b"
+    return f"{'~' if delay else 'r'} {pri} {now} {now} {times} 0 - {kind} {utube or ''}"

@@ -1,0 +1,75 @@
+"""What all queues of a process on one database share: connections, who waits, what they counted, and the listener."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar
+
+from tubes.stats import Counts
+from tubes.waiting import Waiters
+
+from .listener import Listener
+from .nodes import Nodes
+from .scripts import EMPTY, Keys
+from .wire import Wire
+
+Place = tuple[str, str, float]
+"""Where a queue is: URL, namespace, and the seconds that its server is waited for."""
+
+
+class Hub:
+    """Made by the first queue, ended by the last."""
+
+    _all: ClassVar[dict[Place, Hub]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, place: Place, what: str) -> None:
+        url, namespace, patience = place
+        self._place = place
+        self._users = 0
+        self.nodes = Nodes(url, what, patience)
+        self.nodes.open()
+        self.counts = Counts()
+        self.waiters = Waiters(self._on_wait)
+        self.listener = Listener(self.nodes, namespace, self.waiters)
+        self._emptied: dict[Keys, str] = {}
+
+    @classmethod
+    def enter(cls, place: Place, what: str) -> Hub:
+        """The one of that place, for one more user."""
+        with cls._lock:
+            hub = cls._all.get(place)
+            if hub is None:
+                hub = cls(place, what)
+                hub.listener.start()
+                cls._all[place] = hub
+            hub._users += 1
+            return hub
+
+    def leave(self) -> None:
+        """One user less; the last one ends it."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            del self._all[self._place]
+        self.listener.stop()
+        self.nodes.close()
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: the parent's are not ours, and are never closed here."""
+        cls._inherited = [*getattr(cls, "_inherited", ()), cls._all]
+        cls._all = {}
+        cls._lock = threading.Lock()
+
+    _inherited: ClassVar[list[Any]] = []
+
+    def empty_after_restart(self, wire: Wire, keys: Keys, now: int) -> None:
+        """What a temporary tube held before its server was started is gone."""
+        if self._emptied.get(keys) != wire.run_id:
+            wire.evaluate(EMPTY, keys, ("", now, 0, wire.run_id))
+            self._emptied[keys] = wire.run_id
+
+    def _on_wait(self) -> None:
+        self.listener.on_wait()

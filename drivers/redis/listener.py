@@ -1,0 +1,242 @@
+"""One thread a process and database: it hears of tasks that others put, and shows that this process lives.
+
+What somebody waits for here has a connection of its own that is blocked in BLPOP. Whoever readies a task calls, in the
+same script, as many of the processes that have said that they wait as there are tasks; each call goes to one of them.
+Under this there is the floor: a BLPOP ends after a while, and then the first in line looks by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from tubes.clock import real_monotonic
+from tubes.errors import TubeError
+from tubes.waiting import Key, Waiters
+
+from .nodes import Nodes
+from .scripts import TUBE_KEYS, UNWAIT, WAIT, Keys
+from .wire import Lost, Refused, Wire
+
+FLOOR = 0.5
+"""Seconds between two looks of who waits and was not called."""
+
+SAID_FOR = 2.0
+"""Seconds for which a process that said that it waits is believed."""
+
+RECONNECT_EVERY = 0.25
+"""Seconds between two tries to connect again."""
+
+IDLE_AFTER = 5.0
+"""Seconds after which a connection is closed that was for somebody who waits no longer."""
+
+log = logging.getLogger("tubes.redis")
+
+
+class Watch:
+    """What is listened for on behalf of those who wait for one key."""
+
+    def __init__(self, keys: Keys, features: str, kind: str) -> None:
+        self.keys = keys
+        self.features = features
+        self.kind = kind
+        self.wire: Wire | None = None
+        self.is_waiting = False
+        self.next_at = 0.0
+        self.used_at = 0.0
+
+    @property
+    def bell(self) -> str:
+        """The list that is waited at."""
+        return self.keys[TUBE_KEYS.index("room" if self.kind == "r" else "bell")]
+
+
+class Listener:
+    """Runs from ``start`` to ``stop``. ``features_of`` tells of a tube what its scripts must know."""
+
+    def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
+        self._nodes = nodes
+        self._namespace = namespace
+        self._waiters = waiters
+        self._name = uuid.uuid4().hex
+        self._watches: dict[Key, Watch] = {}
+        self._active: set[Key] = set()
+        self.features: dict[int, str] = {}
+        self._beats: dict[Callable[[], None], tuple[float, float]] = {}
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for it, unless it is the one that calls."""
+        self._is_over = True
+        self._stir()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        os.close(self._stir_write)
+        os.close(self._stir_read)
+
+    def add_beat(self, beat: Callable[[], None], every: float) -> None:
+        """Call ``beat`` every few seconds."""
+        with self._lock:
+            self._beats[beat] = every, real_monotonic() + every
+        self._stir()
+
+    def remove_beat(self, beat: Callable[[], None]) -> None:
+        """No longer."""
+        with self._lock:
+            self._beats.pop(beat, None)
+
+    def on_wait(self) -> None:
+        """Somebody begins to wait in this process."""
+        if any(key not in self._active for key in self._waiters.keys()):
+            self._stir()
+
+    def _stir(self) -> None:
+        with suppress(OSError):
+            os.write(self._stir_write, b"\0")
+
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                self._turn()
+            except Exception:  # whatever it was: who waits relies on this thread
+                log.exception("the listener failed, and goes on")
+        for watch in self._watches.values():
+            self._end(watch)
+
+    def _turn(self) -> None:
+        self._begin_watches()
+        now = real_monotonic()
+        until = self._next_beat()
+        poll = select.poll()
+        poll.register(self._stir_read, select.POLLIN)
+        by_fd: dict[int, tuple[Key, Watch]] = {}
+        for key, watch in self._watches.items():
+            if watch.is_waiting and watch.wire is not None:
+                by_fd[watch.wire.fileno()] = key, watch
+                poll.register(watch.wire.fileno(), select.POLLIN)
+            elif key in self._waiters.line:
+                until = min(until, watch.next_at)
+        came = poll.poll(min(max(until - now, 0.0), 60.0) * 1000)
+        if self._is_over:
+            return
+        for fd, _ in came:
+            if fd in by_fd:
+                self._answered(*by_fd[fd])
+            else:
+                with suppress(BlockingIOError):
+                    os.read(self._stir_read, 65536)
+        self._beat()
+
+    # Waiting
+
+    def _begin_watches(self) -> None:
+        for key in self._waiters.keys():
+            watch = self._watches.get(key)
+            if watch is None:
+                watch = self._watches[key] = self._new_watch(key)
+            if not watch.is_waiting and real_monotonic() >= watch.next_at:
+                self._wait(key, watch)
+
+    def _new_watch(self, key: Any) -> Watch:
+        id, kind = (key[0], "r") if isinstance(key, tuple) else (key, "t")
+        return Watch(Keys.of_tube(self._namespace, id), self.features.get(id, ""), kind)
+
+    def _wait(self, key: Key, watch: Watch) -> None:
+        """Say that somebody waits here, and wait for a call."""
+        self._active.add(key)
+        watch.used_at = real_monotonic()
+        try:
+            if watch.wire is None:
+                watch.wire = self._nodes.connect(watch.keys)
+            said_for = int(SAID_FOR * 1000)
+            given = (watch.features, 0, 0, self._name, said_for, watch.kind)
+            is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
+            watch.wire.send("BLPOP", watch.bell, str(FLOOR))
+            watch.is_waiting = True
+        except (Lost, Refused, TubeError) as error:
+            self._lose(key, watch, error)
+            return
+        if is_something_there:
+            self._waiters.wake_first(key)
+
+    def _answered(self, key: Key, watch: Watch) -> None:
+        """The wait is over: somebody called, or nobody did for a while."""
+        assert watch.wire is not None
+        try:
+            answer = watch.wire.receive()
+        except Lost as error:
+            self._lose(key, watch, error)
+            return
+        watch.is_waiting = False
+        if isinstance(answer, Exception):
+            self._lose(key, watch, answer)
+            return
+        spare = 0
+        if answer is None:
+            self._waiters.wake_first(key)
+        else:
+            spare = 1 - self._waiters.wake(key)
+        self._active.discard(key)  # before the look: who begins to wait from now on stirs
+        if key in self._waiters.line:
+            self._wait(key, watch)
+        else:
+            self._unwait(watch, spare)
+
+    def _unwait(self, watch: Watch, spare: int) -> None:
+        assert watch.wire is not None
+        try:
+            watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, self._name, watch.kind, spare))
+        except (Lost, Refused, TubeError):  # it is not believed for long
+            self._end(watch)
+
+    def _lose(self, key: Key, watch: Watch, error: Exception) -> None:
+        """The connection is of no use any more. Whoever waits finds out what is the matter, and waits on."""
+        log.debug("waiting at %s: %s", watch.bell, error)
+        self._end(watch)
+        self._active.discard(key)
+        watch.next_at = real_monotonic() + RECONNECT_EVERY
+        self._waiters.wake_first(key)
+
+    def _end(self, watch: Watch) -> None:
+        if watch.wire is not None:
+            watch.wire.close()
+            watch.wire = None
+        watch.is_waiting = False
+
+    # Beats
+
+    def _next_beat(self) -> float:
+        with self._lock:
+            return min((at for _, at in self._beats.values()), default=float("inf"))
+
+    def _beat(self) -> None:
+        now = real_monotonic()
+        with self._lock:
+            due = [beat for beat, (_, at) in self._beats.items() if at <= now]
+        for beat in due:
+            with suppress(TubeError):  # the server is away: the calls say so
+                beat()
+            with self._lock:
+                if beat in self._beats:
+                    every, _ = self._beats[beat]
+                    self._beats[beat] = every, now + every
+        if due:
+            self._close_unused(now)
+
+    def _close_unused(self, now: float) -> None:
+        for key, watch in list(self._watches.items()):
+            if not watch.is_waiting and now - watch.used_at > IDLE_AFTER and key not in self._waiters.line:
+                self._end(watch)
+                del self._watches[key]

@@ -1,0 +1,10 @@
+-- Lets a session take here. Whoever calls it looks afterwards whether that session is alive still, and if not, takes it
+-- off again (release_owner.lua): a session is ended first, and then taken off the lists of all tubes.
+--
+-- include tube
+-- ARGV: 4 the session.
+-- Reply: 1.
+-- Cost: O(1).
+if not exists() then return redis.error_reply('NOTUBE it was dropped') end
+call('SADD', SESSIONS, ARGV[4])
+return 1

@@ -1,0 +1,14 @@
+-- Puts tasks aside until they are kicked.
+--
+-- include tube
+-- ARGV: then for each task its id and its token or -.
+-- Reply: changes; a buried task is none.
+-- Cost: O(log n) each.
+refuse_when_full()
+for n = 4, #ARGV, 2 do
+  local id = ARGV[n]
+  local t = stored(id, ARGV[n + 1])
+  if t and t.state ~= '!' then move('bury', id, t, '!', end_of_life(t), NONE) end
+end
+ring_all()
+return changes

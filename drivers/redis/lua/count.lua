@@ -1,0 +1,10 @@
+-- Counts tasks by state.
+--
+-- include tube
+-- Reply: how many are ready, taken, delayed, buried.
+-- Cost: O(log n).
+local counts = {}
+for n, state in ipairs({'r', 't', '~', '!'}) do
+  counts[n] = call('ZLEXCOUNT', STATES, '[' .. state, '(' .. state .. LAST_DIGIT)
+end
+return counts

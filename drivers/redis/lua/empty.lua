@@ -1,0 +1,12 @@
+-- Empties a temporary tube when the server is not the one any more that its tasks were put to.
+--
+-- include tube
+-- ARGV: 4 the server's run id.
+-- Reply: 1 where it was emptied.
+-- Cost: O(1); the memory is given back in the background.
+local run = call('HGET', META, 'run')
+if not exists() or run == ARGV[4] then return 0 end
+call('HSET', META, 'run', ARGV[4])
+if not run then return 0 end
+call('UNLINK', TASKS, DATA, STATES, READY, LINE, BUSY, HELD, BURIED, DUE)
+return 1

@@ -1,0 +1,9 @@
+-- Tells whether a connection and its session live.
+--
+-- include queue
+-- ARGV: 1 the connection · 2 the session.
+-- Reply: 1 or 0.
+-- Cost: O(1).
+local session = session_of(ARGV[1])
+local _, ends = ttr_of(ARGV[2])
+return session == ARGV[2] and ends == NONE and 1 or 0

@@ -1,0 +1,13 @@
+-- Moves a connection to another session that is there, and ends what it leaves if that was its last one.
+--
+-- include queue
+-- ARGV: 1 the connection · 2 the session · 3 now, in ms.
+-- Reply: 1; 0 where that session is unknown or over.
+-- Cost: O(sessions).
+local ttr, ends = ttr_of(ARGV[2])
+local stored = call('HGET', CONNECTIONS, ARGV[1])
+if not ttr or not stored or (ends ~= NONE and tonumber(ends) <= tonumber(ARGV[3])) then return 0 end
+call('HSET', SESSIONS, ARGV[2], ttr .. ' -')
+call('HSET', CONNECTIONS, ARGV[1], ARGV[2] .. string.match(stored, ' .*$'))
+end_lonely(ARGV[3])
+return 1

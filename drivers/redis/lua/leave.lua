@@ -1,0 +1,9 @@
+-- Removes a connection, and ends its session if that was its last one.
+--
+-- include queue
+-- ARGV: 1 the connection · 2 now, in ms.
+-- Reply: 1.
+-- Cost: O(sessions).
+call('HDEL', CONNECTIONS, ARGV[1])
+end_lonely(ARGV[2])
+return 1

@@ -1,0 +1,16 @@
+-- Reads the tasks in a state, by id.
+--
+-- include tube
+-- ARGV: 4 the state · 5 the id after which to begin, or empty · 6 how many at most.
+-- Reply: for each its id, its record and its payload.
+-- Cost: O(log n), and O(1) each.
+local state, after = ARGV[4], ARGV[5]
+local from = after == '' and '[' .. state or '(' .. state .. after
+local found = {}
+for _, member in ipairs(call('ZRANGEBYLEX', STATES, from, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, ARGV[6])) do
+  local id = string.sub(member, 2)
+  found[#found + 1] = id
+  found[#found + 1] = call('HGET', TASKS, id)
+  found[#found + 1] = call('HGET', DATA, id)
+end
+return found

@@ -1,0 +1,37 @@
+-- Included by every script of a queue: the catalogue of its tubes, its sessions and their connections.
+--
+-- KEYS, always all of them and in this order; the namespace as hash tag makes them one slot of a Cluster:
+--   tubes        hash   name -> JSON: id, type, options (times in ms), temporary
+--   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
+--                       - while it has connections
+--   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds
+--   last         hash   tube, connection: the last number given
+--
+-- An id of a session is 32 hexadecimal digits.
+local TUBES, SESSIONS, CONNECTIONS, LAST = unpack(KEYS)
+local call = redis.call
+local NONE = '-'
+
+local function session_of(connection)
+  local stored = call('HGET', CONNECTIONS, connection)
+  if stored then return string.match(stored, '^(%S+) (%S+)') end
+end
+
+local function ttr_of(session)
+  local stored = call('HGET', SESSIONS, session)
+  if stored then return string.match(stored, '^(%S+) (%S+)') end
+end
+
+-- Ends the sessions that have no connection any more, after their ttr.
+local function end_lonely(now)
+  local known = call('HGETALL', CONNECTIONS)
+  local has_connection = {}
+  for n = 2, #known, 2 do has_connection[string.match(known[n], '^%S+')] = true end
+  local sessions = call('HGETALL', SESSIONS)
+  for n = 1, #sessions, 2 do
+    local ttr, ends = string.match(sessions[n + 1], '^(%S+) (%S+)')
+    if ends == NONE and not has_connection[sessions[n]] then
+      call('HSET', SESSIONS, sessions[n], ttr .. ' ' .. string.format('%.0f', now + ttr))
+    end
+  end
+end

@@ -1,0 +1,21 @@
+-- Gives back tasks that a session holds: to their old place, or delayed.
+--
+-- include tube
+-- ARGV: 4 the session, - for anybody · 5 the delay in ms, which is added to the ttl · then for each task its id and its
+-- token or -.
+-- Reply: changes.
+-- Cost: O(log n) each.
+refuse_when_full()
+local owner, delay = ARGV[4], ARGV[5]
+for n = 6, #ARGV, 2 do
+  local id = ARGV[n]
+  local t = held(id, ARGV[n + 1], owner)
+  if t and delay == '0' then
+    make_ready('release', id, t)
+  elseif t then
+    if t.ttl ~= NONE then t.ttl = plus(t.ttl, delay) end
+    move('release', id, t, '~', plus(now, delay), NONE)
+  end
+end
+ring_all()
+return changes

@@ -1,0 +1,9 @@
+-- Removes a tube from the catalogue, unless another has its name by now.
+--
+-- include queue
+-- ARGV: 1 its name · 2 its id.
+-- Reply: 1 where it was removed.
+-- Cost: O(1).
+local entry = call('HGET', TUBES, ARGV[1])
+if not entry or string.match(entry, '^{"id":(%d+)') ~= ARGV[2] then return 0 end
+return call('HDEL', TUBES, ARGV[1])

@@ -1,0 +1,9 @@
+-- Sets how long a session outlives its last connection.
+--
+-- include queue
+-- ARGV: 1 the session · 2 its ttr in ms.
+-- Reply: 1.
+-- Cost: O(1).
+local ttr, ends = ttr_of(ARGV[1])
+if ttr then call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' ' .. ends) end
+return 1

@@ -1,0 +1,64 @@
+-- Takes the next tasks, after it has settled what is due; before that it acks others, or does nothing at all.
+--
+-- include tube
+-- ARGV: 4 the session that takes, which must have been admitted; - for nobody's · 5 how many at most · 6 how many due
+-- tasks are settled at most: where there are so many, nothing is taken yet · then for each task to ack its id, its
+-- token or -, and 1 where its payload is wanted in the answer.
+-- Reply: changes. None where one of the acks is refused.
+-- Cost: O(log n) for each task that is acked, settled or taken, whatever lies in busy sub-queues.
+if not exists() then return redis.error_reply('NOTUBE it was dropped') end
+local owner, limit, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+if owner ~= NONE and call('SISMEMBER', SESSIONS, owner) == 0 then return redis.error_reply('NOSESSION it must be admitted') end
+
+for n = 7, #ARGV, 3 do
+  if not held(ARGV[n], ARGV[n + 1], owner) then return {} end
+end
+if ARGV[7] then refuse_when_full() end
+for n = 7, #ARGV, 3 do
+  local t = held(ARGV[n], ARGV[n + 1], owner)
+  if t then remove('ack', ARGV[n], t, ARGV[n + 2] == '1') end
+end
+if timed and settle(most) == most then
+  ring_all()
+  return changes
+end
+
+local function next_ready()
+  if grouped or priority then return call('ZRANGE', READY, 0, limit - 1) end
+  local members
+  if newest then
+    members = call('ZREVRANGEBYLEX', STATES, '(r' .. LAST_DIGIT, '[r', 'LIMIT', 0, limit)
+  else
+    members = call('ZRANGEBYLEX', STATES, '[r', '(r' .. LAST_DIGIT, 'LIMIT', 0, limit)
+  end
+  for n = 1, #members do members[n] = string.sub(members[n], 2) end
+  return members
+end
+
+for _, id in ipairs(next_ready()) do
+  local t = load(id)
+  local due = t.due
+  if t.ttr ~= NONE then
+    local until_ = plus(now, t.ttr)
+    if due == NONE or tonumber(until_) < tonumber(due) then due = until_ end
+  end
+  t.state, t.owner, t.updated, t.attempts = 't', owner, now, plus(t.attempts, 1)
+  if t.due ~= due then
+    t.due = due
+    call('HSET', TASKS, id, record(t))
+    call('ZADD', DUE, due, id)
+  else
+    call('HSET', TASKS, id, record(t))
+  end
+  call('ZADD', STATES, 0, 't' .. id)
+  call('ZREM', STATES, 'r' .. id)
+  call('ZADD', HELD, 0, owner .. id)
+  if grouped then
+    call('HSET', BUSY, t.utube, id)
+    call('ZREM', LINE, in_line(id, t))
+  end
+  if grouped or priority then call('ZREM', READY, id) end
+  note('take', id, t, call('HGET', DATA, id))
+end
+ring_all()
+return changes

@@ -1,0 +1,25 @@
+-- Adds to the ttr, the ttl and the deadline of tasks that a session holds.
+--
+-- include tube
+-- ARGV: 4 the session, - for anybody · 5 how much, in ms · then for each task its id and its token or -.
+-- Reply: changes.
+-- Cost: O(log n) each.
+local owner, delta = ARGV[4], ARGV[5]
+
+local function more(ms)
+  return ms == NONE and NONE or plus(ms, delta)
+end
+
+local seen = {}
+for n = 6, #ARGV, 2 do
+  local id = ARGV[n]
+  local t = not seen[id] and held(id, ARGV[n + 1], owner)
+  if t then
+    seen[id] = true
+    t.due, t.ttl, t.ttr, t.updated = more(t.due), more(t.ttl), more(t.ttr), now
+    call('HSET', TASKS, id, record(t))
+    if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
+    note('touch', id, t, call('HGET', DATA, id))
+  end
+end
+return changes

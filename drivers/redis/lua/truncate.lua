@@ -1,0 +1,17 @@
+-- Removes tasks in any state, silently.
+--
+-- include tube
+-- ARGV: 4 how many at most.
+-- Reply: how many.
+-- Cost: O(log n) each.
+if grouped then refuse_when_full() end
+local members = call('ZRANGE', STATES, 0, ARGV[4] - 1)
+for _, member in ipairs(members) do
+  local id = string.sub(member, 2)
+  local t = load(id)
+  unindex(id, t)
+  call('HDEL', TASKS, id)
+  call('HDEL', DATA, id)
+end
+ring(SEEKING, ROOM, #members)
+return #members

@@ -1,0 +1,6 @@
+-- Reads the catalogue.
+--
+-- include queue
+-- Reply: pairs of a name and an entry.
+-- Cost: O(tubes).
+return call('HGETALL', TUBES)

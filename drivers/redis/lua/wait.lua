@@ -1,0 +1,16 @@
+-- Says that a process waits, so that it is called. Its next command is a BLPOP of the bell.
+--
+-- include tube
+-- ARGV: 4 the process · 5 for how many ms · 6 t: for tasks; r: for room.
+-- Reply: 1 where there may be something for it at once.
+-- Cost: O(log n).
+if not exists() then return 1 end
+local time = call('TIME')
+local until_ = plus(time[1] .. string.sub('00000' .. time[2], -6, -4), ARGV[5])
+if ARGV[6] == 'r' then
+  call('ZADD', SEEKING, until_, ARGV[4])
+  return 1
+end
+call('ZADD', WAITING, until_, ARGV[4])
+if grouped or priority then return call('EXISTS', READY) end
+return #call('ZRANGEBYLEX', STATES, '[r', '(r' .. LAST_DIGIT, 'LIMIT', 0, 1)

@@ -1,0 +1,195 @@
+"""The servers of a store, one or those of a Cluster: which has a key, and the connections to each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, ConnectionPool
+from redis.crc import key_slot
+from redis.retry import Retry
+
+from tubes.clock import pause, real_monotonic
+from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable
+from tubes.interrupts import interruptible
+
+from .scripts import Keys
+from .wire import Lost, Refused, Wire
+
+T = TypeVar("T")
+Address = tuple[str, int]
+
+MOST_IDLE = 16
+"""Connections to a node that are kept for later."""
+
+MOST_TRIES = 3
+"""Connections that are tried where the first is lost, before a server counts as one that cannot be used."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two tries while a Cluster is busy with itself."""
+
+
+class Nodes:
+    """``patience``: seconds that a server is waited for, and a Cluster that moves slots."""
+
+    def __init__(self, url: str, what: str, patience: float) -> None:
+        self.what = what
+        self.patience = patience
+        try:
+            pool = ConnectionPool.from_url(url)
+        except (ValueError, TypeError) as error:
+            raise BadOption(
+                "the store's URL is none: redis://host:6379/0, rediss://… or unix:///path/redis.sock?db=0",
+                option="url",
+            ) from error
+        self._class: Callable[..., AbstractConnection] = pool.connection_class
+        self._settings: dict[str, Any] = pool.connection_kwargs | {
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "retry_on_error": [],
+            "health_check_interval": 0,
+            "socket_timeout": patience + 1,
+            "socket_connect_timeout": patience,
+            "decode_responses": False,
+        }
+        self._home: Address | None = None
+        self._idle: dict[Address | None, list[Wire]] = {}
+        self._slots: dict[int, Address] = {}
+        self.is_cluster = False
+
+    def open(self) -> None:
+        """Find out what it is that the URL names, or raise StoreUnavailable."""
+
+        def look(wire: Wire) -> None:
+            self.is_cluster = wire.info("cluster").get("cluster_enabled") == "1"
+            if self.is_cluster:
+                self._home = self._settings["host"], int(self._settings.get("port", 6379))
+                self._learn_slots(wire)
+
+        self._use(None, look, is_repeatable=True)
+
+    def call(self, keys: Keys, use: Callable[[Wire], T], *, is_repeatable: bool = False) -> T:
+        """Use a connection to the node that has these keys.
+
+        OutcomeUnknown when it is lost in the middle, unless ``use`` may be repeated, which is done then.
+        StoreUnavailable when there is none; Refused where the server says no.
+        """
+        return self._use(keys, use, is_repeatable=is_repeatable)
+
+    def connect(self, keys: Keys) -> Wire:
+        """Open one more connection to that node, which the caller keeps; Lost where that fails."""
+        return self._connect(self._address(keys))
+
+    def close(self) -> None:
+        """End all connections."""
+        for address in list(self._idle):
+            self._forget_idle(address)
+
+    def _use(self, keys: Keys | None, use: Callable[[Wire], T], *, is_repeatable: bool) -> T:
+        tries, until, ask = 0, real_monotonic() + self.patience, None
+        while True:
+            tries += 1
+            wire: Wire | None = None
+            address = ask or self._address(keys)
+            try:
+                wire = self._borrow(address)
+                if ask is not None:
+                    wire.command("ASKING")
+                    ask = None
+                return use(wire)
+            except exceptions.MovedError as error:
+                self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
+                continue
+            except exceptions.AskError as error:
+                ask = (error.host or self._home_host(), int(error.port))
+                continue
+            except (
+                exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError,
+            ) as error:  # fmt: skip
+                if real_monotonic() > until:
+                    raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
+            except Lost as error:
+                self._forget_idle(address)
+                if error.was_sent and not is_repeatable:
+                    raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
+                if self.is_cluster:
+                    self._look_round(address)
+                if tries >= MOST_TRIES and (not self.is_cluster or real_monotonic() > until):
+                    raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
+            except Refused as error:
+                if wire is None:
+                    raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
+                raise
+            finally:
+                if wire is not None:
+                    self._give_back(address, wire)
+            interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE))
+
+    def _borrow(self, address: Address | None) -> Wire:
+        idle = self._idle.get(address)
+        while idle:
+            try:
+                wire = idle.pop()
+            except IndexError:
+                break
+            if wire.is_idle:
+                return wire
+            wire.close()
+        return self._connect(address)
+
+    def _connect(self, address: Address | None) -> Wire:
+        settings = self._settings
+        if address is not None:
+            settings = settings | {"host": address[0], "port": address[1]}
+        try:
+            return Wire(self._class(**settings))
+        except TypeError as error:  # an option that no connection has, from the URL's query
+            raise BadOption(f"bad store URL: {error}", option="url") from error
+
+    def _give_back(self, address: Address | None, wire: Wire) -> None:
+        idle = self._idle.setdefault(address, [])
+        if wire.is_lost or len(idle) >= MOST_IDLE:
+            wire.close()
+        else:
+            idle.append(wire)
+
+    def _forget_idle(self, address: Address | None) -> None:
+        """One connection was lost, so these probably are too."""
+        idle = self._idle.get(address, [])
+        with suppress(IndexError):
+            while True:
+                idle.pop().close()
+
+    # A Cluster
+
+    def _address(self, keys: Keys | None) -> Address | None:
+        if not self.is_cluster or keys is None:
+            return self._home
+        return self._slots.get(key_slot(keys.slot_of.encode())) or self._home
+
+    def _home_host(self) -> str:
+        return self._home[0] if self._home is not None else ""
+
+    def _learn_slots(self, wire: Wire) -> None:
+        slots: dict[int, Address] = {}
+        for first, last, (host, port, *_), *_ in wire.command("CLUSTER", "SLOTS"):
+            address = (host.decode() or self._home_host(), int(port))
+            slots.update(dict.fromkeys(range(first, last + 1), address))
+        self._slots = slots
+
+    def _look_round(self, lost: Address | None) -> None:
+        """Ask the other nodes who has what that one had."""
+        for address in {*self._slots.values(), self._home} - {lost}:
+            try:
+                wire = self._connect(address)
+                try:
+                    self._learn_slots(wire)
+                    return
+                finally:
+                    wire.close()
+            except (Lost, Refused, exceptions.RedisError):
+                continue

@@ -1,0 +1,97 @@
+"""The Lua scripts, one verb a file, and the keys that they work on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+_INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
+
+TUBE_KEYS = (
+    "meta", "tasks", "data", "states", "ready", "line", "busy", "held", "buried", "due", "sessions", "calls",
+    "waiting", "bell", "seeking", "room",
+)  # fmt: skip
+"""The keys of a tube, in the order in which its scripts get them; tube.lua says what each is."""
+
+QUEUE_KEYS = ("tubes", "sessions", "connections", "last")
+"""The same of a queue; see queue.lua."""
+
+
+class Script:
+    """A script as servers know it: its text, and the SHA-1 of that."""
+
+    __slots__ = ("name", "sha", "text")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = _INCLUDE.sub(lambda include: _read(include[1]), _read(name))
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"<Script {self.name}>"
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+class Keys(tuple[str, ...]):
+    """The keys of a tube or a queue. All have one hash tag, so a Cluster has them on one node."""
+
+    slot_of: str
+
+    @classmethod
+    def of_tube(cls, namespace: str, id: int) -> Keys:
+        """``{tubes:7}:meta`` and so on."""
+        return cls._of(f"{{{namespace}:{id}}}", TUBE_KEYS)
+
+    @classmethod
+    def of_queue(cls, namespace: str) -> Keys:
+        """``{tubes}:tubes`` and so on."""
+        return cls._of(f"{{{namespace}}}", QUEUE_KEYS)
+
+    @classmethod
+    def _of(cls, tag: str, names: tuple[str, ...]) -> Keys:
+        keys = cls(f"{tag}:{name}" for name in names)
+        keys.slot_of = tag
+        return keys
+
+
+PUT = Script("put")
+TAKE = Script("take")
+ACK = Script("ack")
+TOUCH = Script("touch")
+RELEASE = Script("release")
+BURY = Script("bury")
+DELETE = Script("delete")
+KICK = Script("kick")
+EXPIRE = Script("expire")
+TRUNCATE = Script("truncate")
+RELEASE_OWNER = Script("release_owner")
+PEEK = Script("peek")
+LIST = Script("list")
+LOOK = Script("look")
+COUNT = Script("count")
+OPEN = Script("open")
+EMPTY = Script("empty")
+DROP = Script("drop")
+ADMIT = Script("admit")
+ADMITTED = Script("admitted")
+WAIT = Script("wait")
+UNWAIT = Script("unwait")
+ADD_CALLS = Script("add_calls")
+CALLS = Script("calls")
+
+TUBES = Script("tubes")
+ADD_TUBE = Script("add_tube")
+REMOVE_TUBE = Script("remove_tube")
+BEGIN_SESSION = Script("begin_session")
+BEAT = Script("beat")
+IS_ALIVE = Script("is_alive")
+JOIN = Script("join")
+LEAVE = Script("leave")
+END_SESSIONS = Script("end_sessions")
+SESSIONS = Script("sessions")
+SET_SESSION_TTR = Script("set_session_ttr")
+FORGET_SESSION = Script("forget_session")

@@ -1,0 +1,570 @@
+"""The Redis store: one server, or a Cluster. Each script is a transaction; there are none over several calls."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
+from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.errors import (
+    BadOption,
+    Conflict,
+    NoSuchSession,
+    NoSuchTube,
+    NotSupported,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TubeError,
+)
+from tubes.interrupts import guarded, interruptible
+from tubes.stats import Counts, Deltas
+from tubes.store import Unit
+from tubes.waiting import Waiters
+
+from . import scripts
+from .driver import RedisDriver
+from .hub import Hub
+from .scripts import Keys, Script
+from .wire import NO_SESSION, NO_TUBE, Argument, Refused, Wire
+
+T = TypeVar("T")
+
+MOST_TRIES = 20
+"""Times that a step is run while others are in its way, before Conflict."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two such tries, on average."""
+
+DEAD_AFTER = 15.0
+"""Seconds without a beat after which a connection is taken for dead, on the monotonic clock of who looks."""
+
+BEATS = 3
+"""Beats in that time."""
+
+LOOKS = 15
+"""Looks at the others' beats in that time."""
+
+CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
+"""Looks at the server's clock at most, until the time is known to so many milliseconds."""
+
+NO_TRANSACTIONS = (
+    "a Redis store has no transactions over several calls: each call is one by itself, and take(ack=task) acks and "
+    "takes in one"
+)
+
+log = logging.getLogger("tubes.redis")
+
+
+class NotAdmitted(Exception):
+    """The session may not take from a tube, yet or any more."""
+
+    def __init__(self, driver: RedisDriver) -> None:
+        self.driver = driver
+
+
+class Again(Exception):
+    """Somebody else was faster: look again."""
+
+
+class StoreTx:
+    """One step at the store; see ``RedisTx``."""
+
+    __slots__ = ("_store", "looked")
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.looked: dict[int, int | None] = {}
+
+    def begin(self) -> None:
+        """Each script is a transaction."""
+
+    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any:
+        return self._store.run(driver, script, given, is_repeatable=False)
+
+    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any:
+        return self._store.run(driver, script, given, is_repeatable=True)
+
+
+class RedisStore:
+    """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
+
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
+    of a queue. Everything else in the query is for redis-py. A node of a Cluster stands for all of it.
+    """
+
+    default_durability = "normal"
+    reconnects = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        durability: str,
+        session_ttr_ms: int,
+        namespace: str,
+        migrate: bool | None,
+        busy_timeout: float,
+    ) -> None:
+        self._url, self._dead_after = _parsed(url)
+        self._what = f"Redis at {_shown(self._url)}"
+        self.clock = ServerClock() if type(clock) is SystemClock else clock
+        self._is_durable = durability == "full"
+        self._patience = max(busy_timeout, 0.1)
+        self._namespace = namespace
+        self._keys = Keys.of_queue(namespace)
+        self._ttr_ms = session_ttr_ms
+        self._is_closed = False
+        self._is_stale = False
+        self._left = False
+        self._open()
+
+    def __repr__(self) -> str:
+        return self._what
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._order = threading.RLock()
+        self._resuming = threading.Lock()
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._look_at = 0.0
+        self.set_aside: set[str] = set()
+        self._hub = Hub.enter((self._url, self._namespace, self._patience), self._what)
+        self.waiters, self.counts = self._hub.waiters, self._hub.counts
+        try:
+            if self._is_durable:
+                self._hub.nodes.call(self._keys, self._check_durable)
+            self._hub.nodes.call(self._keys, self._warn, is_repeatable=True)
+            self._learn_time()
+            self._begin_session(uuid.uuid4().hex)
+        except BaseException as error:
+            self._hub.leave()
+            if isinstance(error, Refused):
+                raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+            raise
+        self._hub.listener.add_beat(self._beat, self._dead_after / BEATS)
+
+    def _check_durable(self, wire: Wire) -> None:
+        try:
+            wire.command("WAITAOF", 1, 0, 1)
+        except Refused as error:
+            raise NotSupported(
+                f"{self._what} cannot do durability='full', which needs WAITAOF (Redis 7.2 or Valkey) and "
+                f"appendonly yes: {error}",
+                option="durability",
+            ) from error
+
+    def _warn(self, wire: Wire) -> None:
+        """Say once what this server may lose."""
+        if self._url in _warned:
+            return
+        _warned.add(self._url)
+        policy = wire.info("memory").get("maxmemory_policy", "")
+        if policy.startswith("allkeys"):
+            log.warning(
+                "%s may drop tasks when its memory is full: its maxmemory-policy is %s; set noeviction",
+                self._what, policy,
+            )  # fmt: skip
+        if wire.info("persistence").get("aof_enabled") != "1":
+            log.warning(
+                "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
+            )
+
+    @staticmethod
+    def migrate_sql(namespace: str) -> str:
+        """Redis has no schema."""
+        return ""
+
+    # Steps
+
+    def run(
+        self, driver: RedisDriver, script: Script, given: Sequence[Argument], *, is_repeatable: bool
+    ) -> Any:
+        """Run a tube's script on the tube's node."""
+        keys = driver.keys
+        if driver.is_temporary:
+
+            def use(wire: Wire) -> Any:
+                self._hub.empty_after_restart(wire, keys, self.clock.now_ms())
+                return wire.evaluate(script, keys, given)
+
+        elif self._is_durable and not is_repeatable:
+
+            def use(wire: Wire) -> Any:
+                return wire.evaluate_durably(script, keys, given, self._patience)
+
+        else:
+
+            def use(wire: Wire) -> Any:
+                return wire.evaluate(script, keys, given)
+
+        try:
+            return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable)
+        except Refused as error:
+            if error.code == NO_SESSION:
+                raise NotAdmitted(driver) from error
+            raise
+
+    def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+        self._check_usable()
+        return guarded(self._transact, work, on_commit)
+
+    def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                if on_commit is None:
+                    return work(StoreTx(self))
+                with self._order:  # who calls back does so in the order of the commits
+                    result = work(StoreTx(self))
+                    on_commit(result)
+                    return result
+            except NotAdmitted as error:
+                if tries >= MOST_TRIES:
+                    raise Conflict(f"{self._what}: this session is ended again and again") from error
+                self._admit(error.driver)
+            except Again as error:
+                if tries >= MOST_TRIES:
+                    raise Conflict(f"{self._what}: conflicts with others, {tries} times") from error
+                interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
+            except Refused as error:
+                raise self._translated(error) from error
+
+    def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
+        raise NotSupported(NO_TRANSACTIONS, option="unit")
+
+    def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
+        raise NotSupported(NO_TRANSACTIONS, option="connection")
+
+    def within(self, tx: Any, work: Callable[[Any], T]) -> T:
+        raise NotSupported(NO_TRANSACTIONS, option="unit")
+
+    def connection(self, unit: Unit) -> Any:
+        raise NotSupported(NO_TRANSACTIONS, option="unit")
+
+    def read(self, work: Callable[[Any], T]) -> T:
+        self._check_usable()
+
+        def look() -> T:
+            try:
+                return work(StoreTx(self))
+            except Refused as error:
+                raise self._translated(error) from error
+
+        return guarded(look)
+
+    def _translated(self, error: Refused) -> TubeError:
+        if error.code == NO_TUBE:
+            return NoSuchTube("(dropped)")
+        return StoreUnavailable(f"{self._what} refused: {error}")
+
+    def _ask(self, script: Script, *given: Argument) -> Any:
+        """Run a script of the queue that may be run twice."""
+        keys = self._keys
+        return self._hub.nodes.call(keys, lambda wire: wire.evaluate(script, keys, given), is_repeatable=True)
+
+    def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
+        driver = RedisDriver(type, tube, self._namespace, self._waiting)
+        self._hub.listener.features[tube.id] = driver.flags
+        return driver
+
+    def _waiting(self, tube: int) -> int:
+        waiters = self.waiters
+        return waiters.uncalled(tube) if tube in waiters.line else 0
+
+    # The catalogue
+
+    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
+        flat = self._ask(scripts.TUBES)
+        records = [_record(name, entry) for name, entry in zip(flat[::2], flat[1::2], strict=True)]
+        return sorted(records, key=lambda record: record.id)
+
+    def add_tube(
+        self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
+    ) -> TubeRecord:
+        entry = json.dumps({"type": type, "options": dict(options), "temporary": temporary})
+        keys = self._keys
+        id: int = self._hub.nodes.call(
+            keys, lambda wire: wire.evaluate(scripts.ADD_TUBE, keys, (name, entry))
+        )
+        if not id:
+            raise Again
+        self._run_on(id, scripts.OPEN)
+        return TubeRecord(id, name, type, dict(options), temporary)
+
+    def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
+        self._run_on(tube.id, scripts.DROP)
+        self._ask(scripts.REMOVE_TUBE, tube.name, tube.id)
+
+    def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
+        if tube.id in tx.looked:
+            return True
+        try:
+            self._run_on(tube.id, scripts.LOOK)
+        except Refused as error:
+            if error.code != NO_TUBE:
+                raise
+            return False
+        return True
+
+    def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
+        """Run a tube's script that may be run twice, and asks for nothing of the tube's type."""
+        keys = Keys.of_tube(self._namespace, tube)
+        return self._hub.nodes.call(
+            keys,
+            lambda wire: wire.evaluate(script, keys, ("", self.clock.now_ms(), 0, *given)),
+            is_repeatable=True,
+        )
+
+    # Sessions
+
+    def _begin_session(self, session: str) -> None:
+        """Add a session and its connection, which beats from now on."""
+        label = f"{socket.gethostname()}/{self._pid}"
+        self._connection: int = self._ask(scripts.BEGIN_SESSION, session, self._ttr_ms, label)
+        self.session = session
+
+    def _is_alive(self) -> bool:
+        return bool(self._ask(scripts.IS_ALIVE, self._connection, self.session))
+
+    def _admit(self, driver: RedisDriver) -> None:
+        """Let this session take from a tube, where it is alive; where not, the next try is a new session's."""
+        if not self._is_alive():
+            self._resume()
+        session = self.session
+        keys = driver.keys
+        given = (driver.flags, self.clock.now_ms(), 0, session)
+        try:
+            self._hub.nodes.call(
+                keys, lambda wire: wire.evaluate(scripts.ADMIT, keys, given), is_repeatable=True
+            )
+        except Refused as error:
+            raise self._translated(error) from error
+        if (
+            not self._is_alive() or session != self.session
+        ):  # ended meanwhile, and perhaps rescued here before
+            no_more = (*given, 0)
+            self._hub.nodes.call(
+                keys, lambda wire: wire.evaluate(scripts.RELEASE_OWNER, keys, no_more), is_repeatable=True
+            )
+
+    def join(self, session: str) -> None:
+        def step(tx: Any) -> None:
+            if session == self.session:
+                return
+            self._end_sessions(self.clock.now_ms())
+            if not self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms()):
+                raise NoSuchSession(uuid.UUID(session))
+            self.session = session
+
+        self.transact(step)
+
+    def set_session_ttr(self, ttr_ms: int) -> None:
+        self._ttr_ms = ttr_ms
+        self.transact(lambda tx: self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms))
+
+    def prove_life(self) -> None:
+        if not (self._is_closed or self._is_stale or self._left):
+            self.read(lambda tx: self._resume())
+
+    def _resume(self) -> None:
+        """This process was taken for dead: what it held is others'. Go on in a new session."""
+        with self._resuming:
+            if not (self._left or self._is_closed or self._is_alive()):
+                self._begin_session(uuid.uuid4().hex)
+
+    def _beat(self) -> None:
+        """Called by the listener every few seconds."""
+        if self._left or self._is_closed or self._is_stale:
+            return
+        if not self._ask(scripts.BEAT, self._connection):
+            self._resume()
+        self._learn_time()
+
+    def _learn_time(self) -> None:
+        clock = self.clock
+        if not isinstance(clock, ServerClock):
+            return
+
+        def ask(wire: Wire) -> None:
+            for _ in range(CLOCK_LOOKS):
+                asked = real_monotonic()
+                seconds, micros = wire.command("TIME")
+                server_ms = int(seconds) * 1000 + int(micros) / 1000
+                if clock.learn(server_ms, asked, real_monotonic()) < CLOCK_DOUBT_MS:
+                    break
+
+        self._hub.nodes.call(self._keys, ask, is_repeatable=True)
+
+    def _dead(self, connections: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
+        now = real_monotonic()
+        beats = {id: stored.split(" ", 2)[1] for id, stored in connections.items()}
+        self._seen = {
+            id: self._seen[id] if id in self._seen and self._seen[id][0] == beat else (beat, now)
+            for id, beat in beats.items()
+        }
+        return [
+            (id, beat)
+            for id, (beat, at) in self._seen.items()
+            if now - at > self._dead_after and id != str(self._connection)
+        ]
+
+    def _sessions(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Sessions and connections as they are stored, by id."""
+        sessions, connections = ([text.decode() for text in flat] for flat in self._ask(scripts.SESSIONS))
+        return (
+            dict(zip(sessions[::2], sessions[1::2], strict=True)),
+            dict(zip(connections[::2], connections[1::2], strict=True)),
+        )
+
+    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+        if self._is_closed or self._is_stale:
+            return False
+        now = real_monotonic()
+        if not thoroughly and now < self._look_at:
+            return False
+        if now > self._look_at + self._dead_after:
+            self._seen = {}  # nobody looked for so long, or could: what has not changed since says nothing
+        self._look_at = now + self._dead_after / LOOKS
+
+        def look(tx: Any) -> bool:
+            now_ms = self.clock.now_ms()
+            sessions, connections = self._sessions()
+            if self._dead(connections) or (thoroughly and self._orphans(tx)):
+                return True
+            connected = {stored.split(" ", 1)[0] for stored in connections.values()}
+            for session, stored in sessions.items():
+                ends = stored.split(" ")[1]
+                if ends == "-" and session not in connected:
+                    return True
+                if ends != "-" and int(ends) <= now_ms and session not in self.set_aside:
+                    return True
+            return False
+
+        try:
+            return self.read(look)
+        except (StoreUnavailable, OutcomeUnknown):
+            return False
+
+    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
+        return [*self._end_sessions(now), *self._orphans(tx)]
+
+    def _end_sessions(self, now: int) -> list[str]:
+        dead = self._dead(self._sessions()[1])
+        return [
+            session.decode()
+            for session in self._ask(scripts.END_SESSIONS, now, *(x for each in dead for x in each))
+        ]
+
+    def _orphans(self, tx: Any) -> list[str]:
+        """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before."""
+        admitted = {
+            session.decode() for tube in self.tubes(tx) for session in self._run_on(tube.id, scripts.ADMITTED)
+        }
+        known = self._sessions()[0] if admitted else {}
+        return [session for session in admitted if session not in known and session not in self.set_aside]
+
+    def forget_session(self, tx: Any, session: str) -> None:
+        self._ask(scripts.FORGET_SESSION, session)
+
+    # Waking and counting
+
+    def wake(self, tube: int, count: int) -> None:
+        if self.waiters.line:  # other processes were called by the script
+            self.waiters.wake(tube, count)
+
+    def add_calls(self, deltas: Sequence[Deltas]) -> None:
+        for tube, calls in deltas:
+            given = [word for event, count in calls.items() for word in (str(event), count)]
+            self.read(partial(self._add_calls, Keys.of_tube(self._namespace, tube), given))
+
+    def _add_calls(self, keys: Keys, given: Sequence[Argument], tx: Any) -> None:
+        self._hub.nodes.call(keys, lambda wire: wire.evaluate(scripts.ADD_CALLS, keys, ("", 0, 0, *given)))
+
+    def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
+        flat = self._run_on(tube, scripts.CALLS)
+        return {event.decode(): int(count) for event, count in zip(flat[::2], flat[1::2], strict=True)}
+
+    # Life
+
+    def leave(self) -> bool:
+        if self._is_closed or self._left or self._is_stale:
+            return False
+        self._left = True
+        self._hub.listener.remove_beat(self._beat)
+        with suppress(StoreUnavailable, OutcomeUnknown):
+            self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
+        return True
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._is_stale:
+            self._hub.listener.remove_beat(self._beat)
+            self._hub.leave()
+
+    def refresh(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("this queue is closed")
+        if self._is_stale:
+            self._is_stale = False
+            self._left = False
+            self._open()
+
+    def _check_usable(self) -> None:
+        if self._is_closed or self._is_stale:
+            self.refresh()
+
+    def before_fork(self) -> None:
+        """A child never touches its parent's connections."""
+
+    def after_fork(self) -> None:
+        """Nothing was stopped."""
+
+    def forked(self) -> None:
+        self._is_stale = True
+        self.waiters, self.counts = Waiters(), Counts()
+        Hub.forget_all()
+
+
+_warned: set[str] = set()
+
+
+def _record(name: bytes, entry: bytes) -> TubeRecord:
+    stored = json.loads(entry)
+    return TubeRecord(stored["id"], name.decode(), stored["type"], stored["options"], stored["temporary"])
+
+
+def _parsed(url: str) -> tuple[str, float]:
+    """The URL without what is ours in its query: seconds to be dead after."""
+    base, _, query = url.partition("?")
+    options = parse_qsl(query, keep_blank_values=True)
+    given = dict(options).get("dead_after", str(DEAD_AFTER))
+    try:
+        dead_after = float(given)
+    except ValueError:
+        dead_after = 0.0
+    if not 0.1 <= dead_after <= 86400:
+        raise BadOption(f"dead_after must be seconds, from 0.1 to 86400, not {given!r}", option="dead_after")
+    rest = urlencode([(name, value) for name, value in options if name != "dead_after"], safe="/")
+    return f"{base}?{rest}" if rest else base, dead_after
+
+
+def _shown(url: str) -> str:
+    """The URL without its secrets."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

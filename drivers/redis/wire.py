@@ -1,0 +1,160 @@
+"""One connection to a Redis server, through redis-py's: scripts by hash, each one round trip.
+
+It is used below redis-py's client, whose EVALSHA takes several times as long (194 µs against 45), and which tries again
+by itself where nobody knows whether the first try was done.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis import exceptions
+
+from tubes.errors import OutcomeUnknown
+
+from .scripts import Script
+
+Argument = str | bytes | int
+
+
+class Lost(Exception):
+    """The connection is gone. ``was_sent``: a command was under way, and nobody knows whether it was done."""
+
+    def __init__(self, message: str, *, was_sent: bool) -> None:
+        self.was_sent = was_sent
+        super().__init__(message)
+
+
+class Refused(Exception):
+    """The server did not do it, and said why. ``code``: what our own scripts said."""
+
+    def __init__(self, error: exceptions.RedisError) -> None:
+        self.error = error
+        message = str(error)
+        self.code = next((code for code in (NO_TUBE, NO_SESSION) if code in message), "")
+        super().__init__(message)
+
+
+NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
+"""What our scripts say; see tube.lua."""
+
+
+class Wire:
+    """Used by one thread at a time."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._run_id = ""
+        self.is_lost = False
+        try:
+            connection.connect()
+        except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
+            self.close()
+            raise Refused(error) from error
+        except (exceptions.RedisError, OSError) as error:
+            self.close()
+            raise Lost(str(error), was_sent=False) from error
+        self._poll = select.poll()
+        self._poll.register(self._connection._sock, select.POLLIN)
+
+    def evaluate(self, script: Script, keys: Sequence[str], given: Sequence[Argument]) -> Any:
+        """Run a script, and return what it answers: text as bytes."""
+        try:
+            return self.command("EVALSHA", script.sha, len(keys), *keys, *given)
+        except exceptions.NoScriptError:
+            return self.command("EVAL", script.text, len(keys), *keys, *given)
+
+    def evaluate_durably(
+        self, script: Script, keys: Sequence[str], given: Sequence[Argument], patience: float
+    ) -> Any:
+        """The same, and wait in the same round trip until the server has it on disk."""
+        wait = ("WAITAOF", 1, 0, int(patience * 1000))
+        answer, waited = self._both(("EVALSHA", script.sha, len(keys), *keys, *given), wait)
+        if isinstance(answer, exceptions.NoScriptError):
+            answer, waited = self._both(("EVAL", script.text, len(keys), *keys, *given), wait)
+        if isinstance(answer, exceptions.RedisError):
+            raise _refused(answer)
+        if isinstance(waited, exceptions.RedisError):
+            raise OutcomeUnknown(f"it was done, and may not be on the server's disk: {waited}") from waited
+        if not waited[0]:
+            raise OutcomeUnknown(f"it was done, and is not on the server's disk after {patience:g} s")
+        return answer
+
+    def command(self, *words: Argument) -> Any:
+        """Run any command."""
+        self.send(*words)
+        answer = self.receive()
+        if isinstance(answer, exceptions.RedisError):
+            raise answer if isinstance(answer, exceptions.NoScriptError) else _refused(answer)
+        return answer
+
+    # For who waits for several answers
+
+    def send(self, *words: Argument) -> None:
+        """Send a command whose answer is received later."""
+        self._send(self._connection.pack_command(*words))
+
+    def receive(self) -> Any:
+        """Wait for the next answer; what was refused is an answer too."""
+        try:
+            return self._connection.read_response(disable_decoding=True)
+        except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
+            self.close()  # redis-py has done so: to it these are errors of the connection
+            return error
+        except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            self.close()
+            raise Lost(str(error), was_sent=True) from error
+        except exceptions.RedisError as error:
+            return error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def run_id(self) -> str:
+        """Of the server: another after each start."""
+        if not self._run_id:
+            self._run_id = self.info("server")["run_id"]
+        return self._run_id
+
+    def info(self, section: str) -> dict[str, str]:
+        """What the server tells about itself."""
+        lines = self.command("INFO", section).decode(errors="replace").splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def fileno(self) -> int:
+        """The socket, for polls."""
+        fd: int = self._connection._sock.fileno()
+        return fd
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has come that nobody asked for: the end of the connection, say."""
+        return not self._poll.poll(0)
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self.is_lost = True
+        with suppress(Exception):
+            self._connection.disconnect()
+
+    def _both(self, first: Sequence[Argument], second: Sequence[Argument]) -> tuple[Any, Any]:
+        self._send(self._connection.pack_commands([first, second]))
+        return self.receive(), self.receive()
+
+    def _send(self, packed: Sequence[bytes]) -> None:
+        try:
+            self._connection.send_packed_command(packed, check_health=False)
+        except (exceptions.RedisError, OSError) as error:
+            self.close()
+            raise Lost(str(error), was_sent=False) from error
+
+
+def _refused(error: exceptions.RedisError) -> Exception:
+    """Errors that say where to go instead stay what they are."""
+    if isinstance(error, (exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError)):
+        return error
+    return error if isinstance(error, exceptions.BusyLoadingError) else Refused(error)

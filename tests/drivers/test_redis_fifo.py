@@ -1,0 +1,7 @@
+"""The type fifo on Redis."""
+
+from redis_kit import RedisKit
+
+
+class TestRedisFifo(RedisKit):
+    type = "fifo"

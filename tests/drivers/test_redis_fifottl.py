@@ -1,0 +1,7 @@
+"""The type fifottl on Redis."""
+
+from redis_kit import RedisKit
+
+
+class TestRedisFifottl(RedisKit):
+    type = "fifottl"

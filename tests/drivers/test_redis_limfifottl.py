@@ -1,0 +1,7 @@
+"""The type limfifottl on Redis."""
+
+from redis_kit import RedisKit
+
+
+class TestRedisLimfifottl(RedisKit):
+    type = "limfifottl"

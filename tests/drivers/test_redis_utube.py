@@ -1,0 +1,7 @@
+"""The type utube on Redis."""
+
+from redis_kit import RedisKit
+
+
+class TestRedisUtube(RedisKit):
+    type = "utube"
