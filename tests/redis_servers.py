@@ -225,9 +225,11 @@ def numbered(url: str, number: int) -> str:
     """The URL of that server's database of this number."""
     server, _, query = url.partition("?")
     kept = [part for part in query.split("&") if part and not part.startswith("db=")]
-    if not server.startswith("unix:"):
-        server = re.sub(r"^(\w+://[^/]*).*", r"\1", server)
-    return f"{server}?{'&'.join([*kept, f'db={number}'])}"
+    if server.startswith("unix:"):
+        kept.append(f"db={number}")
+    else:
+        server = re.sub(r"^(\w+://[^/]*).*", rf"\1/{number}", server)
+    return "?".join([server, *(["&".join(kept)] if kept else [])])
 
 
 def _cluster_node(binary: Path, fsync: Fsync | None) -> RedisServer:

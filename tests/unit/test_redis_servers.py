@@ -103,10 +103,10 @@ def test_a_test_finds_nothing_of_another(redis_url: str, redis_db: str, turn: st
     ("url", "of_another"),
     [
         ("unix:///tmp/redis.sock?db=0", "unix:///tmp/redis.sock?db=3"),
-        ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379?db=3"),
+        ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379/3"),
         (
             "rediss://:secret@example.org:1/7?db=1&ssl_cert_reqs=none",
-            "rediss://:secret@example.org:1?ssl_cert_reqs=none&db=3",
+            "rediss://:secret@example.org:1/3?ssl_cert_reqs=none",
         ),
     ],
 )
