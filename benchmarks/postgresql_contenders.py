@@ -1,123 +1,20 @@
-"""Who takes part on PostgreSQL: raw psycopg, tubes, and the peers, each behind the same few loops.
-
-A contender has one connection to a database of its own, in whose schema others of its kind may work at the same
-time. What is timed is a whole loop, so that who is asynchronous stays in one coroutine from its first task to its
-last. Who has no batches does one by one, as its users must.
-"""
+"""Who takes part on PostgreSQL beside tubes: raw psycopg, and the peers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 import psycopg
 
-import tubes
 from benchmarks.contenders import TEXT, peer
 from benchmarks.postgresql_server import conninfo
-
-BATCH = 100
-
-PATIENCE = 20.0
-"""Seconds after which a task that must be there is missed: others may have locked it for a moment."""
-
-
-def batches(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """The items by a hundred."""
-    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
-
-
-class Contender(ABC):
-    """One connection to one queue."""
-
-    name: ClassVar[str]
-
-    backlog: ClassVar[int] = 10**9
-    """Most tasks in its backlog: some slow down as it grows, and are measured where they are fast."""
-
-    @classmethod
-    @abstractmethod
-    def prepare(cls, url: str) -> None:
-        """Make the schema in an empty database."""
-
-    @abstractmethod
-    def __init__(self, url: str) -> None:
-        """Connect."""
-
-    def item(self, number: int) -> Any:
-        """What is put for a number; made before the clock runs."""
-        return TEXT % number
-
-    @abstractmethod
-    def put_all(self, items: Sequence[Any]) -> None:
-        """Put one by one, each in a commit of its own."""
-
-    @abstractmethod
-    def take_all(self, count: int) -> None:
-        """Take and ack one by one; so many are there."""
-
-    @abstractmethod
-    def put_batches(self, items: Sequence[Any]) -> None:
-        """Put by a hundred."""
-
-    @abstractmethod
-    def take_batches(self, count: int) -> None:
-        """Take and ack by a hundred; so many are there."""
-
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Whether a take finds nothing."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-
-class Blocking(Contender):
-    """Who does one thing after the other in this thread."""
-
-    @abstractmethod
-    def put(self, item: Any) -> object: ...
-
-    @abstractmethod
-    def take(self) -> Any:
-        """Take a task, ``None`` when there is none that nobody else has locked."""
-
-    @abstractmethod
-    def ack(self, taken: Any) -> object: ...
-
-    def put_all(self, items: Sequence[Any]) -> None:
-        put = self.put
-        for item in items:
-            put(item)
-
-    def take_all(self, count: int) -> None:
-        take, ack = self.take, self.ack
-        for _ in range(count):
-            taken = take()
-            ack(self.insist() if taken is None else taken)
-
-    def insist(self) -> Any:
-        """Take a task that must be there."""
-        give_up = time.monotonic() + PATIENCE
-        while (taken := self.take()) is None:
-            if time.monotonic() > give_up:
-                raise TimeoutError(f"{self.name}: a task that was put is not to be had")
-        return taken
-
-    def put_batches(self, items: Sequence[Any]) -> None:
-        self.put_all(items)
-
-    def take_batches(self, count: int) -> None:
-        self.take_all(count)
-
-    def is_empty(self) -> bool:
-        return self.take() is None
+from benchmarks.server_contenders import BATCH, PATIENCE, Blocking, Contender, batches, missing
 
 
 class Raw(Blocking):
@@ -182,66 +79,6 @@ class Raw(Blocking):
 def insert_of(count: int) -> Any:
     """One INSERT of so many rows."""
     return f"INSERT INTO task (data) VALUES {', '.join(['(%s)'] * count)}"
-
-
-def missing(contender: Contender) -> int:
-    """A batch was empty too early, which nobody else can have caused: batches are taken on one connection."""
-    raise LookupError(f"{contender.name}: tasks that were put are not to be had")
-
-
-class Tubes(Blocking):
-    """Ours: the public API, with its defaults."""
-
-    name = "tubes"
-    type: ClassVar[str] = "fifo"
-    options: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def prepare(cls, url: str) -> None:
-        with tubes.connect(url, migrate=True) as queue:
-            queue.create_tube("bench", cls.type, **cls.options)
-
-    def __init__(self, url: str) -> None:
-        self.queue = tubes.connect(url)
-        self.tube = self.queue.tube["bench"]
-        self._put, self._take, self._ack = self.tube.put, self.tube.take, self.tube.ack
-
-    def item(self, number: int) -> Any:
-        return {"n": f"{number:08d}", "text": "x" * 78}
-
-    def put(self, item: Any) -> object:
-        return self._put(item)
-
-    def take(self) -> Any:
-        return self._take(0)
-
-    def ack(self, taken: Any) -> object:
-        return self._ack(taken)
-
-    def put_batches(self, items: Sequence[Any]) -> None:
-        for batch in batches(items):
-            self.tube.put_many(batch)
-
-    def take_batches(self, count: int) -> None:
-        while count > 0:
-            taken = self.tube.take_many(BATCH, 0)
-            self.tube.ack_many(taken)
-            count = count - len(taken) if taken else missing(self)
-
-    def close(self) -> None:
-        self.queue.close()
-
-
-class TubesAllOptions(Tubes):
-    """Ours with everything switched on: ten sub-queues, three priorities, ttl, ttr and delay."""
-
-    name = "tubes utubettl"
-    type = "utubettl"
-    options: ClassVar[dict[str, Any]] = {"ttl": 86_400, "ttr": 600, "pri": 1}
-
-    def put(self, item: Any) -> object:
-        number = int(item["n"])
-        return self._put(item, utube=f"host{number % 10}", pri=number % 3, ttl=3600, ttr=60, delay=0)
 
 
 class Procrastinate(Blocking):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import psycopg
-
-from benchmarks.postgresql_contenders import Contender
-from benchmarks.postgresql_server import conninfo, new_database
+from benchmarks.server_contenders import Contender
 
 STARTUP, TURN = 60.0, 300.0
 """Seconds after which a process that does not answer is given up."""
+
+
+Fresh = Callable[[], AbstractContextManager[str]]
+"""Gives the URL of an empty database, which is removed at the end."""
 
 
 class Order(NamedTuple):
@@ -30,9 +31,9 @@ class Crew:
 
     def __init__(self, kind: type[Contender], url: str, size: int) -> None:
         self.kind = kind
-        self._url = url
+        self.url = url
         context = get_context("forkserver")
-        context.set_forkserver_preload(["benchmarks.postgresql_contenders"])
+        context.set_forkserver_preload([kind.__module__])
         self._pipes: list[Any] = []
         self._processes = []
         for _ in range(size):
@@ -56,15 +57,6 @@ class Crew:
             pipe.send(None)
         times = [self._hear(pipe, TURN) for pipe in self._pipes]
         return float(max(end for _, end in times) - min(start for start, _ in times))
-
-    def analyze(self) -> None:
-        """Do at once what autovacuum does within a minute of so many puts.
-
-        Statements that were prepared on a table with nothing in it are planned anew then; raw's take by a hundred
-        is three times as slow without.
-        """
-        with psycopg.connect(conninfo(self._url), autocommit=True) as db:
-            db.execute("ANALYZE")
 
     def check_empty(self) -> None:
         """Fail if a task is left: as many were taken as were put, so one was taken twice then."""
@@ -122,12 +114,12 @@ def obey(contender: Contender, verb: str, items: Sequence[Any], count: int) -> A
 
 
 @contextmanager
-def crews(kinds: Sequence[type[Contender]], url: str, size: int) -> Iterator[list[Crew]]:
+def crews(kinds: Sequence[type[Contender]], fresh: Fresh, size: int) -> Iterator[list[Crew]]:
     """A crew of each kind, on a fresh database each."""
     with ExitStack() as stack:
         opened = []
         for kind in kinds:
-            database = stack.enter_context(new_database(url))
+            database = stack.enter_context(fresh())
             kind.prepare(database)
             crew = Crew(kind, database, size)
             stack.callback(crew.close)

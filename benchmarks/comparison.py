@@ -1,0 +1,164 @@
+"""What is compared on a server: who, in which loops, against which bars; and one round of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.crews import Crew, Fresh, crews
+from benchmarks.server_contenders import BATCH, Contender, Tubes, TubesAllOptions
+from benchmarks.speed import CHUNKS, Results, record
+
+WARM = 10
+"""Steps, at least, on each connection before the clock runs: some clients prepare what comes often."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: where its figures are, and what must be reached."""
+
+    key: str
+    title: str
+    of_raw: float | None = None
+    of_peers: float | None = None
+    """How many times as fast as each of the peers."""
+
+    ours: str = Tubes.name
+
+
+class Step(NamedTuple):
+    """The row of the table, if any, and the contenders' loop that is timed for it."""
+
+    row: str | None
+    loop: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is put and then taken by all contenders, with a fresh database each, and how much a round."""
+
+    name: str
+    put: Step
+    take: Step
+    connections: int
+    tasks: int
+    least: int
+    all_options: bool
+
+
+def one_by_one(tasks: int) -> Part:
+    """On one connection, each task in a step of its own; our utubettl with all options besides."""
+    return Part("one", Step("put", "put_all"), Step("take", "take_all"), 1, tasks, 100, all_options=True)
+
+
+def by_batches(tasks: int) -> Part:
+    """The same by a hundred."""
+    put, take = Step("put_many", "put_batches"), Step("take_many", "take_batches")
+    return Part("batch", put, take, 1, tasks, BATCH * CHUNKS, all_options=False)
+
+
+class Server(NamedTuple):
+    """What is measured on, in words, and how to have a database there."""
+
+    description: str
+    fresh: Fresh
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Who is compared in what, on which servers, and where that is written."""
+
+    store: str
+    program: str
+    page: str
+    distributions: Sequence[str]
+    """Whose versions matter."""
+
+    raw: type[Contender]
+    peers: Sequence[type[Contender]]
+    rows: Sequence[Row]
+    parts: Sequence[Part]
+    servers: Callable[[str | None], AbstractContextManager[Sequence[Server]]]
+    """Opens the one that a URL names, or its own."""
+
+    settle: Callable[[str], None] = lambda url: None
+    """Does at once, in a database, what its server does by itself a while after many puts."""
+
+    @property
+    def others(self) -> Sequence[type[Contender]]:
+        """All but raw, which always takes part."""
+        return (Tubes, TubesAllOptions, *self.peers)
+
+    def peers_among(self, kinds: Sequence[type[Contender]]) -> list[type[Contender]]:
+        """Those of the contenders that are other projects."""
+        return [kind for kind in kinds if kind in self.peers]
+
+    def of_raw(self, results: Results, row: Row, name: str) -> float | None:
+        """Somebody's speed as a share of raw's."""
+        return results.ratio(row.key, name, row.key, self.raw.name)
+
+    def measure(
+        self,
+        results: Results,
+        part: Part,
+        kinds: Sequence[type[Contender]],
+        fresh: Fresh,
+        scale: float,
+        turn: int,
+    ) -> None:
+        """One round of one part."""
+        count = max(round(part.tasks * scale / part.least), 1) * part.least
+        if not part.all_options:
+            kinds = [kind for kind in kinds if kind is not TubesAllOptions]
+        least = part.least // CHUNKS
+        with crews(kinds, fresh, part.connections) as opened:
+            for crew in opened:
+                for step in (part.put, part.take):
+                    crew.run(step.loop, 0, WARM * least)
+            run(results, part.put, opened, count, least, turn)
+            for crew in opened:
+                self.settle(crew.url)
+            run(results, part.take, opened, count, least, turn)
+            for crew in opened:
+                crew.check_empty()
+
+    def shortfalls(self, results: Results, kinds: Sequence[type[Contender]]) -> list[str]:
+        """Every bar that was missed."""
+        missed = []
+        for row in self.rows:
+            ratio = self.of_raw(results, row, row.ours)
+            if ratio is not None and row.of_raw is not None and ratio < row.of_raw:
+                missed.append(f"{row.title}: {ratio:.2f} of {self.raw.name}, not ≥ {row.of_raw}")
+            for kind in self.peers_among(kinds):
+                times = results.ratio(row.key, row.ours, row.key, kind.name)
+                if times is not None and row.of_peers is not None and times < row.of_peers:
+                    missed.append(f"{row.title}: {times:.2f} times {kind.name}, not ≥ {row.of_peers}")
+        return missed
+
+
+def run(results: Results, step: Step, opened: Sequence[Crew], count: int, least: int, turn: int) -> None:
+    """Let the crews do one step, and keep its figures if it has a row."""
+    figures = in_turns(opened, step.loop, count, least, turn)
+    if step.row is not None:
+        record(results, step.row, figures)
+
+
+def in_turns(opened: Sequence[Crew], loop: str, count: int, least: int, turn: int) -> dict[str, float]:
+    """Let the crews work on ``count`` tasks, a tenth at a time, in turns; return microseconds a task by name."""
+    spent = dict.fromkeys((crew.kind.name for crew in opened), 0.0)
+    for chunk in range(CHUNKS):
+        start = (turn + chunk) % len(opened)
+        for crew in [*opened[start:], *opened[:start]]:
+            many = share(crew.kind, count, least)
+            spent[crew.kind.name] += crew.run(loop, chunk * many, many)
+    return {
+        crew.kind.name: spent[crew.kind.name] / (share(crew.kind, count, least) * CHUNKS) * 1e6
+        for crew in opened
+    }
+
+
+def share(kind: type[Contender], count: int, least: int) -> int:
+    """How many tasks a contender does in one turn, in whole batches."""
+    return max(min(count, kind.backlog) // CHUNKS // least, 1) * least
