@@ -16,6 +16,10 @@ DOCS = Path(__file__).parent.parent / "docs" / "explanation"
 
 EMBEDDED = ("litequeue", "persist-queue", "huey", "diskcache")
 ON_POSTGRESQL = ("psycopg", "procrastinate", "pgqueuer", "asyncpg", "pgmq")
+ON_REDIS = ("redis", "hiredis", "redis-work-queue", "qless-py", "huey", "saq", "rq")
+
+SERVERS = {"postgresql": ("PostgreSQL", ON_POSTGRESQL), "redis": ("Redis", ON_REDIS)}
+"""The stores that are servers: their names in a title, and the distributions whose versions matter."""
 
 
 def machine(others: Sequence[str] = EMBEDDED) -> str:
@@ -40,3 +44,17 @@ def keep(name: str, title: str, out: Console, command: str = "", others: Sequenc
         f"# {title}\n\nWritten by `python benchmarks/{program} --docs`; [performance.md](performance.md) says what "
         f"it means.\n\n{time.strftime('%Y-%m-%d')}. {machine(others)}.\n\n```text\n{text}\n```\n"
     )
+
+
+def keep_of_store(store: str, name: str, title: str, out: Console) -> None:
+    """Do so for a program that measures on several stores; the title has a place for the store."""
+    if store in SERVERS:
+        on, others = SERVERS[store]
+        keep(f"{name}-{store}", title.format(f" on {on}"), out, f"{name}.py --store {store}", others)
+    else:
+        keep(name, title.format(""), out)
+
+
+def store_of(url: str) -> str:
+    """The store that a server's URL belongs to."""
+    return "postgresql" if url.startswith("postgres") else "redis"

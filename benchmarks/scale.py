@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -29,8 +29,10 @@ if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tubes
-from benchmarks.places import ON_POSTGRESQL, keep
-from benchmarks.postgresql_server import conninfo, new_database, server
+from benchmarks import postgresql_server, redis_server
+from benchmarks.crews import Fresh
+from benchmarks.places import keep_of_store, store_of
+from benchmarks.postgresql_server import conninfo
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
@@ -45,14 +47,9 @@ FILL = 1_000
 MIB_BAR = 8.0
 """MiB by which a process may be larger at the largest backlog: SQLite's page cache, which is bounded."""
 
-COMMAND = "scale.py --store postgresql"
-
 DATA = {"n": 12345678, "text": "x" * 78}
 
 Step = Callable[[str], None]
-
-Fresh = Callable[[], AbstractContextManager[str]]
-"""Gives the URL of an empty database, which is removed at the end."""
 
 
 def tube_options(type: str) -> dict[str, Any]:
@@ -234,8 +231,11 @@ def costs(stamps: Sequence[float], part: int) -> list[float]:
 def databases(options: argparse.Namespace) -> Iterator[Fresh]:
     """Where the tubes are."""
     if options.store == "postgresql":
-        with server(options.url) as url:
-            yield lambda: new_database(url)
+        with postgresql_server.server(options.url) as url:
+            yield lambda: postgresql_server.new_database(url)
+    elif options.store == "redis":
+        with redis_server.server(options.url, fsync=None) as url:
+            yield lambda: redis_server.new_database(url)
     else:
         yield new_file
 
@@ -250,8 +250,8 @@ def new_file() -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--url", help="a PostgreSQL where databases may be created; default: one is started")
+    parser.add_argument("--store", choices=("sqlite", "postgresql", "redis"), default="sqlite")
+    parser.add_argument("--url", help="a server whose databases are ours; default: one is started")
     parser.add_argument("--type", action="append", choices=TYPES, help="default: all five")
     parser.add_argument("--most", type=int, default=BACKLOGS[-1], help="largest backlog; default: 1000000")
     parser.add_argument("--pairs", type=int, default=250, help="take+ack a turn; default: 250")
@@ -260,14 +260,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small backlogs, to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument(
-        "--docs", action="store_true", help="write docs/explanation/scale.md or scale-postgresql.md"
-    )
+    parser.add_argument("--docs", action="store_true", help="write docs/explanation/scale[-store].md")
     options = parser.parse_args(argv)
     if options.quick:
         options.most, options.pairs, options.rounds, options.each = 2_000, 50, 2, 150
     if options.url:
-        options.store = "postgresql"
+        options.store = store_of(options.url)
     types = options.type or list(TYPES)
     backlogs = [backlog for backlog in BACKLOGS if backlog < options.most] + [options.most]
     grouped = [type for type in types if type.startswith("utube")]
@@ -299,10 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not missed:
         out.print("every bar is reached")
     if options.docs:
-        if options.store == "sqlite":
-            keep("scale", "Scale: the last tables", out)
-        else:
-            keep("scale-postgresql", "Scale on PostgreSQL: the last tables", out, COMMAND, ON_POSTGRESQL)
+        keep_of_store(options.store, "scale", "Scale{}: the last tables", out)
     return 1 if missed and options.check else 0
 
 

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 import psycopg
+import redis
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -27,14 +28,13 @@ if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tubes
-from benchmarks.places import ON_POSTGRESQL, keep
-from benchmarks.postgresql_server import conninfo, new_database, server
+from benchmarks import postgresql_server, redis_server
+from benchmarks.places import keep_of_store, store_of
+from benchmarks.postgresql_server import conninfo
 
-MILLISECONDS_BAR = 2.0
+MILLISECONDS_BARS = {"sqlite": 2.0, "postgresql": 2.0, "redis": 1.0}
 CORE_BAR = 5.0
 """Percent of one core that all waiting processes together may use; on SQLite, where they poll."""
-
-COMMAND = "wakeup.py --store postgresql"
 
 POLL = 0.001
 """Seconds between two looks of the bare SQLite waiter."""
@@ -86,6 +86,19 @@ class PostgresPutter:
 
     def put(self, data: Any) -> object:
         return self._db.execute(self.PUT, (str(data),))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class RedisPutter:
+    """redis-py alone, on a URL: a list, whose first waiter the server wakes."""
+
+    def __init__(self, place: str, durability: str) -> None:
+        self._db = redis.Redis.from_url(place)
+
+    def put(self, data: Any) -> object:
+        return self._db.lpush("task", str(data))
 
     def close(self) -> None:
         self._db.close()
@@ -143,6 +156,20 @@ def wait_on_postgresql(place: str, durability: str, results: Any) -> None:
             results.put((received - int(row[0]), received))
 
 
+def wait_on_redis(place: str, durability: str, results: Any) -> None:
+    """The same on redis-py alone: BRPOP."""
+    db = redis.Redis.from_url(place, socket_timeout=None, decode_responses=True)
+    results.put(None)
+    while True:
+        told = db.brpop(["task"])
+        received = time.monotonic_ns()
+        assert told is not None  # since it waits for ever
+        data = told[1]
+        if data == "stop":
+            return
+        results.put((received - int(data), received))
+
+
 def connected(place: str, durability: str) -> psycopg.Connection[Any]:
     """A connection that commits each statement, as durably as ours."""
     db = psycopg.connect(conninfo(place), autocommit=True)
@@ -163,7 +190,11 @@ class Way(NamedTuple):
 
 
 OURS = Way(TubesPutter, wait_with_tubes)
-BARE = {"sqlite": Way(SqlitePutter, wait_on_sqlite), "postgresql": Way(PostgresPutter, wait_on_postgresql)}
+BARE = {
+    "sqlite": Way(SqlitePutter, wait_on_sqlite),
+    "postgresql": Way(PostgresPutter, wait_on_postgresql),
+    "redis": Way(RedisPutter, wait_on_redis),
+}
 
 
 class Side:
@@ -215,7 +246,12 @@ def places(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         with tempfile.TemporaryDirectory(prefix="tubes-wakeup-") as folder:
             yield f"sqlite:///{folder}/tubes.db", f"{folder}/bare.db"
         return
-    with server(options.url) as url, new_database(url) as ours, new_database(url) as bare:
+    servers = postgresql_server if options.store == "postgresql" else redis_server
+    with (
+        servers.server(options.url) as url,
+        servers.new_database(url) as ours,
+        servers.new_database(url) as bare,
+    ):
         yield ours, bare
 
 
@@ -223,23 +259,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", choices=list(BARE), default="sqlite")
-    parser.add_argument("--url", help="a PostgreSQL where databases may be created; default: one is started")
+    parser.add_argument("--url", help="a server whose databases are ours; default: one is started")
     parser.add_argument("--waiters", type=int, default=10, help="waiting processes; default: 10")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds before each put; default: 10")
     parser.add_argument("--puts", type=int, default=20, help="default: 20")
-    parser.add_argument("--durability", choices=("full", "normal", "off"), default="full")
+    parser.add_argument(
+        "--durability",
+        choices=("full", "normal", "off"),
+        help="default: full; normal on Redis, as connect has it",
+    )
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare waiter")
     parser.add_argument("--quick", action="store_true", help="short waits, to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument(
-        "--docs", action="store_true", help="write docs/explanation/wakeup.md or wakeup-postgresql.md"
-    )
+    parser.add_argument("--docs", action="store_true", help="write docs/explanation/wakeup[-store].md")
     options = parser.parse_args(argv)
     if options.quick:
         options.waiters, options.idle, options.puts = 3, 0.3, 3
     if options.url:
-        options.store = "postgresql"
+        options.store = store_of(options.url)
+    options.durability = options.durability or ("normal" if options.store == "redis" else "full")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         places(options) as (ours, bare),
@@ -310,8 +349,9 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     out.print(table)
     ours = figures[0]
     missed = []
-    if median(ours["from_call_ms"]) >= MILLISECONDS_BAR:
-        missed.append(f"median of {median(ours['from_call_ms']):.2f} ms, not < {MILLISECONDS_BAR:g}")
+    bar = MILLISECONDS_BARS[options.store]
+    if median(ours["from_call_ms"]) >= bar:
+        missed.append(f"median of {median(ours['from_call_ms']):.2f} ms, not < {bar:g}")
     if options.store == "sqlite" and ours["whole_percent"] >= CORE_BAR:
         missed.append(f"{ours['whole_percent']:.2f} % of a core for all that wait, not < {CORE_BAR:g}")
     for line in missed:
@@ -321,10 +361,7 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.docs:
-        if options.store == "sqlite":
-            keep("wakeup", "Wake-up: the last table", out)
-        else:
-            keep("wakeup-postgresql", "Wake-up on PostgreSQL: the last table", out, COMMAND, ON_POSTGRESQL)
+        keep_of_store(options.store, "wakeup", "Wake-up{}: the last table", out)
     return 1 if missed and options.check else 0
 
 
