@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from aio.running import awaited, connect, in_line, until
+from interpreter import PIPE, Process
 from servers import PostgresServer
 
 import tubes
@@ -78,7 +77,7 @@ def test_ctrl_c_ends_a_program_that_waits_and_loses_nothing(tmp_path: Path) -> N
     url = f"sqlite:///{tmp_path / 'aio.db'}"
     with tubes.connect(url, durability="off") as queue:
         jobs = queue.create_tube("jobs", "fifo")
-        program = subprocess.Popen([sys.executable, "-c", PROGRAM, url], stdout=subprocess.PIPE, text=True)
+        program = Process(["-c", PROGRAM, url], stdout=PIPE, text=True)
         assert program.stdout is not None and program.stdout.readline() == "waiting\n"
         program.send_signal(signal.SIGINT)
         assert program.wait(20) != 0

@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import pytest
+from interpreter import Process
 
 import tubes
+
+TUBES = "import sys; from tubes.cli import main; sys.exit(main())"
+"""What the installed command runs."""
 
 
 class Shell:
@@ -23,18 +28,17 @@ class Shell:
         self.folder = folder
         self.environment = {**os.environ, "TUBES_URL": self.url, "COLUMNS": "120"}
         self.environment.pop("TUBES_SESSION", None)
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Process] = []
 
-    def command(self, *arguments: str) -> list[str]:
+    def installed(self, *arguments: str) -> list[str]:
+        """The command as it is installed, an interpreter of its own."""
         return [str(Path(sys.executable).with_name("tubes")), *arguments]
 
     def run(self, *arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            self.command(*arguments), input=input, env=self.environment, capture_output=True, timeout=30
-        )
+        return interpreter.run(["-c", TUBES, *arguments], input=input, env=self.environment, timeout=30)
 
-    def start(self, *arguments: str, **files: Any) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(self.command(*arguments), env=self.environment, **files)
+    def start(self, *arguments: str, **files: Any) -> Process:
+        process = Process(["-c", TUBES, *arguments], env=self.environment, **files)
         self._started.append(process)
         return process
 

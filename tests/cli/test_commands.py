@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def tubes_(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def test_the_installed_command_lists_its_commands_and_examples(shell: Shell) -> None:
-    helped = shell.run("--help")
+    helped = subprocess.run(shell.installed("--help"), env=shell.environment, capture_output=True, timeout=30)
     assert helped.returncode == 0
     text = helped.stdout.decode()
     for name in ("create", "ls", "put", "take", "ack", "kick", "stats", "migrate", "demo"):

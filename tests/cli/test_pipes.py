@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from interpreter import Process
 
 import tubes
 from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
@@ -30,7 +31,7 @@ def count(tube: tubes.Tube, state: str) -> int:
     return tube.statistics()["tasks"][state]
 
 
-def answer_one(process: subprocess.Popen[bytes], tube: tubes.Tube) -> None:
+def answer_one(process: Process, tube: tubes.Tube) -> None:
     """Wait until another process has taken and acked a first task: it is there, and waits for the next."""
     assert process.stdout is not None
     tube.put("first")
@@ -185,7 +186,7 @@ def test_a_closed_standard_file_is_an_error_and_never_the_store(
     jobs.put("x" * 5000)
     command = f'exec "$0" {arguments}'
     done = subprocess.run(
-        ["sh", "-c", command, *shell.command()], env=shell.environment, capture_output=True, timeout=30
+        ["sh", "-c", command, *shell.installed()], env=shell.environment, capture_output=True, timeout=30
     )
     assert done.returncode == UNAVAILABLE
     assert b"Bad file descriptor" in done.stderr and b"Traceback" not in done.stderr
@@ -200,14 +201,10 @@ def test_nothing_taken_is_a_status_of_its_own(shell: Shell, jobs: tubes.Tube) ->
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(shell: Shell, jobs: tubes.Tube) -> None:
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
-    with subprocess.Popen(
-        shell.command("put", "jobs"),
-        env={**shell.environment, "TERM": "xterm"},
-        stdin=subprocess.PIPE,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        process.communicate(b"1\n2\n", timeout=20)
+    shell.environment["TERM"] = "xterm"
+    process = shell.start("put", "jobs", stdin=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    process.communicate(b"1\n2\n", timeout=20)
     drawn = os.read(ours, 65536).decode()
     os.close(ours)
     assert "put" in drawn and "\x1b[" in drawn

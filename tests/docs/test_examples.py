@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import interpreter
 import pytest
+from interpreter import PIPE, Process
 
 from . import blocks as runner
 from .blocks import blocks
@@ -16,8 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, runner.__file__, str(page)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return interpreter.run([runner.__file__, page], cwd=folder, text=True)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +81,8 @@ def test_the_tutorials_programs_work_as_it_says(tmp_path: Path) -> None:
         if block.file is not None:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
 
-    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, program, *arguments]
-        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    def start(program: str, *arguments: str) -> Process:
+        return Process([program, *arguments], cwd=tmp_path, stdout=PIPE, text=True)
 
     producer = start("produce.py")
     assert producer.communicate(timeout=30)[0] == "20 tasks\n"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -16,6 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import interpreter
+from interpreter import PIPE, Process
 
 import tubes
 
@@ -39,7 +39,7 @@ class Crew:
     type: str = "fifo"
     connect: dict[str, Any] = field(default_factory=lambda: {"durability": "off"})
     tube: dict[str, Any] = field(default_factory=dict)
-    workers: dict[subprocess.Popen[bytes], str] = field(default_factory=dict)
+    workers: dict[Process, str] = field(default_factory=dict)
     started: int = 0
     server: str = ""
     """The URL of a database on a server; else it is a SQLite file in the folder."""
@@ -56,8 +56,8 @@ class Crew:
         """What they say."""
         return self.folder / "crew.log"
 
-    def start(self, role: str, **settings: Any) -> subprocess.Popen[bytes]:
-        """Start a worker process: a new interpreter, not a fork of this one."""
+    def start(self, role: str, **settings: Any) -> Process:
+        """Start a worker process: no fork of this one."""
         self.started += 1
         settings |= {
             "url": self.url,
@@ -67,11 +67,11 @@ class Crew:
             "tube": self.tube,
             "start": self.started,
         }
-        worker = subprocess.Popen([sys.executable, str(WORKER), role, json.dumps(settings)])
+        worker = Process([WORKER, role, json.dumps(settings)])
         self.workers[worker] = role
         return worker
 
-    def kill(self, worker: subprocess.Popen[bytes]) -> str:
+    def kill(self, worker: Process) -> str:
         """SIGKILL it, wait until it is gone, and return its role."""
         worker.kill()
         worker.wait()
@@ -115,7 +115,7 @@ def torment(
         for _ in range(count):
             crew.start(role)
     eventually(crew.said("ack!", 5), within=30)
-    stopped: list[tuple[float, subprocess.Popen[bytes]]] = []
+    stopped: list[tuple[float, Process]] = []
     end = time.monotonic() + seconds
     killed = 0
     while killed < kills or time.monotonic() < end:
@@ -221,41 +221,34 @@ def numbers() -> itertools.count[int]:
     return itertools.count()
 
 
-def run(code: str, *arguments: object, within: float = 60.0, user: int | None = None) -> str:
+def run(code: str, *arguments: object, within: float = 60.0) -> str:
     """Run a piece of Python in a process of its own; return what it printed. Fails when it fails."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=within, user=user)
+    done = interpreter.run(["-c", code, *arguments], timeout=within, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return str(done.stdout).strip()
 
 
-def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
+def begin(code: str, *arguments: object) -> Process:
     """Start a piece of Python in a process of its own, with pipes."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return Process(["-c", code, *arguments], stdin=PIPE, stdout=PIPE, text=True)
 
 
-def heard(worker: subprocess.Popen[str]) -> str:
+def heard(worker: Process) -> str:
     """The next line that it prints."""
     assert worker.stdout is not None
-    return worker.stdout.readline().strip()
+    return str(worker.stdout.readline()).strip()
 
 
-def tell(worker: subprocess.Popen[str], line: str = "") -> None:
+def tell(worker: Process, line: str = "") -> None:
     """Let it go on, with a line to read."""
     assert worker.stdin is not None
     worker.stdin.write(line + "\n")
     worker.stdin.flush()
 
 
-def finish(worker: subprocess.Popen[Any]) -> None:
+def finish(worker: Process) -> None:
     """End a process whatever state it is in."""
-    with suppress(ProcessLookupError):
-        os.kill(worker.pid, signal.SIGKILL)
+    worker.kill()
     worker.wait()
     for pipe in (worker.stdin, worker.stdout):
         if pipe is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import alembic
+import interpreter
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -300,12 +301,15 @@ def test_the_printed_sql_makes_the_same(
     before = catalogue(db)
     bring_down(postgres_db)
     db.execute("DROP TABLE tubes_version")
-    shown = subprocess.run(
-        [sys.executable, "-m", "tubes.cli", "migrate", "--sql", "--url", "postgresql+psycopg://"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [
+        "-c",
+        "from tubes.cli import main; main()",
+        "migrate",
+        "--sql",
+        "--url",
+        "postgresql+psycopg://",
+    ]
+    shown = interpreter.run(command, text=True)
     assert shown.returncode == 0, shown.stderr
     db.execute(shown.stdout.encode())
     assert catalogue(db) == before
@@ -481,13 +485,8 @@ def test_an_applications_own_migrations_go_on_beside_ours(
     )
 
     def run(*arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "alembic", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        command = ["-c", "from alembic.config import main; main()", *arguments]
+        done = interpreter.run(command, cwd=tmp_path, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     bring_up(postgres_db)

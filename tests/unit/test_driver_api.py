@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import pytest
 
 import tubes
@@ -168,7 +167,7 @@ tube.put_many(["first", "second"])
 def elsewhere(url: str, type: str, then: str) -> None:
     """In another process, register a type and put two tasks into a tube of it."""
     program = ELSEWHERE.format(url=url, type=type, then=then)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    interpreter.run(["-c", program]).check_returncode()
 
 
 def test_a_tube_waits_for_its_driver_and_opens_when_that_is_registered(tmp_path: Path) -> None:
