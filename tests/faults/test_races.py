@@ -16,19 +16,24 @@ from servers import conninfo
 import tubes
 
 
+def race_enough(url: str, type: str, seconds: float, enough: int, **settings: Any) -> None:
+    """Race until there were enough holds to show something: once, on a machine that is not too busy."""
+    holds = 0
+    while holds <= enough:
+        holds += race(url, type, seconds, threads=6, processes=3, **settings).holds
+
+
 @pytest.mark.parametrize("type", TYPES)
 def test_nothing_is_in_two_hands_on_sqlite(tmp_path: Path, type: str) -> None:
     """Nor lost, nor done twice, nor stuck; the capacity is kept, and everybody gets something."""
-    verdict = race(f"sqlite:///{tmp_path / 'race.db'}", type, 0.7, threads=6, processes=3, durability="off")
-    assert verdict.holds > 50, verdict
+    race_enough(f"sqlite:///{tmp_path / 'race.db'}", type, 0.7, 50, durability="off")
 
 
 @pytest.mark.parametrize("type", TYPES)
 def test_nothing_is_in_two_hands_on_postgresql(postgres_db: str, type: str) -> None:
     """The same."""
     tubes.connect(postgres_db, migrate=True).close()
-    verdict = race(postgres_db, type, 1.0, threads=6, processes=3)
-    assert verdict.holds > 30, verdict
+    race_enough(postgres_db, type, 1.0, 30)
 
 
 def test_a_race_shows_that_a_lock_is_missing(postgres_db: str) -> None:
