@@ -11,9 +11,6 @@ from benchmarks.crews import Crew, Fresh, crews
 from benchmarks.server_contenders import BATCH, Contender, Tubes, TubesAllOptions
 from benchmarks.speed import CHUNKS, Results, record
 
-WARM = 10
-"""Steps, at least, on each connection before the clock runs: some clients prepare what comes often."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -83,6 +80,9 @@ class Comparison:
     servers: Callable[[str | None], AbstractContextManager[Sequence[Server]]]
     """Opens the one that a URL names, or its own."""
 
+    warm: int = 1
+    """Steps, at least, on each connection before the clock runs: some clients prepare what comes often."""
+
     settle: Callable[[str], None] = lambda url: None
     """Does at once, in a database, what its server does by itself a while after many puts."""
 
@@ -116,7 +116,7 @@ class Comparison:
         with crews(kinds, fresh, part.connections) as opened:
             for crew in opened:
                 for step in (part.put, part.take):
-                    crew.run(step.loop, 0, WARM * least)
+                    crew.run(step.loop, 0, self.warm * least)
             run(results, part.put, opened, count, least, turn)
             for crew in opened:
                 self.settle(crew.url)

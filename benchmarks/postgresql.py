@@ -82,6 +82,7 @@ COMPARISON = Comparison(
     rows=ROWS,
     parts=PARTS,
     servers=servers,
+    warm=10,
     settle=analyze,
 )
 
