@@ -271,6 +271,7 @@ class Queue:
             except (ValueError, TypeError, AttributeError) as error:
                 raise BadOption(f"a session is a UUID, not {session!r}", option="session") from error
             self.store.join(wanted.hex)
+            self._tell_of_session()
             self.rescue()
         return UUID(self.store.session)
 
@@ -279,6 +280,14 @@ class Queue:
         checked.check_names(settings, (), ("session_ttr",), "configure")
         if "session_ttr" in settings:
             self.store.set_session_ttr(checked.milliseconds("session_ttr", settings["session_ttr"]))
+            self._tell_of_session()
+
+    def _tell_of_session(self) -> None:
+        """A driver that keeps sessions of its own must know of ours."""
+        for tube in list(self._tubes.values()):
+            follow = getattr(tube.driver, "follow_session", None)
+            if follow is not None:
+                follow()
 
     def look_for_the_dead(self) -> None:
         """Rescue what ended sessions hold, if the last look was a while ago; what a busy consumer can afford."""
@@ -296,9 +305,15 @@ class Queue:
             tubes = self._open_all()
             complete = len(tubes) == len(self.records())
             for session in ended:
+                is_done = complete
                 for tube in tubes:
-                    released += tube.release_owner(session)
-                if not complete:
+                    try:
+                        released += tube.release_owner(session)
+                    except StoreError:
+                        if not tube.is_hosted:
+                            raise
+                        is_done = False
+                if not is_done:
                     self.store.set_aside.add(session)
                 else:
                     guarded(self.store.transact, lambda tx, gone=session: self.store.forget_session(tx, gone))
@@ -382,10 +397,19 @@ class Queue:
         """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
         self.check_open()
         changed = self.rescue() if self.store.deaths_suspected(thoroughly=True) else 0
+        failed: StoreError | None = None
         for tube in self._open_all():
-            with suppress(NoSuchTube):
+            try:
                 changed += tube.expire()
+            except NoSuchTube:  # dropped elsewhere since
+                pass
+            except StoreError as error:
+                if not tube.is_hosted:
+                    raise
+                failed = error
         self.flush_counts()
+        if failed is not None:  # what one tube's own server lacks is not for the others to bear
+            raise failed
         return changed
 
     def due_at(self, due_ms: int) -> None:
@@ -427,7 +451,15 @@ class Queue:
             if self.is_closed:  # while it swept
                 return None
             raise
-        dues = [due for tube in self._open_all() if (due := tube.next_due_ms()) is not None]
+        dues: list[int] = []
+        for tube in self._open_all():
+            try:
+                due = tube.next_due_ms()
+            except StoreError:
+                if not tube.is_hosted:
+                    raise
+            else:
+                dues += [] if due is None else [due]
         return (min(dues) - self.clock.now_ms()) / 1000 if dues else None
 
     # Life
@@ -521,8 +553,12 @@ class Queue:
         if not isinstance(features, Features):  # a factory function: what it makes knows
             features = self._make_driver(definition, TubeRecord(0, name, type, {}, False)).features
         where = f"{type} tube {name!r}"
-        checked.check_names(options, ALL_TUBE_OPTIONS, supported(features, TUBE_OPTIONS), where)
+        own: Sequence[str] = getattr(definition, "tube_options", ())
+        known = supported(features, TUBE_OPTIONS).union(own)
+        checked.check_names(options, ALL_TUBE_OPTIONS.union(own), known, where)
         stored: dict[str, Any] = {}
+        if own:
+            stored |= definition.check_tube_options({name: options[name] for name in own if name in options})
         for option in ("ttl", "ttr"):
             if options.get(option) is not None:
                 stored[f"{option}_ms"] = checked.milliseconds(option, options[option])

@@ -31,6 +31,9 @@ class Store(Protocol):
     session: str
     """The session of this connection, as stored (32 hexadecimal digits). Read it inside a transaction."""
 
+    session_ttr_ms: int
+    """How long this session outlives its last connection."""
+
     reconnects: bool
     """Whether a store that cannot be reached may come back by itself, so that who waits goes on waiting."""
 

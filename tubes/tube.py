@@ -103,6 +103,8 @@ class Tube:
         features = driver.features
         self._allowed = supported(features, PUT_OPTIONS) | WHERE
         self._is_timed = features.timed
+        self._is_transactional = getattr(driver, "transactional", True)
+        self.is_hosted: bool = getattr(driver, "is_hosted", False)
         self._pri = record.options.get("pri", 0)
         self._ttl_ms = record.options.get("ttl_ms")
         self._ttr_ms = record.options.get("ttr_ms", self._ttl_ms)
@@ -741,6 +743,11 @@ class Tube:
 
     def _unit(self, unit: Unit | None, connection: Any) -> Unit | None:
         """The transaction that a call is a part of; ``None``: it is one by itself."""
+        if not self._is_transactional and not (unit is None and connection is None):
+            raise NotSupported(
+                f"{self._described()} keeps its tasks where there are no transactions over several calls",
+                option="unit" if connection is None else "connection",
+            )
         if connection is not None:
             if unit is not None:
                 raise BadOption("unit= and connection= name two transactions: pass one", option="connection")

@@ -52,6 +52,8 @@ class RedisTx(Protocol):
 class RedisDriver:
     """All five types, and others of their kind. ``waiting`` tells how many consumers wait here that nobody called."""
 
+    transactional = False
+
     def __init__(
         self, type: TubeType, tube: TubeRecord, namespace: str, waiting: Callable[[int], int]
     ) -> None:
@@ -67,7 +69,7 @@ class RedisDriver:
             + "g" * features.grouped
             + "n" * (type.order == "newest")
         )
-        self._id = tube.id
+        self.number = tube.id
         self._name = tube.name
         self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self._waiting = waiting
@@ -185,15 +187,15 @@ class RedisDriver:
             if error.code == NO_TUBE:
                 return False
             raise
-        tx.looked[self._id] = int(float(due)) if due else None
+        tx.looked[self.number] = int(float(due)) if due else None
         return bool(is_ready)
 
     def next_due(self, tx: RedisTx) -> int | None:
         if not self._is_timed:
             return None
-        if self._id not in tx.looked:
+        if self.number not in tx.looked:
             self.can_take(tx)
-        return tx.looked.get(self._id)
+        return tx.looked.get(self.number)
 
     def count(self, tx: RedisTx) -> Mapping[State, int]:
         counts = self._look(tx, scripts.COUNT)
@@ -223,7 +225,7 @@ class RedisDriver:
         return changes
 
     def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument]) -> Any:
-        return tx.write(self, script, (self.flags, now, self._waiting(self._id), *given))
+        return tx.write(self, script, (self.flags, now, self._waiting(self.number), *given))
 
     def _do(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
         return tx.write(self, script, (self.flags, 0, 0, *given))

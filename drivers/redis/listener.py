@@ -12,9 +12,9 @@ import os
 import select
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from tubes.clock import real_monotonic
 from tubes.errors import TubeError
@@ -38,11 +38,23 @@ IDLE_AFTER = 5.0
 
 log = logging.getLogger("tubes.redis")
 
+Place = tuple[Waiters, Key]
+"""Where somebody waits."""
+
+
+class Source(NamedTuple):
+    """Who waits. ``number_of`` gives the number that a tube has here by the one that it has for them; None: no tube."""
+
+    waiters: Waiters
+    number_of: Callable[[int], int | None]
+
 
 class Watch:
     """What is listened for on behalf of those who wait for one key."""
 
-    def __init__(self, keys: Keys, features: str, kind: str) -> None:
+    def __init__(self, waiters: Waiters, key: Key, keys: Keys, features: str, kind: str) -> None:
+        self.waiters = waiters
+        self.key = key
         self.keys = keys
         self.features = features
         self.kind = kind
@@ -52,22 +64,27 @@ class Watch:
         self.used_at = 0.0
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits."""
+        return self.key in self.waiters.line
+
+    @property
     def bell(self) -> str:
         """The list that is waited at."""
         return self.keys[TUBE_KEYS.index("room" if self.kind == "r" else "bell")]
 
 
 class Listener:
-    """Runs from ``start`` to ``stop``. ``features_of`` tells of a tube what its scripts must know."""
+    """Runs from ``start`` to ``stop``. ``features`` has what the scripts must know of each tube, by its number."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
+        self.features: dict[int, str] = {}
         self._nodes = nodes
         self._namespace = namespace
-        self._waiters = waiters
+        self._sources = [Source(waiters, lambda id: id)]
         self._name = uuid.uuid4().hex
-        self._watches: dict[Key, Watch] = {}
-        self._active: set[Key] = set()
-        self.features: dict[int, str] = {}
+        self._watches: dict[Place, Watch] = {}
+        self._active: set[Place] = set()
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
         self._is_over = False
@@ -97,9 +114,19 @@ class Listener:
         with self._lock:
             self._beats.pop(beat, None)
 
+    def add_source(self, source: Source) -> None:
+        """Listen on behalf of others too."""
+        with self._lock:
+            self._sources = [*self._sources, source]
+
+    def remove_source(self, source: Source) -> None:
+        """No longer."""
+        with self._lock:
+            self._sources = [each for each in self._sources if each is not source]
+
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
-        if any(key not in self._active for key in self._waiters.keys()):
+        if any((waiters, key) not in self._active for waiters, key, _ in self._waited_for()):
             self._stir()
 
     def _stir(self) -> None:
@@ -121,19 +148,19 @@ class Listener:
         until = self._next_beat()
         poll = select.poll()
         poll.register(self._stir_read, select.POLLIN)
-        by_fd: dict[int, tuple[Key, Watch]] = {}
-        for key, watch in self._watches.items():
+        by_fd: dict[int, Watch] = {}
+        for watch in self._watches.values():
             if watch.is_waiting and watch.wire is not None:
-                by_fd[watch.wire.fileno()] = key, watch
+                by_fd[watch.wire.fileno()] = watch
                 poll.register(watch.wire.fileno(), select.POLLIN)
-            elif key in self._waiters.line:
+            elif watch.is_wanted:
                 until = min(until, watch.next_at)
         came = poll.poll(min(max(until - now, 0.0), 60.0) * 1000)
         if self._is_over:
             return
         for fd, _ in came:
             if fd in by_fd:
-                self._answered(*by_fd[fd])
+                self._answered(by_fd[fd])
             else:
                 with suppress(BlockingIOError):
                     os.read(self._stir_read, 65536)
@@ -141,21 +168,28 @@ class Listener:
 
     # Waiting
 
+    def _waited_for(self) -> Iterator[tuple[Waiters, Key, int]]:
+        """Who waits, for what, and the number of that tube here."""
+        for waiters, number_of in self._sources:
+            for key in waiters.keys():
+                id: Any = key[0] if isinstance(key, tuple) else key
+                number = number_of(id)
+                if number is not None:
+                    yield waiters, key, number
+
     def _begin_watches(self) -> None:
-        for key in self._waiters.keys():
-            watch = self._watches.get(key)
+        for waiters, key, number in self._waited_for():
+            watch = self._watches.get((waiters, key))
             if watch is None:
-                watch = self._watches[key] = self._new_watch(key)
+                kind = "r" if isinstance(key, tuple) else "t"
+                keys, features = Keys.of_tube(self._namespace, number), self.features.get(number, "")
+                watch = self._watches[waiters, key] = Watch(waiters, key, keys, features, kind)
             if not watch.is_waiting and real_monotonic() >= watch.next_at:
-                self._wait(key, watch)
+                self._wait(watch)
 
-    def _new_watch(self, key: Any) -> Watch:
-        id, kind = (key[0], "r") if isinstance(key, tuple) else (key, "t")
-        return Watch(Keys.of_tube(self._namespace, id), self.features.get(id, ""), kind)
-
-    def _wait(self, key: Key, watch: Watch) -> None:
+    def _wait(self, watch: Watch) -> None:
         """Say that somebody waits here, and wait for a call."""
-        self._active.add(key)
+        self._active.add((watch.waiters, watch.key))
         watch.used_at = real_monotonic()
         try:
             if watch.wire is None:
@@ -166,31 +200,33 @@ class Listener:
             watch.wire.send("BLPOP", watch.bell, str(FLOOR))
             watch.is_waiting = True
         except (Lost, Refused, TubeError) as error:
-            self._lose(key, watch, error)
+            self._lose(watch, error)
             return
         if is_something_there:
-            self._waiters.wake_first(key)
+            watch.waiters.wake_first(watch.key)
 
-    def _answered(self, key: Key, watch: Watch) -> None:
+    def _answered(self, watch: Watch) -> None:
         """The wait is over: somebody called, or nobody did for a while."""
         assert watch.wire is not None
         try:
             answer = watch.wire.receive()
         except Lost as error:
-            self._lose(key, watch, error)
+            self._lose(watch, error)
             return
         watch.is_waiting = False
         if isinstance(answer, Exception):
-            self._lose(key, watch, answer)
+            self._lose(watch, answer)
             return
         spare = 0
         if answer is None:
-            self._waiters.wake_first(key)
+            watch.waiters.wake_first(watch.key)
         else:
-            spare = 1 - self._waiters.wake(key)
-        self._active.discard(key)  # before the look: who begins to wait from now on stirs
-        if key in self._waiters.line:
-            self._wait(key, watch)
+            spare = 1 - watch.waiters.wake(watch.key)
+        self._active.discard(
+            (watch.waiters, watch.key)
+        )  # before the look: who begins to wait from now on stirs
+        if watch.is_wanted:
+            self._wait(watch)
         else:
             self._unwait(watch, spare)
 
@@ -201,13 +237,13 @@ class Listener:
         except (Lost, Refused, TubeError):  # it is not believed for long
             self._end(watch)
 
-    def _lose(self, key: Key, watch: Watch, error: Exception) -> None:
+    def _lose(self, watch: Watch, error: Exception) -> None:
         """The connection is of no use any more. Whoever waits finds out what is the matter, and waits on."""
         log.debug("waiting at %s: %s", watch.bell, error)
         self._end(watch)
-        self._active.discard(key)
+        self._active.discard((watch.waiters, watch.key))
         watch.next_at = real_monotonic() + RECONNECT_EVERY
-        self._waiters.wake_first(key)
+        watch.waiters.wake_first(watch.key)
 
     def _end(self, watch: Watch) -> None:
         if watch.wire is not None:
@@ -236,7 +272,7 @@ class Listener:
             self._close_unused(now)
 
     def _close_unused(self, now: float) -> None:
-        for key, watch in list(self._watches.items()):
-            if not watch.is_waiting and now - watch.used_at > IDLE_AFTER and key not in self._waiters.line:
+        for place, watch in list(self._watches.items()):
+            if not (watch.is_waiting or watch.is_wanted) and now - watch.used_at > IDLE_AFTER:
                 self._end(watch)
-                del self._watches[key]
+                del self._watches[place]

@@ -35,6 +35,7 @@ from tubes.waiting import Waiters
 from . import scripts
 from .driver import RedisDriver
 from .hub import Hub
+from .nodes import Nodes
 from .scripts import Keys, Script
 from .wire import NO_SESSION, NO_TUBE, Argument, Refused, Wire
 
@@ -124,7 +125,7 @@ class RedisStore:
         self._patience = max(busy_timeout, 0.1)
         self._namespace = namespace
         self._keys = Keys.of_queue(namespace)
-        self._ttr_ms = session_ttr_ms
+        self.session_ttr_ms = session_ttr_ms
         self._is_closed = False
         self._is_stale = False
         self._left = False
@@ -147,7 +148,7 @@ class RedisStore:
                 self._hub.nodes.call(self._keys, self._check_durable)
             self._hub.nodes.call(self._keys, self._warn, is_repeatable=True)
             self._learn_time()
-            self._begin_session(uuid.uuid4().hex)
+            self._begin_session(self._new_session())
         except BaseException as error:
             self._hub.leave()
             if isinstance(error, Refused):
@@ -180,6 +181,21 @@ class RedisStore:
             log.warning(
                 "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
             )
+
+    @staticmethod
+    def new_number(url: str, namespace: str, patience: float) -> int:
+        """Return a number for a tube that no other has, there and in that namespace."""
+        url, _ = _parsed(url)
+        nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
+        try:
+            nodes.open()
+            keys = Keys.of_queue(namespace)
+            number: int = nodes.call(
+                keys, lambda wire: wire.command("HINCRBY", keys[3], "tube", 1), is_repeatable=True
+            )
+            return number
+        finally:
+            nodes.close()
 
     @staticmethod
     def migrate_sql(namespace: str) -> str:
@@ -330,10 +346,13 @@ class RedisStore:
 
     # Sessions
 
+    def _new_session(self) -> str:
+        return uuid.uuid4().hex
+
     def _begin_session(self, session: str) -> None:
         """Add a session and its connection, which beats from now on."""
         label = f"{socket.gethostname()}/{self._pid}"
-        self._connection: int = self._ask(scripts.BEGIN_SESSION, session, self._ttr_ms, label)
+        self._connection: int = self._ask(scripts.BEGIN_SESSION, session, self.session_ttr_ms, label)
         self.session = session
 
     def _is_alive(self) -> bool:
@@ -372,7 +391,7 @@ class RedisStore:
         self.transact(step)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
-        self._ttr_ms = ttr_ms
+        self.session_ttr_ms = ttr_ms
         self.transact(lambda tx: self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms))
 
     def prove_life(self) -> None:
@@ -383,7 +402,7 @@ class RedisStore:
         """This process was taken for dead: what it held is others'. Go on in a new session."""
         with self._resuming:
             if not (self._left or self._is_closed or self._is_alive()):
-                self._begin_session(uuid.uuid4().hex)
+                self._begin_session(self._new_session())
 
     def _beat(self) -> None:
         """Called by the listener every few seconds."""

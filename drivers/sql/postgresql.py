@@ -193,7 +193,7 @@ class PostgresStore:
         self._namespace = namespace
         self._busy_timeout = busy_timeout
         self._kind = (durability, busy_timeout, self._pooled)
-        self._ttr_ms = session_ttr_ms
+        self.session_ttr_ms = session_ttr_ms
         _, settings = DIALECT.create_connect_args(self._url)
         try:
             self._conninfo = make_conninfo(**settings)
@@ -541,7 +541,7 @@ class PostgresStore:
         session = uuid.uuid4().hex
 
         def step(tx: Any) -> int:
-            tx.run(self._sql.add_session, session, self._ttr_ms)
+            tx.run(self._sql.add_session, session, self.session_ttr_ms)
             now, host = self.clock.now_ms(), socket.gethostname()
             (id,) = tx.insert(self._sql.add_connection, [(session, host, self._pid, now)])
             return int(id)
@@ -586,7 +586,7 @@ class PostgresStore:
         self.transact(step, joined)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
-        self._ttr_ms = ttr_ms
+        self.session_ttr_ms = ttr_ms
         self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
 
     def prove_life(self) -> None:

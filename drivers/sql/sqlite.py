@@ -86,7 +86,7 @@ class SqliteStore:
         self._durability = durability
         self._namespace = namespace
         self._busy_timeout = busy_timeout
-        self._ttr_ms = session_ttr_ms
+        self.session_ttr_ms = session_ttr_ms
         self._sql: Statements = statements(DIALECT, namespace)
         self._is_closed = False
         self._is_stale = False
@@ -266,7 +266,9 @@ class SqliteStore:
         """Add a session and a connection that proves its life before anybody else can see it."""
         self.session = uuid.uuid4().hex
         if self._shared is None:
-            self.writer.transact(lambda tx: tx.run(self._sql.add_session, self.session, self._ttr_ms), None)
+            self.writer.transact(
+                lambda tx: tx.run(self._sql.add_session, self.session, self.session_ttr_ms), None
+            )
             return
         locks = self._shared.locks
 
@@ -275,7 +277,7 @@ class SqliteStore:
             others = [id for id, _ in tx.rows(self._sql.connections) if locks.is_alive(id)]
             if not others and is_first:
                 self._empty_temporary(tx)
-            tx.run(self._sql.add_session, self.session, self._ttr_ms)
+            tx.run(self._sql.add_session, self.session, self.session_ttr_ms)
             host = socket.gethostname()
             (id,) = tx.insert(self._sql.add_connection, [(self.session, host, self._pid, now)])
             locks.hold(id)
@@ -307,7 +309,7 @@ class SqliteStore:
         self.transact(step, joined)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
-        self._ttr_ms = ttr_ms
+        self.session_ttr_ms = ttr_ms
         self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
 
     def prove_life(self) -> None:
@@ -412,7 +414,7 @@ class SqliteStore:
             now = self.clock.now_ms()
             tx.begin()
             if self._shared is None:
-                tx.run(self._sql.end_session, now + self._ttr_ms, self.session)
+                tx.run(self._sql.end_session, now + self.session_ttr_ms, self.session)
             else:
                 tx.run(self._sql.remove_connection, self._connection)
                 tx.run(self._sql.end_lonely, now)

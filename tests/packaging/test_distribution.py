@@ -153,7 +153,8 @@ def test_the_installed_entry_points_all_load(installed: Path, tmp_path: Path) ->
     found = run(sys.executable, "-c", ENTRY_POINTS, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
     assert sorted(found) == sorted(
         [f"tubes.drivers {name}" for name in ("fifo", "fifottl", "limfifottl", "utube", "utubettl")]
-        + ["tubes.stores sqlite", "tubes.stores postgresql", "console_scripts tubes"]
+        + [f"tubes.stores {scheme}" for scheme in ("sqlite", "postgresql", "redis", "rediss", "unix")]
+        + ["console_scripts tubes"]
     )
 
 

@@ -1,0 +1,322 @@
+"""The type ``redis``: a tube with all features that keeps its tasks in Redis, in a queue of any store.
+
+The queue's own store has the tube's entry, and says which session asks. What is in Redis is as in a Redis store: the
+same keys and scripts, a session row with the same id, and beats; whoever has the tube open rescues the dead. So each
+step is a script, and none can be part of a transaction of the queue's store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from tubes.clock import SystemClock
+from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
+from tubes.errors import BadOption, NoSuchTube, StoreError, StoreUnavailable
+from tubes.store import Store
+from tubes.task import State, Task
+
+from . import scripts
+from .driver import RedisDriver
+from .listener import Source
+from .store import RedisStore
+
+T = TypeVar("T")
+
+NAMESPACE = "tubes_hosted"
+"""Of all tubes of this type on one server: their own numbers, and sessions apart from those of Redis stores."""
+
+PATIENCE = 5.0
+"""Seconds that the server is waited for."""
+
+PASSWORD = "TUBES_REDIS_PASSWORD"
+"""Environment variable: the password for tubes that this process opened without being given their URL."""
+
+ALL = TubeType(Features(timed=True, priority=True, grouped=True, bounded=True))
+
+_given: dict[str, str] = {}
+"""URLs with their passwords, by what is stored of them. Passwords are kept in this process only."""
+
+
+class RedisTube:
+    """The driver. Tube option ``url``: as for a Redis store; its password is not stored.
+
+    A process that opens the tube by its name takes the password from the environment, TUBES_REDIS_PASSWORD, or from
+    ``create_tube(..., url=..., if_not_exists=True)``. All that ``utubettl`` and ``limfifottl`` have is there: tasks
+    without a ``utube`` share one unnamed sub-queue, and ``capacity`` 0, the default, is no limit.
+    """
+
+    features = ALL.features
+    tube_options = ("url",)
+    transactional = False
+    is_hosted = True
+
+    def __init__(self, store: Store, tube: TubeRecord) -> None:
+        self._host = store
+        self._id = tube.id
+        self._url: str = tube.options["url"]
+        self._redis = RedisDriver(ALL, replace(tube, id=tube.options["number"]), NAMESPACE, self._waiting)
+        self._opening = threading.Lock()
+        self._opened: HostedStore | None = None
+        self._suspects = False
+
+    @staticmethod
+    def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what is stored: the URL without its password, and the number that the tube has in Redis."""
+        url = given.get("url")
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+            raise BadOption(
+                "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
+            )
+        shown, password = _without_password(url)
+        if password is not None:
+            _given[shown] = url
+        return {"url": shown, "number": RedisStore.new_number(_with_password(shown), NAMESPACE, PATIENCE)}
+
+    # Life
+
+    def create_space(self, tx: Any, tube: TubeRecord) -> None:
+        self._store.transact(self._redis.start)
+
+    def start(self, tx: Any) -> None:
+        with suppress(StoreError):  # a queue opens all the same, and the tube's verbs say what is the matter
+            self._store.transact(self._redis.start)
+
+    def stop(self) -> None:
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.leave()
+            opened.close()
+
+    def follow_session(self) -> None:
+        """The queue's session is another, or has another ttr."""
+        self._store.follow(self._host.session)
+
+    def drop(self, tx: Any) -> None:
+        self._store.transact(self._redis.drop)
+
+    # Steps
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        try:
+            return self._store.transact(lambda tx: self._redis.put(tx, items, now=now))
+        except NoSuchTube:  # it was dropped, or the server has lost everything: then it is made anew
+            self._store.transact(self._redis.start)
+            return self._store.transact(lambda tx: self._redis.put(tx, items, now=now))
+
+    def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
+        return self.ack_and_take(tx, (), limit, owner=owner, now=now)
+
+    def ack_and_take(
+        self, tx: Any, refs: Sequence[Ref], limit: int, *, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        """Ack, and take in the same step; nothing at all where the ack is refused."""
+        now, store = self._now(now), self._store
+        if owner is not None:
+            store.follow(owner)
+        rescued = self._rescue(now) if self._suspects or store.deaths_suspected() else ()
+        taken = store.transact(lambda tx: self._redis.ack_and_take(tx, refs, limit, owner=owner, now=now))
+        return [*taken, *rescued] if refs else [*rescued, *taken]
+
+    def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(lambda tx: self._redis.ack(tx, refs, owner=owner, now=now))
+
+    def touch(
+        self, tx: Any, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(lambda tx: self._redis.touch(tx, refs, delta_ms, owner=owner, now=now))
+
+    def release(
+        self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
+    ) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(
+            lambda tx: self._redis.release(tx, refs, delay_ms=delay_ms, owner=owner, now=now)
+        )
+
+    def bury(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(lambda tx: self._redis.bury(tx, refs, owner=owner, now=now))
+
+    def delete(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(lambda tx: self._redis.delete(tx, refs, owner=owner, now=now))
+
+    def kick(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(lambda tx: self._redis.kick(tx, limit, now=now))
+
+    def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        rescued = self._rescue(now) if self._suspects else ()
+        return [*rescued, *self._store.transact(lambda tx: self._redis.expire(tx, limit, now=now))]
+
+    def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        now = self._now(now)
+        return self._store.transact(lambda tx: self._redis.release_owner(tx, owner, limit, now=now))
+
+    def truncate(self, tx: Any, limit: int) -> int:
+        return self._store.transact(lambda tx: self._redis.truncate(tx, limit))
+
+    # Looking
+
+    def peek(self, tx: Any, ids: Sequence[int]) -> Sequence[Any]:
+        return self._store.read(lambda tx: self._redis.peek(tx, ids))
+
+    def tasks_by_state(self, tx: Any, state: State, *, after: int, limit: int) -> Sequence[Any]:
+        return self._store.read(lambda tx: self._redis.tasks_by_state(tx, state, after=after, limit=limit))
+
+    def can_take(self, tx: Any) -> bool:
+        self._store.listen()
+        return self._has_work() or self._store.read(self._redis.can_take)
+
+    def count(self, tx: Any) -> Mapping[State, int]:
+        return self._store.read(self._redis.count)
+
+    def next_due(self, tx: Any) -> int | None:
+        return 0 if self._has_work() else self._store.read(self._redis.next_due)
+
+    def normalize_task(self, raw: Any) -> Task:
+        return self._redis.normalize_task(raw)
+
+    # Within
+
+    @property
+    def _store(self) -> HostedStore:
+        if self._opened is None:
+            with self._opening:
+                if self._opened is None:
+                    url = _with_password(self._url)
+                    try:
+                        self._opened = HostedStore(self._host, self._id, self._redis, url)
+                    except StoreUnavailable as error:
+                        if url != self._url or "auth" not in str(error).lower():
+                            raise
+                        raise StoreUnavailable(f"{error} (its password may come from {PASSWORD})") from error
+        return self._opened
+
+    def _now(self, now: int) -> int:
+        """The clock of record is the server's, unless a test has another."""
+        return self._store.clock.now_ms() if isinstance(self._host.clock, SystemClock) else now
+
+    def _waiting(self, number: int) -> int:
+        waiters = self._host.waiters
+        return waiters.uncalled(self._id) if self._id in waiters.line else 0
+
+    def _has_work(self) -> bool:
+        """Whether a session may have ended in Redis; it stays so until that is seen to."""
+        self._suspects = self._suspects or self._store.deaths_suspected()
+        return self._suspects
+
+    def _rescue(self, now: int) -> Sequence[Change]:
+        """Release here what ended sessions hold: those that may take, and are not alive."""
+        self._suspects = False
+        return self._store.rescue(now)
+
+
+class HostedStore(RedisStore):
+    """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
+
+    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str) -> None:
+        self._host = host
+        self._tube = tube
+        self._driver = driver
+        clock = host.clock
+        super().__init__(
+            url,
+            clock=SystemClock() if isinstance(clock, SystemClock) else clock,
+            durability="normal",
+            session_ttr_ms=host.session_ttr_ms,
+            namespace=NAMESPACE,
+            migrate=None,
+            busy_timeout=PATIENCE,
+        )
+        _open_stores.add(self)
+
+    def _new_session(self) -> str:
+        return self._host.session
+
+    def _open(self) -> None:
+        super()._open()
+        self._source = Source(self._host.waiters, {self._tube: self._driver.number}.get)
+        self._hub.listener.features[self._driver.number] = self._driver.flags
+        self._hub.listener.add_source(self._source)
+
+    def close(self) -> None:
+        if not (self._is_closed or self._is_stale):
+            self._hub.listener.remove_source(self._source)
+        super().close()
+
+    def listen(self) -> None:
+        """Somebody begins to wait in the host's queue, or waits still."""
+        self._hub.listener.on_wait()
+
+    def follow(self, session: str) -> None:
+        """Be of the host's session, which may be another by now, or have another ttr."""
+        if session != self.session or self.session_ttr_ms != self._host.session_ttr_ms:
+            self.session_ttr_ms = self._host.session_ttr_ms
+            left = self._connection
+            self._begin_session(session)
+            self._ask(scripts.LEAVE, left, self.clock.now_ms())
+
+    def rescue(self, now: int) -> list[Change]:
+        """Release what sessions hold in the tube that are not alive."""
+        driver = self._driver
+        over = {*self._end_sessions(now)}
+        admitted = {session.decode() for session in self._run_on(driver.number, scripts.ADMITTED)}
+        alive = self._sessions()[0].keys() - over
+        changes: list[Change] = []
+        for session in admitted - alive:
+            while True:
+                released = self.transact(
+                    lambda tx, session=session: driver.release_owner(tx, session, STEP_LIMIT, now=now)  # type: ignore[misc]
+                )
+                changes += released
+                if len(released) < STEP_LIMIT:
+                    break
+        for session in over:  # in other tubes it is unknown then, which is as good
+            self.forget_session(None, session)
+        return changes
+
+
+_open_stores: weakref.WeakSet[HostedStore] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for store in list(_open_stores):
+        store.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _without_password(url: str) -> tuple[str, str | None]:
+    """The URL without its password, and that."""
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    password = parts.password or dict(options).get("password")
+    netloc = parts.netloc.rpartition("@")[2]
+    if parts.username:
+        netloc = f"{parts.username}@{netloc}"
+    query = urlencode([(name, value) for name, value in options if name != "password"], safe="/")
+    shown = f"{parts.scheme}://{netloc}{parts.path}"
+    return f"{shown}?{query}" if query else shown, password
+
+
+def _with_password(url: str) -> str:
+    if url in _given:
+        return _given[url]
+    password = os.environ.get(PASSWORD)
+    if password is None:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}password={quote(password, safe='')}"

@@ -1,0 +1,148 @@
+"""The type redis: tubes in Redis that live in a queue of another store."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from hypothesis import settings
+from redis_servers import RedisServer
+
+import tubes
+from tubes import Queue
+from tubes.testing import ConformanceKit, FakeClock
+from tubes.testing.agreement import shortened
+from tubes.testing.suite import Connect, MakeTube
+from tubes.tube import Tube
+
+
+class TestRedisInSqlite(ConformanceKit):
+    """All features at once, on a SQLite file."""
+
+    type = "redis"
+    transactions = False
+    redis_url: ClassVar[str]
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_url: str) -> None:
+        type(self).redis_url = redis_url
+
+    def connect(self, url: str, clock: FakeClock, **settings: Any) -> Queue:
+        """Tubes of this type know their server without being told each time."""
+        queue = super().connect(url, clock, **settings)
+        create = queue.create_tube
+
+        def create_tube(name: str, type: str, **options: Any) -> Tube:
+            if type == "redis":
+                options.setdefault("url", self.redis_url)
+            return create(name, type, **options)
+
+        queue.create_tube = create_tube  # type: ignore[method-assign]
+        return queue
+
+    def machine_settings(self) -> settings:
+        """Each call is a round trip, so it runs for a shorter time."""
+        return shortened(super().machine_settings())
+
+    def test_a_temporary_tube_comes_back_empty(
+        self, queue: Queue, make_tube: MakeTube, make_queue: Connect
+    ) -> None:
+        """After a restart of the server, see the fault tests; not when its last client has gone."""
+        make_tube(temporary=True).put("a")
+        queue.close()
+        task = make_queue().tube.jobs.take(0)
+        assert task is not None and task.data == "a"
+
+    def test_it_is_part_of_no_transaction(self, queue: Queue, tube: Tube) -> None:
+        with queue.transaction() as unit, pytest.raises(tubes.NotSupported, match="several calls"):
+            tube.put("x", unit=unit)
+        with pytest.raises(tubes.NotSupported, match="several calls"):
+            tube.put("x", connection=object())
+        assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_it_needs_a_server(tmp_path: Path) -> None:
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
+        for url in (None, "", "sqlite://", 7):
+            with pytest.raises(tubes.BadOption, match="redis://"):
+                queue.create_tube("hot", "redis", url=url)
+        with pytest.raises(tubes.StoreUnavailable, match="nowhere"):
+            queue.create_tube("hot", "redis", url="unix:///nowhere/redis.sock")
+        assert queue.tubes() == []
+
+
+def test_no_password_is_stored(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis_server()
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "open,sesame")
+    with_password = f"{server.url}&password=open%2Csesame"
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store) as queue:
+        tube = queue.create_tube("hot", "redis", url=with_password)
+        tube.put("x", utube="a")
+        assert "sesame" not in json.dumps([dict(record.options) for record in queue.records()])
+    assert b"sesame" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    hosted = importlib.import_module("tubes.drivers.redis.hosted")
+    monkeypatch.setattr(hosted, "_given", {})  # as in another process
+    with tubes.connect(store) as queue:  # opens, though it cannot use the tube
+        with pytest.raises(tubes.StoreUnavailable, match=hosted.PASSWORD):
+            queue.tube.hot.put("y")
+    monkeypatch.setenv(hosted.PASSWORD, "open,sesame")
+    with tubes.connect(store) as queue:
+        task = queue.tube.hot.take(0)
+        assert task is not None and task.data == "x"
+
+
+def test_two_queues_on_other_files_have_tubes_of_their_own(tmp_path: Path, redis_url: str) -> None:
+    with (
+        tubes.connect(f"sqlite:///{tmp_path / 'one.db'}") as one,
+        tubes.connect(f"sqlite:///{tmp_path / 'two.db'}") as two,
+    ):
+        first, second = (queue.create_tube("hot", "redis", url=redis_url) for queue in (one, two))
+        first.put("x")
+        assert second.take(0) is None
+        assert first.take(0) is not None
+
+
+def test_a_server_that_is_away_disturbs_no_other_tube(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    server = own_redis_server(fsync="always")
+    clock = FakeClock()
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", clock=clock, sweep=False) as queue:
+        hot = queue.create_tube("hot", "redis", url=server.url)
+        cold = queue.create_tube("cold", "fifottl")
+        hot.put("x")
+        cold.put("y", ttl=1)
+        server.stop("immediate")
+        clock.advance(1)
+        with pytest.raises(tubes.StoreUnavailable):
+            queue.sweep()
+        assert cold.statistics()["calls"]["ttl"] == 1
+        with pytest.raises(tubes.StoreError):
+            hot.put("z")
+        server.start()
+        task = hot.take(0)
+        assert task is not None and task.data == "x"
+
+
+def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> None:
+    for url in ("sqlite://", redis_url, postgres_queue_url):
+        with tubes.connect(url) as queue:
+            tube = queue.create_tube("hot", "redis", url=redis_url, ttr=60)
+            tube.put("later", pri=2, utube="a")
+            tube.put("now", pri=1, utube="a")
+            now = tube.take(0)
+            assert now is not None and now.data == "now"
+            assert tube.take(0) is None
+            later = tube.take(0, ack=now)
+            assert later is not None and later.data == "later"
+            assert tube.release_all() == 1
+            tube.drop()
