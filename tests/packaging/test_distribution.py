@@ -152,7 +152,7 @@ for group in ("tubes.drivers", "tubes.stores", "console_scripts"):
 def test_the_installed_entry_points_all_load(installed: Path, tmp_path: Path) -> None:
     found = run(sys.executable, "-c", ENTRY_POINTS, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
     assert sorted(found) == sorted(
-        [f"tubes.drivers {name}" for name in ("fifo", "fifottl", "limfifottl", "utube", "utubettl")]
+        [f"tubes.drivers {name}" for name in ("fifo", "fifottl", "limfifottl", "redis", "utube", "utubettl")]
         + [f"tubes.stores {scheme}" for scheme in ("sqlite", "postgresql", "redis", "rediss", "unix")]
         + ["console_scripts tubes"]
     )
