@@ -2,20 +2,28 @@
 --
 -- include tube
 -- ARGV: 4 the session, which is over; - for every session, and then all stay on the list · 5 how many tasks at most.
--- Reply: changes.
+-- Reply: changes, by id; those of every session in the order of a take.
 -- Cost: O(log n) each.
 refuse_when_full()
 local owner, limit = ARGV[4], ARGV[5]
 local members
 if owner == NONE then
-  members = call('ZRANGE', HELD, 0, limit - 1)
+  members = call('ZRANGEBYLEX', STATES, '[t', '(t' .. LAST_DIGIT, 'LIMIT', 0, limit)
 else
   call('SREM', SESSIONS, owner)
   members = call('ZRANGEBYLEX', HELD, '[' .. owner, '(' .. owner .. LAST_DIGIT, 'LIMIT', 0, limit)
 end
-for _, member in ipairs(members) do
+local tasks = {}
+for n, member in ipairs(members) do
   local id = string.sub(member, -16)
-  make_ready('release', id, load(id))
+  tasks[n] = {id = id, t = load(id)}
 end
+if owner == NONE and priority then
+  table.sort(tasks, function(a, b)
+    local one, other = tonumber(a.t.pri), tonumber(b.t.pri)
+    return one < other or (one == other and a.id < b.id)
+  end)
+end
+for _, task in ipairs(tasks) do make_ready('release', task.id, task.t) end
 ring_all()
 return changes
