@@ -50,12 +50,20 @@ class RedisTx(Protocol):
 
 
 class RedisDriver:
-    """All five types, and others of their kind. ``waiting`` tells how many consumers wait here that nobody called."""
+    """All five types, and others of their kind.
+
+    ``waiting`` tells how many consumers wait here that nobody called, ``after`` the id after which the tube's begin.
+    """
 
     transactional = False
 
     def __init__(
-        self, type: TubeType, tube: TubeRecord, namespace: str, waiting: Callable[[int], int]
+        self,
+        type: TubeType,
+        tube: TubeRecord,
+        namespace: str,
+        waiting: Callable[[int], int],
+        after: Argument = "0",
     ) -> None:
         features = type.features
         if type.order == "newest" and (features.priority or features.grouped):
@@ -73,6 +81,7 @@ class RedisDriver:
         self._name = tube.name
         self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self._waiting = waiting
+        self._after = after
         self._is_timed = features.timed
         self._is_plain = not (features.timed or features.priority or features.grouped)
 
@@ -82,13 +91,13 @@ class RedisDriver:
         """The store has made it."""
 
     def start(self, tx: RedisTx) -> None:
-        self._do(tx, scripts.OPEN)
+        self._do(tx, scripts.OPEN, self._after)
 
     def stop(self) -> None:
         """Nothing to stop."""
 
     def drop(self, tx: RedisTx) -> None:
-        taken = self._do(tx, scripts.DROP)
+        taken, _ = self._do(tx, scripts.DROP)
         if taken:
             raise TubeBusy(self._name, f"{taken} of its tasks are taken")
 

@@ -140,6 +140,7 @@ class RedisStore:
         self._resuming = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}
         self._look_at = 0.0
+        self._after: dict[int, str] = {}
         self.set_aside: set[str] = set()
         self._hub = Hub.enter((self._url, self._namespace, self._patience), self._what)
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
@@ -292,7 +293,7 @@ class RedisStore:
         return self._hub.nodes.call(keys, lambda wire: wire.evaluate(script, keys, given), is_repeatable=True)
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
-        driver = RedisDriver(type, tube, self._namespace, self._waiting)
+        driver = RedisDriver(type, tube, self._namespace, self._waiting, self._after.get(tube.id, "0"))
         self._hub.listener.features[tube.id] = driver.flags
         return driver
 
@@ -304,7 +305,14 @@ class RedisStore:
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         flat = self._ask(scripts.TUBES)
-        records = [_record(name, entry) for name, entry in zip(flat[::2], flat[1::2], strict=True)]
+        entries = [
+            (name.decode(), json.loads(entry)) for name, entry in zip(flat[::2], flat[1::2], strict=True)
+        ]
+        self._after = {entry["id"]: str(entry["after"]) for _, entry in entries}
+        records = [
+            TubeRecord(entry["id"], name, entry["type"], entry["options"], entry["temporary"])
+            for name, entry in entries
+        ]
         return sorted(records, key=lambda record: record.id)
 
     def add_tube(
@@ -312,17 +320,18 @@ class RedisStore:
     ) -> TubeRecord:
         entry = json.dumps({"type": type, "options": dict(options), "temporary": temporary})
         keys = self._keys
-        id: int = self._hub.nodes.call(
+        id, after = self._hub.nodes.call(
             keys, lambda wire: wire.evaluate(scripts.ADD_TUBE, keys, (name, entry))
         )
         if not id:
             raise Again
-        self._run_on(id, scripts.OPEN)
+        self._after[id] = after.decode()
+        self._run_on(id, scripts.OPEN, self._after[id])
         return TubeRecord(id, name, type, dict(options), temporary)
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
-        self._run_on(tube.id, scripts.DROP)
-        self._ask(scripts.REMOVE_TUBE, tube.name, tube.id)
+        _, last = self._run_on(tube.id, scripts.DROP)
+        self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
         if tube.id in tx.looked:
@@ -561,11 +570,6 @@ class RedisStore:
 
 
 _warned: set[str] = set()
-
-
-def _record(name: bytes, entry: bytes) -> TubeRecord:
-    stored = json.loads(entry)
-    return TubeRecord(stored["id"], name.decode(), stored["type"], stored["options"], stored["temporary"])
 
 
 def _parsed(url: str) -> tuple[str, float]:

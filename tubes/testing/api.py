@@ -242,6 +242,14 @@ class Api(Suite):
         assert statistics["tasks"] == dict.fromkeys(statistics["tasks"], 0)
         assert statistics["calls"] == dict.fromkeys(statistics["calls"], 0)
 
+    def test_a_tube_that_is_made_anew_gives_no_id_that_another_of_its_name_gave(
+        self, make_tube: MakeTube
+    ) -> None:
+        tube = make_tube()
+        old = tube.put_many(range(3))
+        tube.drop()
+        assert make_tube().put("x").id > old[-1].id
+
     def test_a_tube_is_found_under_its_name(self, queue: Queue, tube: Tube) -> None:
         assert tube.name in queue.tubes()
         assert queue.tube[tube.name] is tube is getattr(queue.tube, tube.name)

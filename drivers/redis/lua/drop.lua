@@ -2,16 +2,17 @@
 -- open puts anything there.
 --
 -- include tube
--- Reply: how many tasks are taken; 0: it is gone.
+-- Reply: how many tasks are taken; 0: it is gone. And the last id that it gave.
 -- Cost: O(log n); the memory is given back in the background.
 local taken = call('ZCARD', HELD)
-if taken > 0 or not exists() then return taken end
+local last = call('HGET', META, 'last') or call('HGET', META, 'gave') or '0'
+if taken > 0 or not exists() then return {taken, last} end
 local waiting, seeking = call('ZCARD', WAITING), call('ZCARD', SEEKING)
 call('UNLINK', unpack(KEYS))
-call('HSET', META, 'dropped', now)
+call('HSET', META, 'dropped', now, 'gave', last)
 call('PEXPIRE', META, 86400000)
 for _ = 1, waiting do call('LPUSH', BELL, 1) end
 for _ = 1, seeking do call('LPUSH', ROOM, 1) end
 call('PEXPIRE', BELL, 10000)
 call('PEXPIRE', ROOM, 10000)
-return 0
+return {0, last}

@@ -1,8 +1,9 @@
 -- Makes a tube ready for use where it is not.
 --
 -- include tube
+-- ARGV: 4 the last id that tubes gave which were dropped before this one was made: ids never come again.
 -- Reply: 1, or 0 where it was dropped.
 -- Cost: O(1).
 if call('HEXISTS', META, 'dropped') == 1 then return 0 end
-call('HSETNX', META, 'last', '0')
+call('HSETNX', META, 'last', ARGV[4])
 return 1

@@ -1,7 +1,8 @@
 -- Included by every script of a tube: its keys, the record of a task, and the indexes that a task is in.
 --
 -- KEYS, always all of them and in this order; the tube's hash tag makes them one slot of a Cluster:
---   meta      hash     last: the last id given · dropped: when it was · run: the server's run, in a temporary tube
+--   meta      hash     last: the last id given · run: the server's run, in a temporary tube · dropped: when it was;
+--                      gave: the last id before that
 --   tasks     hash     id -> record
 --   data      hash     id -> payload, as it was put
 --   states    zset     score 0, state .. id: every task, by state and id
