@@ -144,6 +144,14 @@ def redis_db(redis_url: str, worker_id: str) -> str:
     return url
 
 
+@pytest.fixture
+def redis_oracle_url(redis_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty database, where nothing but what the scenario does may wake a waiter."""
+    listener = importlib.import_module("tubes.drivers.redis.listener")
+    monkeypatch.setattr(listener, "FLOOR", 0)  # to a BLPOP, for ever
+    return redis_db
+
+
 def _number(worker_id: str) -> int:
     """Of the processes that run the tests at once, and share a server that is not theirs."""
     return int(worker_id.removeprefix("gw")) if worker_id != "master" else 0

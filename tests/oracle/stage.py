@@ -1,6 +1,6 @@
-"""Plays a scenario on the real queue: a SQLite file, a connection for each session, and a clock moved by hand.
+"""Plays a scenario on the real queue: a store, a connection for each session, and a clock moved by hand.
 
-Tarantool's notions are set in scene like this: a session's name is a ``Queue`` of its own on the same file, with
+Tarantool's notions are set in scene like this: a session's name is a ``Queue`` of its own on the same store, with
 the recording callback on each of its tubes, since every connection reports the changes that it made itself; what
 no session does is done by one more, ``home``, which also sweeps. A background call is a thread; after each step,
 and at each instant at which something is due, it is waited for until all of them have ended or wait on the clock.
@@ -70,7 +70,7 @@ class Stage:
         self._queues: dict[str, tubes.Queue] = {}
         self._numbers: dict[uuid.UUID, str] = {}
         self._ids: dict[str, list[int]] = {}
-        self._last_id = 0
+        self._last_ids: dict[str, int] = {}
         self._silent: set[str] = set()
         self._raises: dict[str, frozenset[str]] = {}
         self._calls: list[Call] = []
@@ -161,13 +161,18 @@ class Stage:
     # Tasks
 
     def _seen(self, task: tubes.Task) -> Seen:
-        """A task by its place among the puts of its tube; ids must grow over all tubes, and never come again."""
+        """A task by its place among the puts of its tube.
+
+        Ids must grow, and never come again: in Redis those of a tube's name, elsewhere those of the whole store.
+        """
+        counter = task.tube if self._url.startswith(("redis", "unix")) else ""
         with self._notes:
             ids = self._ids.setdefault(task.tube, [])
             if task.id not in ids:
-                assert task.id > self._last_id, f"id {task.id} came after {self._last_id}"
+                last = self._last_ids.get(counter, 0)
+                assert task.id > last, f"id {task.id} came after {last}"
                 ids.append(task.id)
-                self._last_id = task.id
+                self._last_ids[counter] = task.id
             return Seen(ids.index(task.id), task.state.value, task.data)
 
     def _id(self, step: Step) -> Any:

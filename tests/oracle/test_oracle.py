@@ -1,4 +1,4 @@
-"""Tarantool's own answers: every recorded scenario is replayed on SQLite, and goes as recorded but for DEPARTURES.
+"""Tarantool's own answers: every recorded scenario is replayed on each store, and goes as recorded but for DEPARTURES.
 
 How a scenario is replayed, and what is compared, is told in ``replay``. The case files are described in
 ``cases/README.md``; more of the same kinds can simply be laid beside them.
@@ -205,6 +205,20 @@ def test_it_does_so_on_postgresql(case: Case, postgres_oracle_url: str) -> None:
 def test_it_does_so_through_asyncio_on_postgresql(case: Case, postgres_oracle_url: str) -> None:
     """The same."""
     with AwaitedStage(postgres_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
+def test_it_does_so_on_redis(case: Case, redis_oracle_url: str) -> None:
+    """The same."""
+    with Stage(redis_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE[::4])
+def test_it_does_so_through_asyncio_on_redis(case: Case, redis_oracle_url: str) -> None:
+    """The same, for every fourth, as on PostgreSQL."""
+    with AwaitedStage(redis_oracle_url) as stage:
         replay(case, DEPARTURES, stage)
 
 
