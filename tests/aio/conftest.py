@@ -9,16 +9,27 @@ import pytest
 
 import tubes
 
-STORES = ("sqlite", "postgresql")
+SERVERS = {"postgresql": "postgres_queue_url", "redis": "redis_url"}
+"""The fixtures with their URLs."""
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A store without tubes."""
+    yield from _store(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The same, with transactions over several calls."""
+    yield from _store(request, tmp_path)
+
+
+def _store(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'aio.db'}"
+        yield f"sqlite:///{folder / 'aio.db'}"
         return
-    shared: str = request.getfixturevalue("postgres_queue_url")
+    shared: str = request.getfixturevalue(SERVERS[request.param])
     yield shared
     with tubes.connect(shared, sweep=False) as queue:
         for name in queue.tubes():

@@ -64,9 +64,9 @@ async def test_a_hundred_waiting_takes_need_no_thread_each(url: str) -> None:
 
 
 @awaited
-async def test_its_threads_end_with_the_queue(url: str) -> None:
+async def test_its_threads_end_with_the_queue(sql_url: str) -> None:
     before = threading.active_count()
-    async with connect(url) as queue:
+    async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         async with queue.transaction() as unit:
             await jobs.put("x", unit=unit)
@@ -149,8 +149,8 @@ async def test_a_put_waits_for_room_and_gets_it(url: str) -> None:
 
 
 @awaited
-async def test_a_transaction_is_committed_as_one(url: str) -> None:
-    async with connect(url) as queue:
+async def test_a_transaction_is_committed_as_one(sql_url: str) -> None:
+    async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         waiting = asyncio.create_task(jobs.take())
         await in_line(jobs, 1)
@@ -164,8 +164,8 @@ async def test_a_transaction_is_committed_as_one(url: str) -> None:
 
 
 @awaited
-async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(url: str) -> None:
-    async with connect(url) as queue:
+async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(sql_url: str) -> None:
+    async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         with pytest.raises(ZeroDivisionError):
             async with queue.transaction() as unit:
@@ -181,8 +181,8 @@ async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(url: str
 
 
 @awaited
-async def test_statements_of_ones_own_run_in_the_transaction(url: str) -> None:
-    async with connect(url) as queue:
+async def test_statements_of_ones_own_run_in_the_transaction(sql_url: str) -> None:
+    async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         count = sa.text("SELECT count(*) FROM tubes_task")
         async with queue.transaction() as unit:
@@ -193,8 +193,8 @@ async def test_statements_of_ones_own_run_in_the_transaction(url: str) -> None:
 
 
 @awaited
-async def test_several_tasks_use_one_unit_at_once(url: str) -> None:
-    async with connect(url) as queue:
+async def test_several_tasks_use_one_unit_at_once(sql_url: str) -> None:
+    async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         async with queue.transaction() as unit:
             await asyncio.gather(*[jobs.put(n, unit=unit) for n in range(10)])
@@ -202,8 +202,8 @@ async def test_several_tasks_use_one_unit_at_once(url: str) -> None:
 
 
 @awaited
-async def test_transactions_of_many_tasks_take_turns(url: str) -> None:
-    async with connect(url) as queue:
+async def test_transactions_of_many_tasks_take_turns(sql_url: str) -> None:
+    async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
 
         async def move(n: int) -> None:

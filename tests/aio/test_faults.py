@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aio.running import awaited, connect, in_line, until
 from interpreter import PIPE, Process
+from redis_servers import RedisServer
 from servers import PostgresServer
 
 import tubes
@@ -33,6 +34,30 @@ async def test_waiting_takes_go_on_waiting_when_the_server_is_started_again(
         tasks = await asyncio.gather(*takes)
         assert sorted(task.data for task in tasks if task is not None) == [*range(19)]
         assert len(await jobs.ack_many([task for task in tasks if task is not None])) == 19
+
+
+@awaited
+async def test_waiting_takes_go_on_waiting_when_redis_is_started_again(redis_server: RedisServer) -> None:
+    """And take what was put before it ended, by its append-only file."""
+    async with connect(redis_server.url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        first = await jobs.put("x")
+        await jobs.bury(first)
+        takes = [asyncio.create_task(jobs.take()) for _ in range(20)]
+        await in_line(jobs, 20)
+        await asyncio.to_thread(redis_server.stop)
+        with pytest.raises((tubes.StoreUnavailable, tubes.OutcomeUnknown)):
+            await jobs.take(0)
+        takes.pop().cancel()
+        await asyncio.to_thread(redis_server.start)
+        await jobs.kick()
+        await jobs.put_many(range(18))
+        tasks = await asyncio.gather(*takes)
+        assert sorted(str(task.data) for task in tasks if task is not None) == sorted(
+            [*map(str, range(18)), "x"]
+        )
+        assert len(await jobs.ack_many([task for task in tasks if task is not None])) == 19
+        await jobs.drop()
 
 
 @awaited
