@@ -400,7 +400,9 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         from sqlalchemy.dialects.postgresql import insert as upserting
     else:
         from sqlalchemy.dialects.sqlite import insert as upserting  # type: ignore[assignment]
-    upsert = upserting(t.calls).values(tube=bind("tube"), event=bind("event"), count=bind("count"))
+    counted = {name: sa.type_coerce(bind(name), t.calls.c[name].type) for name in ("tube", "event", "count")}
+    there = sa.exists(sa.select(ONE).where(tube.c.id == bind("tube")))  # else it was dropped meanwhile
+    upsert = upserting(t.calls).from_select(list(counted), sa.select(*counted.values()).where(there))
     upsert = upsert.on_conflict_do_update(
         index_elements=["tube", "event"], set_={"count": t.calls.c.count + upsert.excluded.count}
     )
