@@ -50,7 +50,7 @@ INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
 EXIT_CODES = f"""\b
 Exit status:
     0  done
-    {REFUSED}  refused, or nothing taken
+    {REFUSED}  refused, nothing taken, or something found by the doctor
     {USAGE}  wrong usage
     {UNAVAILABLE}  the store cannot be used
     {BAD_INPUT}  some lines of the input were bad (the others are stored)
@@ -67,14 +67,14 @@ class Place:
     url: str = DEFAULT_URL
     namespace: str = "tubes"
 
-    def connect(self, *, makes_file: bool = False) -> tubes.Queue:
+    def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
         """Open the store. Only who makes something may make its file: a mistyped path is not an empty queue."""
         path = re.sub(r"^sqlite(\+\w+)?:///", "", self.url)
         if not makes_file and path not in (self.url, "", ":memory:") and not Path(path).exists():
             raise tubes.StoreUnavailable(
                 f"there is no file {path}; 'tubes create' makes it with its first tube"
             )
-        return tubes.connect(self.url, namespace=self.namespace)
+        return tubes.connect(self.url, namespace=self.namespace, sweep=sweep)
 
 
 place = Place()
@@ -560,6 +560,37 @@ def stats(name: str | None, as_json: bool) -> None:
         for tube, counts in chosen.items():
             table.add_row(tube, *(str(counts[part][key]) for key in keys))
         print_table(table)
+
+
+@command("doctor")
+@click.argument("store", metavar="[URL]", required=False, callback=_set("url"), expose_value=False)
+@click.option("--deep", is_flag=True, help="Look at every task too, and at the pages of a SQLite file.")
+@click.option("--fix", is_flag=True, help="Repair what can be, and show what is left.")
+@as_json
+def doctor(deep: bool, fix: bool, as_json: bool) -> None:
+    """Look for damage in a store, and repair it.
+
+    Finds tasks that nothing leads to, tasks without data, sub-queues that are stuck, wrong counts, and tasks of dead
+    owners. It looks in small steps, so others may go on working. URL is another way to say --url.
+
+    \b
+      tubes doctor
+      tubes doctor --deep --fix
+      tubes doctor sqlite:///jobs.db --json | jq .what
+
+    Without --deep, it costs little whatever the backlog. The exit status is 1 if something was found, or with --fix,
+    if something is left; 2 if the store cannot be examined.
+    """
+    from tubes.cli_doctor import Visit
+
+    with place.connect(sweep=False) as queue:
+        try:
+            visit = Visit(queue, deep, as_json)
+        except tubes.NotSupported as error:
+            raise click.UsageError(str(error)) from error
+        left = visit.repair() if fix else visit.examine()
+    if left:
+        raise click.exceptions.Exit(REFUSED)
 
 
 @command("migrate")

@@ -9,7 +9,7 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
+from tubes.doctor import Check
 from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.errors import (
     BadOption,
@@ -36,6 +37,7 @@ from tubes.waiting import Waiters
 
 from . import postgresql_joined
 from .driver import SqlDriver
+from .examiner import PATIENCE, Examined, FeaturesOf, sql_checks
 from .joined import Lender, join
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
@@ -703,6 +705,26 @@ class PostgresStore:
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         return dict(tx.only_rows(self._sql.calls, tube))
+
+    # Examining
+
+    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
+        """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
+        first: dict[int, int] = {}
+
+        def has_beaten(tx: Any, connection: int) -> bool:
+            self._dead(tx)  # looks at all beats, so that a rescue knows the dead by then
+            beat, _ = self._seen.get(connection, (-1, 0.0))
+            return connection == self._connection or beat != first.setdefault(connection, beat)
+
+        return sql_checks(
+            Examined(DIALECT, self._namespace, features, self.tubes),
+            self.read,
+            deep=deep,
+            sql=self.migrate_sql(self._namespace),
+            is_alive=has_beaten if deep else lambda tx, connection: True,
+            patience=self._dead_after if deep else PATIENCE,
+        )
 
     # Life
 

@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
 
 from tubes.clock import Clock
+from tubes.doctor import Check
 from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
 from tubes.interrupts import guarded
@@ -26,6 +27,7 @@ from tubes.waiting import Waiters
 
 from . import sqlite_joined
 from .driver import SqlDriver
+from .examiner import Examined, FeaturesOf, sql_checks
 from .joined import join
 from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
@@ -402,6 +404,20 @@ class SqliteStore:
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         return dict(tx.rows(self._sql.calls, tube))
+
+    # Examining
+
+    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
+        """What ``tubes.doctor`` looks at."""
+        shared = self._shared
+        return sql_checks(
+            Examined(DIALECT, self._namespace, features, self.tubes),
+            self.read,
+            deep=deep,
+            sql=self.migrate_sql(self._namespace),
+            is_alive=lambda tx, connection: shared is None or shared.locks.is_alive(connection),
+            has_connections=shared is not None,
+        )
 
     # Life
 

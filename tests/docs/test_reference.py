@@ -13,6 +13,7 @@ import pytest
 
 import tubes
 from tubes import errors
+from tubes.doctor import Finding, Kind
 from tubes.registry import find_driver
 from tubes.stats import statistics
 from tubes.task import Transition
@@ -97,6 +98,14 @@ def test_the_keys_of_statistics_are_those_of_the_code() -> None:
     shown = {key for row in rows for key in code(row.split(" | ")[0])}
     keys = statistics({}, {})
     assert shown == keys["tasks"].keys() | keys["calls"].keys()
+
+
+def test_the_kinds_of_findings_are_those_of_the_code() -> None:
+    assert [code(row[0])[0] for row in table("doctor.md", "Kinds of findings")] == [
+        kind.value for kind in Kind
+    ]
+    finding = Finding(Kind.LINE, "what", "remedy")
+    assert [code(row[0])[0] for row in table("doctor.md", "JSON")] == [*finding.as_json(), "repaired"]
 
 
 def test_the_tree_of_errors_is_the_one_in_the_code() -> None:

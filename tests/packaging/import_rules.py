@@ -22,8 +22,10 @@ DRIVER_API = (
     "tubes.errors",
     "tubes.options",
     "tubes.waiting",
-    # What a store is handed, or hands on: the clock it passes as ``now``, the counts it keeps, the codec.
+    # What a store is handed, or hands on: the clock it passes as ``now``, the counts it keeps, the codec;
+    # and what it gives to be examined.
     "tubes.clock",
+    "tubes.doctor",
     "tubes.interrupts",
     "tubes.stats",
     "tubes.payload",

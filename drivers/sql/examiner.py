@@ -1,0 +1,557 @@
+"""Where a SQL store can be wrong, and what makes it right: the checks that ``tubes doctor`` runs.
+
+A look is one snapshot, so what it finds was so at that instant. A mend takes the locks that everybody takes who changes
+the same (on a server first the sub-queue's, then the rows'), looks again, and writes without starting a trigger.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.engine import Dialect
+
+from tubes.doctor import Check, Finding, Kind, Look
+from tubes.driver import Features, TubeRecord
+from tubes.payload import decode
+
+from .driver import SqlTx
+from .examiner_statements import Looks, looks
+from .rules import WORDS, Facts, Wrong, wrongs
+from .statements import Statements, statements
+
+MOST_PAYLOADS = 4_000_000
+"""Bytes of payloads that are read at once, unless a single one has more."""
+
+MOST_FRONTS = 1000
+"""Tasks in front of one sub-queue that one transaction sees to."""
+
+PATIENCE = 0.5
+"""Seconds that living processes get to see to what others left: who ends does it at once, who waits looks often."""
+
+FeaturesOf = Callable[[TubeRecord], Features | None]
+IsAlive = Callable[[Any, int], bool]
+"""Whether the process of a connection lives, as far as a store that is open can tell."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The store as the checks see it."""
+
+    dialect: Dialect
+    namespace: str
+    features: FeaturesOf
+    read_tubes: Callable[[Any], Sequence[TubeRecord]]
+
+    @property
+    def is_server(self) -> bool:
+        return self.dialect.name == "postgresql"
+
+    def looks(self, temporary: bool = False) -> Looks:
+        """The statements for a table of tasks. On SQLite there is only one."""
+        return looks(self.dialect, self.namespace, temporary and self.is_server)
+
+    def steps(self, temporary: bool = False) -> Statements:
+        """The statements of the verbs."""
+        return statements(self.dialect, self.namespace, temporary and self.is_server)
+
+    def tables(self) -> Sequence[bool]:
+        """Whether it is for temporary tubes, for each table of tasks."""
+        return (False, True) if self.is_server else (False,)
+
+
+def sql_checks(
+    store: Examined,
+    read: Callable[[Callable[[Any], Any]], Any],
+    *,
+    deep: bool,
+    sql: str,
+    is_alive: IsAlive,
+    has_connections: bool = True,
+    patience: float = PATIENCE,
+) -> Iterator[Check]:
+    """The checks of a store whose tables ``sql`` makes. ``patience`` is for seeing who lives.
+
+    Sessions first, or their tasks would seem to be the dead's; then what is stored, who stands in front of it, and what
+    is counted of it; and when all that is right, the dead's tasks go back.
+    """
+    if deep and not store.is_server:
+        yield File(store)
+    yield Schema(store, sql)
+    if has_connections:
+        yield UnknownSessions(store)
+    for temporary in store.tables():
+        yield StrayTubes(store, temporary)
+    if deep:
+        for temporary in store.tables():
+            yield Tasks(store, temporary)
+    for tube in read(store.read_tubes):
+        yield Lines(store, tube)
+    yield Counts(store)
+    yield Owners(store, is_alive, patience)
+    if has_connections:
+        yield LonelySessions(store)
+    yield Calls(store)
+
+
+class SqlCheck(Check):
+    """A check on SQL tables."""
+
+    def __init__(self, store: Examined) -> None:
+        self._store = store
+
+
+# Sessions
+
+
+class UnknownSessions(SqlCheck):
+    """Connections whose session is not there. Their processes may live, and hold tasks that seem to be nobody's."""
+
+    name = "sessions"
+    patience = PATIENCE
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        rows = tx.rows(self._store.looks().unknown)
+        return Look([self._finding(session) for (session,) in rows], seen=len(rows))
+
+    def _finding(self, session: str) -> Finding:
+        what = f"session {session} has a connection and is not there itself"
+        return Finding(Kind.SESSION, what, "add it", session=session)
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        if dry:
+            return (finding.session,) in tx.rows(self._store.looks().unknown)
+        return bool(tx.run(self._store.looks().add_session, finding.session))
+
+
+class LonelySessions(SqlCheck):
+    """Sessions that have lost their last connection and go on for ever."""
+
+    name = "sessions"
+    patience = PATIENCE
+    rescues = True
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        rows = tx.rows(self._store.looks().lonely)
+        return Look([self._finding(session) for (session,) in rows], seen=len(rows))
+
+    def _finding(self, session: str) -> Finding:
+        what = f"session {session} has no connection and has not ended"
+        return Finding(Kind.SESSION, what, "end it", session=session)
+
+
+class Owners(SqlCheck):
+    """Tasks that a session holds which is not there, has ended, or whose processes are dead."""
+
+    name = "owners"
+    rescues = True
+
+    def __init__(self, store: Examined, is_alive: IsAlive, patience: float) -> None:
+        super().__init__(store)
+        self._is_alive = is_alive
+        self.patience = patience
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        """One tube a step."""
+        tubes = [tube for tube in self._store.read_tubes(tx) if after is None or tube.id > after]
+        if not tubes:
+            return Look(())
+        findings = []
+        for owner, count, known, ends_ms in tx.rows(
+            self._store.looks(tubes[0].temporary).holders, tubes[0].id
+        ):
+            why = self._why_dead(tx, owner, known, ends_ms, now)
+            if why:
+                findings.append(self._finding(tubes[0], owner, count, why))
+        return Look(findings, tubes[0].id if tubes[1:] else None)
+
+    def _why_dead(self, tx: SqlTx, owner: str, known: str | None, ends_ms: int | None, now: int) -> str:
+        if known is None:
+            return "which is not there"
+        if ends_ms is not None:
+            return "which has ended" if ends_ms <= now else ""
+        connections = tx.rows(self._store.looks().connections, owner)
+        if connections and not any(self._is_alive(tx, id) for (id,) in connections):
+            return "whose process is dead"
+        return ""
+
+    def _finding(self, tube: TubeRecord, owner: str, count: int, why: str) -> Finding:
+        what = f"{count} taken by session {owner}, {why}"
+        here = self._store.features(tube) is not None
+        remedy = (
+            "give them back" if here else None
+        )  # else its driver is needed, and it may not be registered here
+        return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner)
+
+
+# Tubes
+
+
+class StrayTubes(SqlCheck):
+    """Tasks of tubes that are not in the catalogue, so that no verb reaches them."""
+
+    name = "tubes"
+
+    def __init__(self, store: Examined, temporary: bool) -> None:
+        super().__init__(store)
+        self._temporary = temporary
+        self._looks = store.looks(temporary)
+
+    def _numbers(self, tx: SqlTx) -> list[int]:
+        return sorted({number for corner in self._looks.strays for (number,) in tx.rows(corner)})
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        numbers = self._numbers(tx)
+        return Look([stray_tube(number) for number in numbers], seen=len(numbers))
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        tubes = self._store.read_tubes(tx)
+        if finding.key in {tube.id for tube in tubes} or finding.key not in self._numbers(tx):
+            return False
+        if not dry:
+            adopt(tx, self._looks, finding.key, {tube.name for tube in tubes}, temporary=self._temporary)
+        return True
+
+
+def stray_tube(number: int) -> Finding:
+    """Tasks of a tube that is not in the catalogue."""
+    what = f"there are tasks of tube number {number}, which is not in the catalogue"
+    return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
+
+
+def adopt(tx: SqlTx, looks: Looks, number: int, names: set[str], *, temporary: bool) -> None:
+    """Add a tube for tasks that have none, of a type that has all that they may have."""
+    name = f"lost_{number}"
+    while name in names:
+        name += "_"
+    type = "utubettl" if tx.rows(looks.has_utubes, number) else "fifottl"
+    tx.run(looks.adopt, number, name, type, temporary)
+    if looks.pass_number is not None:
+        tx.rows(looks.pass_number, number)
+
+
+class Counts(SqlCheck):
+    """How many tasks a bounded tube holds, as it was counted with every put."""
+
+    name = "counts"
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        """One tube a step."""
+        bounded = [tube for tube in self._store.read_tubes(tx) if self._is_counted(tube)]
+        left = [tube for tube in bounded if after is None or tube.id > after]
+        if not left:
+            return Look(())
+        tube, stored, counted = left[0], *self._counted(tx, left[0].id, left[0].temporary)
+        findings = []
+        if stored != counted:
+            what = f"it is said to hold {stored} tasks, and holds {counted}"
+            key = (tube.id, tube.temporary)
+            findings.append(Finding(Kind.COUNT, what, "count them", tube=tube.name, key=key))
+        return Look(findings, tube.id if left[1:] else None, seen=1)
+
+    def _is_counted(self, tube: TubeRecord) -> bool:
+        features = self._store.features(tube)
+        return features is not None and features.bounded and bool(tube.options.get("capacity"))
+
+    def _counted(self, tx: SqlTx, tube: int, temporary: bool, *, locks: bool = False) -> tuple[int, int]:
+        """What is noted, and what is stored. Who puts or removes writes the first too, so it can be locked."""
+        looks = self._store.looks()
+        noted = tx.rows(looks.lock_stored if locks else looks.stored, tube)
+        counted = sum(number for _, number in tx.rows(self._store.steps(temporary).count, tube))
+        return (noted[0][0], counted) if noted else (counted, counted)
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        tube, temporary = finding.key
+        stored, counted = self._counted(tx, tube, temporary, locks=True)
+        if stored == counted:
+            return False
+        if not dry:
+            tx.run(self._store.looks().set_stored, counted, tube)
+        return True
+
+
+class Calls(SqlCheck):
+    """Counted calls of tubes that are not there."""
+
+    name = "calls"
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        rows = tx.rows(self._store.looks().calls)
+        return Look([self._finding(tube) for (tube,) in rows], seen=len(rows))
+
+    def _finding(self, tube: int) -> Finding:
+        what = f"calls were counted of tube number {tube}, which is not there"
+        return Finding(Kind.ORPHAN, what, "remove the counts", rule="calls", key=tube)
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        if dry:
+            return (finding.key,) in tx.rows(self._store.looks().calls)
+        return bool(tx.run(self._store.looks().remove_calls, finding.key))
+
+
+# Sub-queues
+
+
+class Lines(SqlCheck):
+    """Who stands in front of each sub-queue of a tube. It costs the same whatever stands behind.
+
+    Where others write meanwhile, a put leaves alone who is being taken just then, so that a worse one seems to stand
+    in front until that is committed.
+    """
+
+    doubtful = True
+
+    def __init__(self, store: Examined, tube: TubeRecord) -> None:
+        super().__init__(store)
+        self._tube = tube
+        self._looks = store.looks(tube.temporary)
+        self.name = f"sub-queues of {tube.name}"
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        if after is None:
+            rows = tx.rows(self._looks.first_lines, self._tube.id, limit)
+        else:
+            rows = tx.rows(self._looks.next_lines, self._tube.id, after, limit)
+        findings = []
+        for utube, heads, follows, is_worse in rows:
+            if heads > 1:
+                findings.append(self._finding(utube, "more than one task stands in front"))
+            elif follows and not heads:
+                findings.append(self._finding(utube, "nobody stands in front, so that it is stuck"))
+            elif is_worse:
+                findings.append(self._finding(utube, "a task stands in front of a better one"))
+        return Look(findings, rows[-1][0] if len(rows) == limit else None, seen=len(rows))
+
+    def _finding(self, utube: str, what: str) -> Finding:
+        what = f"in sub-queue {utube!r} {what}"
+        return Finding(Kind.LINE, what, "put the right one there", tube=self._tube.name, utube=utube)
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        assert finding.utube is not None
+        lock_line(tx, self._looks, self._tube.id, finding.utube)
+        return put_in_line(tx, self._looks, self._tube.id, finding.utube, now=now, dry=dry)
+
+
+def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
+    """Keep everybody else from changing who stands in front of a sub-queue."""
+    if looks.lock_line is not None:
+        tx.rows(looks.lock_line, tube, utube)
+
+
+def put_in_line(
+    tx: SqlTx, looks: Looks, tube: int, utube: str, *, now: int, dry: bool, also: Facts | None = None
+) -> bool:
+    """Have the right task stand in front of a locked sub-queue, and no other; tell whether that was not so.
+
+    The right one is who is taken, or else the best. Of several that are taken, who was first; the others are given
+    back. ``also`` may not be where it is looked for.
+    """
+    fronts = [Facts(*row) for row in tx.rows(looks.fronts, tube, utube, MOST_FRONTS)]
+    members = {row.id: row for row in fronts}
+    members |= {row.id: row for row in (Facts(*row) for row in tx.rows(looks.best_behind, tube, utube))}
+    if also is not None:
+        members[also.id] = also
+    best = min((row for row in members.values() if row.state in "rt"), key=_precedence, default=None)
+    lost = [row for row in members.values() if row is not best and row.state == "t"]
+    leave = [row for row in members.values() if row is not best and row.state != "t" and row.front == 1]
+    leads = best is not None and best.front != 1
+    if not dry:
+        for row in lost:
+            set_row(tx, looks, row, state="r", front=0, place=row.pri, due_ms=row.end_ms, owner=None)
+        for row in leave:
+            tx.run(looks.set_front, 0 if row.state == "r" else None, row.id)
+        if best is not None and leads:
+            tx.run(looks.set_front, 1, best.id)
+    return bool(lost or leave or leads)
+
+
+def _precedence(row: Facts) -> tuple[int, ...]:
+    return (0, row.updated_ms, row.id) if row.state == "t" else (1, row.pri, row.id)
+
+
+def set_row(tx: SqlTx, looks: Looks, row: Facts, **columns: Any) -> Facts:
+    """Write some columns of a row; return it as it is then."""
+    new = row._replace(**columns)
+    tx.run(
+        looks.set_row,
+        new.state, new.front, new.place, new.utube, new.due_ms, new.attempts, new.owner, row.id,
+    )  # fmt: skip
+    return new
+
+
+# Tasks
+
+
+class Tasks(SqlCheck):
+    """Each task by itself: its state, its place, its times, and its payload, which is read."""
+
+    def __init__(self, store: Examined, temporary: bool) -> None:
+        super().__init__(store)
+        self._temporary = temporary
+        self._looks = store.looks(temporary)
+        self._told: set[int] = set()
+        self.name = "temporary tasks" if temporary else "tasks"
+
+    def size(self, tx: SqlTx) -> int:
+        size: int = tx.rows(self._looks.size)[0][0]
+        return size
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        rows = [Facts(*row) for row in tx.rows(self._looks.rows, -(2**63) if after is None else after, limit)]
+        tubes = {tube.id: tube for tube in self._store.read_tubes(tx)}
+        unreadable = self._unreadable(tx, rows)
+        findings: list[Finding] = []
+        for row in rows:
+            if row.keeps_an_id:
+                continue
+            tube = None if row.tube is None else tubes.get(row.tube)
+            if tube is None:
+                findings += self._stray(row)
+                continue
+            found = wrongs(row, self._store.features(tube))
+            findings += [self._finding(row, tube, wrong) for wrong in found or unreadable.get(row.id, [])]
+        return Look(findings, rows[-1].id if len(rows) == limit else None, seen=len(rows))
+
+    def _finding(self, row: Facts, tube: TubeRecord, wrong: Wrong) -> Finding:
+        return Finding(
+            wrong.kind,
+            f"task {row.id} {wrong.what}",
+            wrong.remedy,
+            tube=tube.name,
+            task=row.id,
+            utube=row.utube,
+            rule=wrong.rule,
+        )
+
+    def _stray(self, row: Facts) -> Iterator[Finding]:
+        """A task of no tube that was not found through an index."""
+        if row.tube is None:
+            yield Finding(Kind.ORPHAN, f"task {row.id} is of no tube", None, task=row.id)
+        elif row.tube not in self._told:
+            self._told.add(row.tube)
+            yield stray_tube(row.tube)
+
+    def _unreadable(self, tx: SqlTx, rows: Sequence[Facts]) -> dict[int, list[Wrong]]:
+        found = {}
+        for some in _portions(rows):
+            for id, text in tx.rows(self._looks.payloads, json.dumps([row.id for row in some])):
+                why = _why_unreadable(text)
+                if why:
+                    remedy = "keep it as bytes, and bury the task"
+                    found[id] = [
+                        Wrong("unreadable", Kind.PAYLOAD, f"has no JSON as its payload: {why}", remedy)
+                    ]
+        return found
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        if finding.task is None:
+            return self._mend_stray(tx, finding, dry)
+        row, tube = self._locked(tx, finding.task)
+        if row is None or tube is None:
+            return False
+        found = wrongs(row, self._store.features(tube)) or self._unreadable(tx, [row]).get(row.id, [])
+        wrong = next((wrong for wrong in found if wrong.rule == finding.rule and wrong.remedy), None)
+        if wrong is not None and not dry:
+            self._make_right(tx, row, tube, wrong, now)
+        return wrong is not None
+
+    def _mend_stray(self, tx: SqlTx, finding: Finding, dry: bool) -> bool:
+        tubes = self._store.read_tubes(tx)
+        if finding.key in {tube.id for tube in tubes}:
+            return False
+        if not dry:
+            adopt(tx, self._looks, finding.key, {tube.name for tube in tubes}, temporary=self._temporary)
+        return True
+
+    def _locked(self, tx: SqlTx, id: int) -> tuple[Facts | None, TubeRecord | None]:
+        """A row that nobody else can change now: first its sub-queue is locked, then the row."""
+        for row in tx.rows(self._looks.rows, id - 1, 1):
+            tube = next((tube for tube in self._store.read_tubes(tx) if tube.id == row[1]), None)
+            if row[0] == id and tube is not None:
+                utube = Facts(*row).utube
+                if utube is not None or self._is_grouped(tube):
+                    lock_line(tx, self._looks, tube.id, utube or "")
+                return next((Facts(*row) for row in tx.rows(self._looks.row, id)), None), tube
+        return None, None
+
+    def _is_grouped(self, tube: TubeRecord) -> bool:
+        features = self._store.features(tube)
+        return features is not None and features.grouped
+
+    def _make_right(self, tx: SqlTx, row: Facts, tube: TubeRecord, wrong: Wrong, now: int) -> None:
+        looks = self._looks
+        if wrong.is_empty:
+            tx.run(looks.remove, row.id)
+            if tube.options.get("capacity"):
+                tx.run(looks.give_room, tube.id)
+            new = None
+        elif wrong.rule == "unreadable":
+            tx.run(looks.as_bytes, row.id)
+            new = set_row(tx, looks, row, state="!", front=None, place=row.pri, due_ms=row.end_ms, owner=None)
+        else:
+            new = row._replace(**wrong.columns)
+            if new.utube is not None and new.front == 1 and row.front != 1:
+                new = new._replace(front=0)  # until it is known who else stands there
+            new = set_row(tx, looks, row, **new._asdict())
+        utube = row.utube if new is None else new.utube
+        if utube is not None:
+            also = new if new is not None and new.state in WORDS and new.state in "rt" else None
+            put_in_line(tx, looks, tube.id, utube, now=now, dry=False, also=also)
+
+
+def _portions(rows: Iterable[Facts]) -> Iterator[list[Facts]]:
+    """Rows whose payloads can be read at once."""
+    some: list[Facts] = []
+    size = 0
+    for row in rows:
+        if row.text_size is None:
+            continue
+        if some and size + row.text_size > MOST_PAYLOADS:
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += row.text_size
+    if some:
+        yield some
+
+
+def _why_unreadable(text: str | bytes) -> str:
+    try:
+        decode(text.decode() if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return ""
+
+
+# What all the rest stands on
+
+
+class Schema(SqlCheck):
+    """The indexes and triggers, without which no order is kept. ``sql`` is what makes them."""
+
+    name = "schema"
+
+    def __init__(self, store: Examined, sql: str) -> None:
+        super().__init__(store)
+        self._wanted = re.findall(r'CREATE (?:UNIQUE )?(INDEX|TRIGGER) "?(\w+)', sql)
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        there = set(tx.rows(self._store.looks().made))
+        missing = [made for made in self._wanted if made not in there]
+        what = "{} {} is missing; `tubes migrate --sql` shows what makes it"
+        return Look(
+            [Finding(Kind.DAMAGE, what.format(*made).lower(), None, rule=str(made)) for made in missing]
+        )
+
+
+class File(SqlCheck):
+    """A SQLite file by itself: all of its pages are read, in one step."""
+
+    name = "file"
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        told = [text for (text,) in tx.rows(self._store.looks().check_file) if text != "ok"]
+        return Look([Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text) for text in told])

@@ -1,0 +1,157 @@
+"""What must be true of a task's row by itself, and what makes it so again. The examiner reads rows and asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tubes.doctor import Kind
+from tubes.driver import Features
+
+COLUMNS = (
+    "id", "tube", "state", "front", "pri", "place", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
+    "attempts", "owner",
+)  # fmt: skip
+"""The columns of a row but for its payload."""
+
+NUMBERS = ("tube", "pri", "created_ms", "updated_ms", "attempts")
+MAYBE_NUMBERS = ("front", "place", "due_ms", "ttl_ms", "ttr_ms")
+
+WORDS = {"r": "ready", "t": "taken", "~": "delayed", "!": "buried"}
+
+
+class Facts(NamedTuple):
+    """A row, with the sizes of its payloads in place of these."""
+
+    id: int
+    tube: int | None
+    state: str
+    front: int | None
+    pri: int
+    place: int | None
+    utube: str | None
+    created_ms: int
+    updated_ms: int
+    due_ms: int | None
+    ttl_ms: int | None
+    ttr_ms: int | None
+    attempts: int
+    owner: str | None
+    text_size: int | None
+    bytes_size: int | None
+
+    @property
+    def end_ms(self) -> int | None:
+        """When its ttl is over."""
+        return None if self.ttl_ms is None else self.created_ms + self.ttl_ms
+
+    @property
+    def keeps_an_id(self) -> bool:
+        """Whether it is no task: SQLite's row of no tube that keeps the largest id from being given again."""
+        return self.tube is None and self.state == "-"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One thing that is wrong with a row. ``columns`` make it right; a row that ``is_empty`` is removed."""
+
+    rule: str
+    kind: Kind
+    what: str
+    remedy: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    is_empty: bool = False
+
+
+def wrongs(row: Facts, features: Features | None) -> list[Wrong]:
+    """All that is wrong with a row of a tube whose type has these features; ``None``: nobody knows which."""
+    odd = [name for name in NUMBERS if type(getattr(row, name)) is not int]
+    odd += [name for name in MAYBE_NUMBERS if type(getattr(row, name)) not in (int, type(None))]
+    if odd:
+        return [Wrong("number", Kind.STATE, f"has no number in {', '.join(odd)}")]
+    if row.state not in WORDS:
+        aside = {"state": "!", "front": None, "place": row.pri, "due_ms": row.end_ms, "owner": None}
+        what = f"is in state {row.state!r}, which there is not"
+        return [Wrong("state", Kind.STATE, what, "bury it", aside)]
+    if row.text_size is None and row.bytes_size is None:
+        return [Wrong("payload", Kind.GHOST, "has no payload", "remove it", is_empty=True)]
+    return [*_stuck(row, features)] or [*_slight(row, features)]
+
+
+def _stuck(row: Facts, features: Features | None) -> Iterator[Wrong]:
+    """What keeps a task in a state for ever, so that all the rest follows from it."""
+    ready = {
+        "state": "r",
+        "front": 1 if row.utube is None else 0,
+        "place": row.pri,
+        "due_ms": row.end_ms,
+        "owner": None,
+    }
+    if row.state == "t" and row.owner is None:
+        yield Wrong("nobody", Kind.OWNER, "is taken by nobody", "give it back", ready)
+    elif row.state == "~" and features is not None and not features.timed:
+        what = "is delayed in a tube whose type has no delays"
+        yield Wrong("endless", Kind.STATE, what, "make it ready", ready)
+
+
+def _slight(row: Facts, features: Features | None) -> Iterator[Wrong]:
+    word = WORDS[row.state]
+    if row.text_size is not None and row.bytes_size is not None:
+        yield Wrong("two", Kind.STATE, "has two payloads")
+    if row.state != "t" and row.owner is not None:
+        yield Wrong("owner", Kind.STATE, f"is {word} and has an owner", "clear that", {"owner": None})
+    least = 1 if row.state == "t" else 0
+    if row.attempts < least:
+        what = f"is {word} and was taken {row.attempts} times"
+        yield Wrong("attempts", Kind.STATE, what, f"set that to {least}", {"attempts": least})
+    yield from _place_in_line(row, features)
+    yield from _times(row, features)
+
+
+def _place_in_line(row: Facts, features: Features | None) -> Iterator[Wrong]:
+    word = WORDS[row.state]
+    utube = row.utube
+    if features is not None and features.grouped and utube is None:
+        utube = ""
+        what = "has no sub-queue in a tube of sub-queues"
+        columns: dict[str, Any] = {"utube": ""}
+        if row.state == "r":
+            columns["front"] = 0
+        yield Wrong("utube", Kind.STATE, what, "move it to the unnamed one", columns)
+    elif features is not None and not features.grouped and utube is not None:
+        yield Wrong("no utube", Kind.STATE, f"has the sub-queue {utube!r} in a tube that has none")
+        return
+    if row.state in "~!":
+        right: tuple[int | None, ...] = (None,)
+    elif row.state == "r" and utube is not None:
+        right = (0, 1)
+    else:
+        right = (1,)
+    if row.front not in right:
+        where = {None: "aside", 0: "behind another", 1: "in front"}.get(row.front, f"at {row.front}")
+        what = f"is {word} and stands {where}, where nothing finds it"
+        yield Wrong("front", Kind.ORPHAN, what, "give it its place", {"front": right[0]})
+
+
+def _times(row: Facts, features: Features | None) -> Iterator[Wrong]:
+    word, due, end = WORDS[row.state], row.due_ms, row.end_ms
+    right = due
+    if row.state == "~":
+        right = row.updated_ms if due is None else due
+    elif row.state != "t" or row.ttr_ms is None or (features is not None and not features.timed):
+        right = end
+    elif due is None or (end is not None and due > end):
+        over = row.updated_ms + row.ttr_ms
+        right = over if end is None else min(over, end)
+    place = right if row.state == "t" and (features is None or features.timed) else row.pri
+    if right != due:
+        what = f"is {word} and its next time is {_instant(due)}, not {_instant(right)}"
+        yield Wrong("due", Kind.STATE, what, "set it", {"due_ms": right, "place": place})
+    elif row.place != place and (features is not None or row.place != row.pri):
+        what = f"is {word} and stands at {row.place} in the order, not at {place}"
+        yield Wrong("place", Kind.STATE, what, "move it there", {"place": place})
+
+
+def _instant(ms: int | None) -> str:
+    return "never" if ms is None else f"{ms} ms"

@@ -1,0 +1,162 @@
+"""Stores that a test damages by hand, behind the back of whoever has them open."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from servers import conninfo, new_database
+
+import tubes
+from tubes.cli import run
+from tubes.doctor import Doctor, Finding
+
+
+def plain(url: str) -> str:
+    """A server's URL as its own tools read it."""
+    ours = sa.make_url(url).difference_update_query(["dead_after"])
+    return conninfo(ours.render_as_string(hide_password=False))
+
+
+@dataclass
+class Said:
+    """How the command ended."""
+
+    status: int
+    out: str
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def kinds(self) -> set[str]:
+        return {finding["kind"] for finding in self.findings}
+
+
+@dataclass
+class Patient:
+    """A store, and what can be done to it."""
+
+    url: str
+    path: Path | None
+    capture: Callable[[], Any]
+    opened: list[tubes.Queue] = field(default_factory=list)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.path is not None
+
+    def connect(self) -> tubes.Queue:
+        """A queue in this process that does nothing by itself."""
+        queue = tubes.connect(self.url, migrate=True, sweep=False, durability="off")
+        self.opened.append(queue)
+        return queue
+
+    def sql(self, text: str, *given: Any) -> list[tuple[Any, ...]]:
+        """Run one statement as no driver would."""
+        if self.path is None:
+            with psycopg.connect(plain(self.url), autocommit=True) as server:
+                cursor = server.execute(text.replace("?", "%s").encode(), given)
+                return cursor.fetchall() if cursor.description else []
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
+            return db.execute(text, given).fetchall()
+
+    def rows(self, *tables: str) -> list[list[tuple[Any, ...]]]:
+        """All that is in these tables, but for the beats of those who live."""
+        columns = {"connection": "id, session, host, pid, started_ms"}
+        return [
+            sorted(self.sql(f"SELECT {columns.get(table, '*')} FROM tubes_{table}"), key=repr)
+            for table in tables or ("tube", "task", "session", "connection", "calls")
+        ]
+
+    def examine(self, *, deep: bool = False) -> Iterator[Finding]:
+        """What is wrong, as a queue that is open already sees it."""
+        return Doctor(self.opened[0], deep=deep).examine()
+
+    def doctor(self, *options: str) -> Said:
+        """``tubes doctor --json``."""
+        status = run(["doctor", self.url, "--json", *options])
+        out, err = self.capture()
+        assert not err, err
+        return Said(status, out)
+
+
+@pytest.fixture(scope="session")
+def _doctors_database(postgres_url: str) -> Iterator[str]:
+    with new_database(postgres_url) as url:
+        hasty = sa.make_url(url).update_query_dict({"dead_after": "2.5"})  # the dead are noticed soon
+        yield hasty.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def doctors_url(_doctors_database: str) -> str:
+    """A database with our tables, all empty and as they were made."""
+    with tubes.connect(_doctors_database, migrate=True, sweep=False):
+        pass
+    with psycopg.connect(plain(_doctors_database), autocommit=True) as server:
+        server.execute(
+            "TRUNCATE tubes_tube, tubes_task, tubes_temporary_task, tubes_session, tubes_connection, tubes_calls"
+            " RESTART IDENTITY"
+        )
+    return _doctors_database
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def patient(
+    request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Patient]:
+    """One on each store."""
+    if request.param == "sqlite":
+        patient = Patient(f"sqlite:///{tmp_path}/q.db", tmp_path / "q.db", capfd.readouterr)
+    else:
+        patient = Patient(request.getfixturevalue("doctors_url"), None, capfd.readouterr)
+    patient.connect()
+    yield patient
+    for queue in patient.opened:
+        queue.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
+    """One on a SQLite file, for what cannot be on a server."""
+    patient = Patient(f"sqlite:///{tmp_path}/q.db", tmp_path / "q.db", capfd.readouterr)
+    patient.connect()
+    yield patient
+    for queue in patient.opened:
+        queue.close()
+
+
+def fill(queue: tubes.Queue, type: str, name: str = "jobs") -> tubes.Tube:
+    """A tube with nine tasks, numbered from 0, in three sub-queues where it has them."""
+    bound: dict[str, Any] = {"capacity": 20} if type == "limfifottl" else {}
+    tube = queue.create_tube(name, type, **bound)
+    for number in range(9):
+        options: dict[str, Any] = {}
+        if tube.features.grouped:
+            options["utube"] = "abc"[number % 3]
+        if tube.features.priority:
+            options["pri"] = 1
+        if tube.features.timed:
+            options |= {"ttl": 3600, "ttr": 600}
+        tube.put(number, **options)
+    return tube
+
+
+def drain(tube: tubes.Tube) -> list[Any]:
+    """Take and ack all that is there, buried tasks too."""
+    tube.kick(100)
+    data = []
+    while task := tube.take(timeout=0):
+        tube.ack(task)
+        data.append(task.data)
+    assert tube.statistics()["tasks"]["total"] == 0
+    return data

@@ -1,0 +1,93 @@
+"""What ``tubes doctor`` says, and its exit status."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tubes.cli import UNAVAILABLE, USAGE, run
+
+from .conftest import Patient, fill
+
+
+def said(patient: Patient, *arguments: str) -> tuple[int, str, str]:
+    status = run(["doctor", *arguments])
+    return status, *patient.capture()
+
+
+def test_it_says_what_it_found_what_it_repaired_and_what_is_left(file: Patient) -> None:
+    fill(file.opened[0], "utube")
+    assert said(file, file.url) == (0, "0 found\n", "")
+    file.sql("UPDATE tubes_task SET front = 0 WHERE utube = 'a'")
+    file.sql("UPDATE tubes_task SET bytes = data WHERE id = 2")
+    status, out, _ = said(file, "--url", file.url)
+    assert (status, out.splitlines()[-1]) == (1, "1 found")
+    for word in (
+        "line",
+        "jobs",
+        "in sub-queue 'a' nobody stands in front",
+        "put the right one there",
+        "found",
+    ):
+        assert word in out
+    status, out, _ = said(file, file.url, "--deep", "--fix")
+    assert (status, out.splitlines()[-1]) == (1, "1 repaired, 1 left")
+    assert "by hand" in out
+    file.sql("UPDATE tubes_task SET bytes = NULL WHERE id = 2")
+    assert said(file, file.url, "--deep", "--fix") == (0, "0 repaired, 0 left\n", "")
+
+
+def test_json_is_a_line_for_each_finding(file: Patient) -> None:
+    fill(file.opened[0], "utube")
+    file.sql("UPDATE tubes_task SET front = 0 WHERE utube <> 'c'")
+    found = file.doctor()
+    assert found.status == 1
+    assert found.findings == [
+        {
+            "kind": "line",
+            "tube": "jobs",
+            "task": None,
+            "utube": utube,
+            "session": None,
+            "what": f"in sub-queue {utube!r} nobody stands in front, so that it is stuck",
+            "remedy": "put the right one there",
+            "repaired": False,
+        }
+        for utube in "ab"
+    ]
+    assert [finding["repaired"] for finding in file.doctor("--fix").findings] == [True, True]
+
+
+def test_a_store_that_cannot_be_opened_or_examined_is_no_finding(
+    file: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said(file, f"sqlite:///{tmp_path}/none.db")[0] == UNAVAILABLE
+    (tmp_path / "text.db").write_text("no database" * 100)
+    assert said(file, f"sqlite:///{tmp_path}/text.db")[0] == UNAVAILABLE
+    monkeypatch.delattr("tubes.drivers.sql.sqlite.SqliteStore.checks")
+    status, out, err = said(file, file.url)
+    assert (status, out) == (USAGE, "")
+    assert "cannot be examined" in err
+
+
+def test_a_bar_is_drawn_on_a_terminal(file: Patient) -> None:
+    fill(file.opened[0], "utube")
+    ours, theirs = pty.openpty()
+    command = [str(Path(sys.executable).with_name("tubes")), "doctor", file.url, "--deep"]
+    environment = {**os.environ, "TERM": "xterm"}
+    drawn = b""
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        with suppress(OSError):  # as a terminal says that nobody writes to it any more
+            while some := os.read(ours, 4096):
+                drawn += some
+        said = process.communicate(timeout=60)[0]
+    os.close(ours)
+    assert (process.returncode, said) == (0, b"0 found\n")
+    assert b"calls" in drawn and b"\x1b[" in drawn  # the last check

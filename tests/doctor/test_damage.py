@@ -1,0 +1,386 @@
+"""Each kind of damage is found, told by the exit status, and repaired; then all tasks can be worked on."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+import tubes
+from tubes.doctor import Doctor, Kind
+
+from .conftest import Patient, drain, fill
+
+NOBODY = "f" * 32
+"""A session that is not there."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is done to a store that ``fill`` has filled, and what is to be found then.
+
+    ``{head}`` is the id of the first task, ``{last}`` that of the last one, which is buried.
+    """
+
+    name: str
+    type: str
+    statements: tuple[str, ...]
+    kind: str
+    deep: bool = False
+    lost: tuple[int, ...] = ()
+    """What the damage itself has taken away."""
+    only_sqlite: bool = False
+    follows: str = ""
+    """A kind that is found too, as it follows from the damage."""
+
+
+def task(set: str, which: str = "{head}") -> str:
+    return f"UPDATE tubes_task SET {set} WHERE id = {which}"
+
+
+DAMAGES = (
+    # Sub-queues
+    Damage("nobody in front", "utube", (task("front = 0"),), "line"),
+    Damage(
+        "a worse one in front", "utube", (task("front = 0"), task("front = 1", "{head} + 3")), "line"
+    ),
+    Damage(
+        "a worse priority in front",
+        "utubettl",
+        (task("pri = 0, place = 0", "{head} + 3"),),
+        "line",
+    ),
+    Damage("two in front", "utube", (task("front = 1", "{head} + 3"),), "line", only_sqlite=True),
+    Damage(
+        "all in front", "utubettl", ("UPDATE tubes_task SET front = 1 WHERE state = 'r'",), "line", only_sqlite=True
+    ),
+    Damage(
+        "two taken",
+        "utubettl",
+        (
+            "UPDATE tubes_task SET state = 't', front = 1, owner = (SELECT min(id) FROM tubes_session), attempts = 1,"
+            " place = due_ms WHERE id IN ({head}, {head} + 3)",
+        ),
+        "line",
+        only_sqlite=True,
+    ),
+    Damage("nobody in front of the unnamed", "utube", (
+        "UPDATE tubes_task SET utube = '' WHERE utube = 'a'",
+        "UPDATE tubes_task SET front = 0 WHERE utube = ''",
+    ), "line"),
+    # Counts
+    Damage("too many counted", "limfifottl", ("UPDATE tubes_tube SET stored = 20",), "count"),
+    Damage("too few counted", "limfifottl", ("UPDATE tubes_tube SET stored = -3",), "count"),
+    Damage("calls of no tube", "fifo", ("INSERT INTO tubes_calls VALUES (999, 'put', 3)",), "orphan"),
+    # Owners
+    Damage(
+        "an unknown owner",
+        "utubettl",
+        (task(f"state = 't', owner = '{NOBODY}', attempts = 1, place = due_ms"),),
+        "owner",
+    ),
+    Damage(
+        "an owner that has ended",
+        "fifo",
+        (
+            f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, 1)",
+            task(f"state = 't', owner = '{NOBODY}', attempts = 1"),
+        ),
+        "owner",
+    ),
+    Damage(
+        "a lonely session",
+        "fifo",
+        (
+            f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, NULL)",
+            task(f"state = 't', owner = '{NOBODY}', attempts = 1"),
+        ),
+        "session",
+    ),
+    Damage("taken by nobody", "utube", (task("state = 't', attempts = 1"),), "owner", deep=True),
+    # Orphans
+    Damage("a tube lost", "utubettl", ("DELETE FROM tubes_tube",), "orphan"),
+    Damage("behind nobody", "fifo", (task("front = 0"),), "orphan", deep=True),
+    Damage("ready and aside", "utube", (task("front = NULL"),), "orphan", deep=True, follows="line"),
+    Damage("all aside", "fifottl", ("UPDATE tubes_task SET front = NULL",), "orphan", deep=True),
+    Damage("buried in front", "fifo", (task("front = 1", "{last}"),), "orphan", deep=True),
+    Damage("buried in line", "utube", (task("state = '!'"),), "orphan", deep=True, follows="line"),
+    Damage(
+        "taken and behind",
+        "utubettl",
+        (
+            task("state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = 1, place = due_ms, front = 0"),
+        ),
+        "orphan",
+        deep=True,
+        follows="line",
+    ),
+    # Payloads
+    Damage("no payload", "fifo", (task("data = NULL"),), "ghost", deep=True, lost=(0,)),
+    Damage("no payload in a sub-queue", "utube", (task("data = NULL"),), "ghost", deep=True, lost=(0,)),
+    Damage("no payload, counted", "limfifottl", (task("data = NULL"),), "ghost", deep=True, lost=(0,)),
+    Damage("a torn payload", "utubettl", (task("data = '{{\"torn'"),), "payload", deep=True, lost=(0,)),
+    # States
+    Damage("no such state", "utube", (task("state = 'x'"),), "state", deep=True, follows="line"),
+    Damage("done, and there", "fifo", (task("state = '-'"),), "state", deep=True),
+    Damage("delayed for ever", "fifo", (task("state = '~', front = NULL"),), "state", deep=True),
+    Damage(
+        "delayed until never", "fifottl", (task("state = '~', front = NULL, due_ms = NULL"),), "state", deep=True
+    ),
+    Damage("ready and owned", "fifo", (task(f"owner = '{NOBODY}'"),), "state", deep=True),
+    Damage("taken less than never", "fifo", (task("attempts = -1"),), "state", deep=True),
+    Damage("of no sub-queue", "utube", (task("utube = NULL"),), "state", deep=True, follows="line"),
+    Damage("out of order", "fifottl", (task("place = 99"),), "state", deep=True),
+    Damage("in no order", "utubettl", (task("place = NULL"),), "state", deep=True),
+    Damage("never over", "fifottl", (task("due_ms = NULL"),), "state", deep=True),
+    Damage(
+        "held for ever",
+        "fifottl",
+        (
+            task(
+                "state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = 1, due_ms = NULL, place = NULL"
+            ),
+        ),
+        "state",
+        deep=True,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
+def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patient: Patient) -> None:
+    if damage.only_sqlite and not patient.is_sqlite:
+        with pytest.raises(psycopg.errors.UniqueViolation):  # the server does not let it happen
+            harm(patient, damage)
+        return
+    tube = harm(patient, damage)
+    before = patient.rows()
+    found = [*patient.examine(deep=damage.deep)]
+    assert {finding.kind.value for finding in found} - {damage.follows} == {damage.kind} - {damage.follows}
+    assert all(finding.what and finding.remedy for finding in found)
+    assert patient.rows() == before, "examining has changed something"
+
+    fixed = patient.doctor("--fix", *(["--deep"] if damage.deep else []))
+    assert (fixed.status, {finding["repaired"] for finding in fixed.findings}) == (0, {True})
+    assert [*patient.examine(deep=True)] == []
+
+    if damage.name == "a tube lost":
+        tube = patient.opened[0].tube.lost_1
+    tube.release_all()
+    left = drain(tube)
+    kept = [data for data in left if isinstance(data, int)]
+    assert sorted(kept) == [number for number in range(9) if number not in damage.lost]
+    assert len(left) == len(kept) + (damage.kind == "payload")
+    more: dict[str, Any] = {"utube": "a"} if tube.features.grouped else {}
+    tube.put("more", **more)
+    assert drain(tube) == ["more"]
+
+
+def harm(patient: Patient, damage: Damage) -> tubes.Tube:
+    """Fill the store, and damage it."""
+    tube = fill(patient.opened[0], damage.type)
+    tube.bury(max(task.id for task in tube.tasks("r")))
+    patient.opened[0].flush_counts()  # or it would do so while it is looked at
+    ((head, last),) = patient.sql("SELECT min(id), max(id) FROM tubes_task")
+    for statement in damage.statements:
+        patient.sql(statement.format(head=head, last=last))
+    return tube
+
+
+LEFT = (
+    Damage("two payloads", "fifo", (task("bytes = data", "{head}"),), "state", deep=True, only_sqlite=True),
+    Damage("a sub-queue in a fifo", "fifo", (task("utube = 'a'"),), "state", deep=True),
+    Damage("no number", "fifo", (task("attempts = 'many'"),), "state", deep=True, only_sqlite=True),
+    Damage("of no tube", "fifo", (task("tube = NULL"),), "orphan", deep=True, only_sqlite=True),
+)
+
+
+@pytest.mark.parametrize("damage", LEFT, ids=lambda damage: damage.name.replace(" ", "-"))
+def test_what_takes_a_person_is_found_and_left_as_it_is(damage: Damage, patient: Patient) -> None:
+    if damage.only_sqlite and not patient.is_sqlite:
+        with pytest.raises(
+            (psycopg.errors.DataError, psycopg.errors.NotNullViolation, psycopg.ProgrammingError)
+        ):
+            harm(patient, damage)
+        return
+    harm(patient, damage)
+    before = patient.rows()
+    for options in (["--deep"], ["--deep", "--fix"]):
+        said = patient.doctor(*options)
+        assert (said.status, said.kinds) == (1, {damage.kind})
+        (finding,) = said.findings
+        assert (finding["remedy"], finding["repaired"]) == (None, False)
+    assert patient.rows() == before
+
+
+def test_a_lost_tube_comes_back_with_its_tasks_as_they_were(patient: Patient) -> None:
+    queue = patient.opened[0]
+    for name, type in (("grouped", "utubettl"), ("plain", "fifo")):
+        fill(queue, type, name)
+    (tasks,) = patient.rows("task")
+    patient.sql("DELETE FROM tubes_tube")
+    assert patient.doctor("--fix").status == 0
+    with patient.connect() as after:
+        assert [(tube.name, tube.type) for tube in after.records()] == [
+            ("lost_1", "utubettl"),
+            ("lost_2", "fifottl"),
+        ]
+        assert patient.rows("task") == [tasks]
+        assert after.create_tube("more", "fifo").record.id == 3
+        assert len(drain(after.tube.lost_1)) == len(drain(after.tube.lost_2)) == 9
+
+
+def test_tasks_of_a_tube_number_that_is_yet_to_come_are_not_mixed_up(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "utube")
+    patient.sql("UPDATE tubes_task SET tube = ? WHERE utube = 'a'", tube.record.id + 5)
+    assert patient.doctor("--fix").status == 0
+    queue = patient.connect()
+    lost = queue.tube[f"lost_{tube.record.id + 5}"]
+    made = [queue.create_tube(f"made{number}", "fifo") for number in range(8)]
+    assert lost.record.id not in {tube.record.id for tube in made}
+    assert (sorted(drain(lost)), sorted(drain(tube))) == ([0, 3, 6], [1, 2, 4, 5, 7, 8])
+
+
+def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Patient) -> None:
+    worker = patient.connect()
+    tube = fill(worker, "utube")
+    held = tube.take(timeout=0)
+    assert held is not None
+    patient.sql("DELETE FROM tubes_session WHERE id = ?", worker.identify().hex)
+    said = patient.doctor("--fix")
+    assert (said.status, {finding["session"] for finding in said.findings}) == (0, {worker.identify().hex})
+    assert tube.ack(held).data == 0
+    assert len(drain(tube)) == 8
+
+
+def test_what_a_dead_process_holds_is_given_back(patient: Patient) -> None:
+    """Nobody else is there who would see to it."""
+    tube = fill(patient.opened[0], "utube")
+    patient.sql(f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, NULL)")
+    patient.sql(
+        f"INSERT INTO tubes_connection (session, host, pid, started_ms) VALUES ('{NOBODY}', 'here', 1, 1)"
+    )
+    patient.sql(
+        f"UPDATE tubes_task SET state = 't', owner = '{NOBODY}', attempts = 1 WHERE front = 1 AND utube = 'a'"
+    )
+    said = patient.doctor("--fix", "--deep")
+    assert (said.status, said.kinds) == (0, {"owner"})
+    assert {finding["session"] for finding in said.findings} == {NOBODY}
+    assert tube.statistics()["tasks"]["taken"] == 0
+    assert tube.statistics()["calls"]["release"] == 1
+    assert len(drain(tube)) == 9
+
+
+def test_a_session_that_lives_is_not_taken_for_dead(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    held = tube.take(timeout=0)
+    said = patient.doctor("--deep", "--fix")
+    assert (said.status, said.out) == (0, "")
+    assert held is not None and tube.ack(held).state.name == "DONE"
+
+
+def test_missing_indexes_and_triggers_are_found(patient: Patient) -> None:
+    table = "" if patient.is_sqlite else " ON tubes_task"
+    made = "SELECT sql FROM sqlite_master WHERE name = 'tubes_task_due'"
+    if not patient.is_sqlite:
+        made = "SELECT pg_get_indexdef('tubes_task_due'::regclass)"
+    index = patient.sql(made)[0][0]
+    trigger = "SELECT sql FROM sqlite_master WHERE name = 'tubes_task_gone'"
+    if not patient.is_sqlite:
+        trigger = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = 'tubes_task_gone'"
+    trigger = patient.sql(trigger)[0][0]
+    patient.sql("DROP INDEX tubes_task_due")
+    patient.sql(f"DROP TRIGGER tubes_task_gone{table}")
+    said = patient.doctor("--fix")
+    patient.sql(index)
+    patient.sql(trigger)
+    assert (said.status, said.kinds) == (1, {"damage"})
+    told = [finding["what"].partition(" is missing")[0] for finding in said.findings]
+    assert sorted(told) == ["index tubes_task_due", "trigger tubes_task_gone"]
+    assert patient.doctor().status == 0
+
+
+def test_a_damaged_page_is_found(file: Patient) -> None:
+    tube = file.opened[0].create_tube("jobs", "fifo")
+    tube.put_many(["x" * 100] * 200)
+    file.opened[0].close()
+    assert file.path is not None
+    root, size = (
+        file.sql(text)[0][0]
+        for text in ("SELECT rootpage FROM sqlite_master WHERE name = 'tubes_task_due'", "PRAGMA page_size")
+    )
+    with file.path.open("r+b") as raw:  # the only page of an index that is empty here
+        raw.seek((root - 1) * size)
+        raw.write(b"\xff" * 12)
+    assert file.doctor().status == 0
+    said = file.doctor("--deep")
+    assert (said.status, said.kinds) == (1, {"damage"})
+    assert "SQLite says" in said.findings[0]["what"]
+
+
+def test_room_that_was_miscounted_can_be_used_again(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "limfifottl")
+    patient.sql("UPDATE tubes_tube SET stored = 20")
+    with pytest.raises(tubes.TubeFull):
+        tube.put("no room")
+    assert patient.doctor("--fix").status == 0
+    assert len(tube.put_many(["room"] * 11)) == 11
+    with pytest.raises(tubes.TubeFull):
+        tube.put("no room")
+
+
+def test_a_waiting_consumer_is_woken_by_a_repair(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "utube")
+    patient.sql("UPDATE tubes_task SET front = 0")
+    worker: Any = patient.connect()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(worker.tube.jobs.take, 60)
+        while not worker.store.waiters.count(tube.record.id):
+            pass
+        assert patient.doctor("--fix").status == 0
+        assert waiting.result(timeout=10) is not None
+
+
+def test_what_the_dead_hold_in_a_tube_of_an_unknown_type_is_left(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.sql("UPDATE tubes_tube SET type = 'foreign'")
+    patient.sql(f"UPDATE tubes_task SET state = 't', owner = '{NOBODY}', attempts = 1")
+    said = patient.doctor("--deep", "--fix")
+    assert (said.status, said.kinds) == (1, {"owner"})
+    assert [finding["remedy"] for finding in said.findings] == [None]
+    patient.sql("UPDATE tubes_tube SET type = 'fifo'")
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"owner"})
+    assert len(drain(tube)) == 9
+
+
+def test_a_queue_in_memory_can_be_examined() -> None:
+    with tubes.connect("sqlite://") as queue:
+        tube = fill(queue, "utube")
+        with queue.transaction() as unit:
+            unit.connection.exec_driver_sql("UPDATE tubes_task SET front = 0")
+        assert [finding.utube for finding in Doctor(queue, deep=True).examine()] == ["a", "b", "c"]
+        assert [finding.utube for finding in Doctor(queue, deep=True).repair()] == ["a", "b", "c"]
+        assert [*Doctor(queue, deep=True).examine()] == []
+        assert len(drain(tube)) == 9
+
+
+def test_many_findings_are_repaired_in_bounded_steps(file: Patient) -> None:
+    """More tasks than a step looks at, and more in front of one sub-queue than a transaction sees to."""
+    tube = file.opened[0].create_tube("jobs", "utube")
+    tube.put_many([*range(1200)], utube="a")
+    file.sql("UPDATE tubes_task SET front = 1")
+    seen = []
+    doctor = Doctor(file.opened[0], deep=True, on_progress=lambda *done: seen.append(done))
+    (finding,) = doctor.repair()
+    assert finding.kind is Kind.LINE
+    assert [done for name, *done in seen if name == "tasks"][:2] == [[1000, 1200], [1200, 1200]]
+    file.sql("UPDATE tubes_task SET place = 7")
+    assert len({finding.task for finding in doctor.repair()}) == 1200
+    assert [*doctor.examine()] == []
+    first = tube.take(timeout=0)
+    assert first is not None and first.data == 0
+    assert tube.take(timeout=0) is None

@@ -1,0 +1,264 @@
+"""Examines a store for what should not be, and repairs it: what ``tubes doctor`` does.
+
+The store knows where to look. It gives ``Check``s, in the order in which it is safe to repair; a check looks in bounded
+steps, each in a transaction of its own, and mends one finding at a time, each in a short transaction that looks again
+before it writes. Others may work meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
+
+from tubes.clock import pause, real_monotonic
+from tubes.driver import Features, TubeRecord, TubeType
+from tubes.errors import NotSupported, UnknownDriver
+from tubes.interrupts import guarded
+from tubes.registry import find_driver
+
+if TYPE_CHECKING:
+    from tubes.queue import Queue
+
+LOOK_LIMIT = 1000
+"""What one step of a check looks at, at most."""
+
+MOST_STEPS = 10_000
+"""Transactions that mending one finding may take, should it never come to an end."""
+
+MOST_PASSES = 3
+"""Times that a store is gone through to repair it: mending one thing can bring another to light."""
+
+LOOK_AGAIN_AFTER = 0.1
+"""Seconds between two looks at what living processes may see to by themselves."""
+
+
+class Kind(Enum):
+    """What is wrong with something."""
+
+    DAMAGE = "damage"
+    """The file or the schema itself."""
+    ORPHAN = "orphan"
+    """Stored, and in no index: nothing leads to it."""
+    GHOST = "ghost"
+    """In the indexes, without data."""
+    PAYLOAD = "payload"
+    """Data that cannot be read."""
+    STATE = "state"
+    """A task whose parts contradict each other."""
+    LINE = "line"
+    """The wrong one, nobody, or more than one stands in front of a sub-queue."""
+    COUNT = "count"
+    """A count that is not what it counts."""
+    OWNER = "owner"
+    """Taken, and its owner is dead or unknown."""
+    SESSION = "session"
+    """A session without connections, or the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that should not be. Two are equal that are about the same, whatever they say of it."""
+
+    kind: Kind
+    what: str = field(compare=False)
+    """What is wrong, as a sentence."""
+    remedy: str | None = field(compare=False)
+    """What a repair does about it, in the imperative; ``None``: it takes a person."""
+    tube: str | None = None
+    task: int | None = None
+    utube: str | None = None
+    session: str | None = None
+    rule: str = field(default="", repr=False)
+    """Which of a check's rules it is against."""
+    key: Any = field(default=None, repr=False)
+    """By what the check finds it again."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for other programs."""
+        return {
+            "kind": self.kind.value,
+            "tube": self.tube,
+            "task": self.task,
+            "utube": self.utube,
+            "session": self.session,
+            "what": self.what,
+            "remedy": self.remedy,
+        }
+
+
+class Look(NamedTuple):
+    """What one step of a check came to."""
+
+    findings: Sequence[Finding]
+    after: Any = None
+    """Where the next step goes on; ``None``: that was all."""
+    seen: int = 0
+    """How many things it looked at."""
+
+
+class Check:
+    """One kind of look at a store. What it finds is true of one instant, unless it is ``doubtful``."""
+
+    name = ""
+    """What it looks at: ``tasks``, say."""
+    doubtful: ClassVar[bool] = False
+    """Whether a look can meet others between two of their steps, so that ``mend`` is to confirm each finding."""
+    patience: float = 0.0
+    """Seconds for which living processes may see to it by themselves: what is gone by then is no finding."""
+    rescues: ClassVar[bool] = False
+    """Whether it is repaired by what every process does for the dead, ``Queue.rescue``, and not by ``mend``."""
+
+    def size(self, tx: Any) -> int:
+        """About how many things there are to look at; 0: too few to tell of."""
+        return 0
+
+    def look(self, tx: Any, after: Any, limit: int, *, now: int) -> Look:
+        """Look at up to ``limit`` things after that place (``None``: the first ones); ``tx`` only reads."""
+        raise NotImplementedError
+
+    def mend(self, tx: Any, finding: Finding, *, now: int, dry: bool) -> bool:
+        """Look again, keeping others from changing it. Tell whether it is still so; unless ``dry``, repair it.
+
+        Where that is too much for one transaction, repair a part of it: it is called until it has nothing to do.
+        """
+        raise NotImplementedError
+
+
+class Examinable(Protocol):
+    """A store that can be examined. The method is optional in a ``Store``."""
+
+    def checks(self, features: Callable[[TubeRecord], Features | None], *, deep: bool) -> Iterable[Check]:
+        """The checks, in the order in which it is safe to repair, each made when its turn has come.
+
+        Light ones cost little whatever the backlog; ``deep`` ones look at every task too. ``features`` tells those of
+        a tube whose type is a TubeType that is registered here, else ``None``.
+        """
+        ...
+
+
+Progress = Callable[[str, int, int], None]
+"""Told after each step: the check's name, how far it is, and of how many (0: nobody knows)."""
+
+
+class Doctor:
+    """Examines the store that a queue is on, and repairs it. NotSupported where the store cannot be examined."""
+
+    def __init__(self, queue: Queue, *, deep: bool = False, on_progress: Progress | None = None) -> None:
+        if getattr(queue.store, "checks", None) is None:
+            raise NotSupported(f"{queue.store} cannot be examined")
+        self._queue = queue
+        self._store = queue.store
+        self._deep = deep
+        self._on_progress: Progress = on_progress or (lambda name, done, size: None)
+
+    def examine(self) -> Iterator[Finding]:
+        """Yield what is wrong. Nothing is written."""
+        for check in self._checks():
+            for findings in self._steps(check):
+                yield from findings
+
+    def repair(self) -> Iterator[Finding]:
+        """Repair what can be, and yield it. ``examine`` then tells what is left."""
+        for _ in range(MOST_PASSES):
+            mended = 0
+            for check in self._checks():
+                for findings in self._steps(check):
+                    for finding in self._mended(check, findings):
+                        mended += 1
+                        yield finding
+            if not mended:
+                return
+
+    # Within
+
+    def _checks(self) -> Iterable[Check]:
+        store = cast("Examinable", self._store)
+        return store.checks(_features, deep=self._deep)
+
+    def _steps(self, check: Check) -> Iterator[Sequence[Finding]]:
+        """The findings of a check, step by step."""
+        size = guarded(self._store.read, check.size)
+        seen, after = 0, None
+        while True:
+            look = self._look(check, after)
+            findings = self._lasting(check, after, look.findings) if check.patience else look.findings
+            if check.doubtful:
+                findings = [finding for finding in findings if self._mend(check, finding, dry=True)]
+            seen += look.seen
+            self._on_progress(check.name, seen, max(size, seen) if size else 0)
+            yield findings
+            if look.after is None:
+                return
+            after = look.after
+
+    def _look(self, check: Check, after: Any) -> Look:
+        now = self._queue.clock.now_ms()
+        return guarded(self._store.read, lambda tx: check.look(tx, after, LOOK_LIMIT, now=now))
+
+    def _lasting(self, check: Check, after: Any, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """Those findings that nobody sees to while one waits."""
+        deadline = real_monotonic() + check.patience
+        while findings and real_monotonic() < deadline:
+            pause(LOOK_AGAIN_AFTER)
+            still = set(self._look(check, after).findings)
+            findings = [finding for finding in findings if finding in still]
+        return findings
+
+    def _mended(self, check: Check, findings: Sequence[Finding]) -> Iterator[Finding]:
+        curable = [finding for finding in findings if finding.remedy is not None]
+        if check.rescues:
+            if curable:
+                self._queue.rescue()
+                yield from self._rescued(check, curable)
+            return
+        ready: Counter[str] = Counter()
+        try:
+            for finding in curable:
+                if self._mend(check, finding, dry=False):
+                    ready[finding.tube or ""] += 1
+                    yield finding
+        finally:
+            self._wake(ready)
+
+    def _rescued(self, check: Check, findings: Sequence[Finding]) -> Sequence[Finding]:
+        left: set[Finding] = set()
+        after = None
+        while True:
+            look = self._look(check, after)
+            left.update(look.findings)
+            if look.after is None:
+                return [finding for finding in findings if finding not in left]
+            after = look.after
+
+    def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
+        """Mend it step by step; tell whether there was anything to mend."""
+
+        def step(tx: Any) -> bool:
+            tx.begin()
+            return check.mend(tx, finding, now=self._queue.clock.now_ms(), dry=dry)
+
+        for done in range(MOST_STEPS):
+            if not guarded(self._store.transact, step):
+                return done > 0
+            if dry:
+                break
+        return True
+
+    def _wake(self, tubes: Counter[str]) -> None:
+        """What was mended may be taken now, or make room."""
+        if tubes:
+            for record in self._queue.records():
+                if tubes[record.name]:
+                    self._store.wake(record.id, tubes[record.name])
+                    self._store.waiters.wake_first((record.id, "room"))
+
+
+def _features(record: TubeRecord) -> Features | None:
+    try:
+        definition = find_driver(record.type)
+    except UnknownDriver:
+        return None
+    return definition.features if isinstance(definition, TubeType) else None
