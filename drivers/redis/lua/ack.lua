@@ -4,7 +4,6 @@
 -- ARGV: 4 the session, - for anybody · then for each task its id, its token or -, and 1 where its payload is wanted.
 -- Reply: changes; a task that the session does not hold is not among them.
 -- Cost: O(log n) each.
-if grouped then refuse_when_full() end
 local owner = ARGV[4]
 for n = 5, #ARGV, 3 do
   local id = ARGV[n]

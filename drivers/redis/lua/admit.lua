@@ -6,5 +6,6 @@
 -- Reply: 1.
 -- Cost: O(1).
 if not exists() then return redis.error_reply('NOTUBE it was dropped') end
+even_when_full()
 call('SADD', SESSIONS, ARGV[4])
 return 1

@@ -4,7 +4,6 @@
 -- ARGV: then for each task its id and its token or -.
 -- Reply: changes; a buried task is none.
 -- Cost: O(log n) each.
-refuse_when_full()
 for n = 4, #ARGV, 2 do
   local id = ARGV[n]
   local t = stored(id, ARGV[n + 1])

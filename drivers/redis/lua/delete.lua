@@ -4,7 +4,6 @@
 -- ARGV: then for each task its id and its token or -.
 -- Reply: changes.
 -- Cost: O(log n) each.
-if grouped then refuse_when_full() end
 for n = 4, #ARGV, 2 do
   local id = ARGV[n]
   local t = stored(id, ARGV[n + 1])

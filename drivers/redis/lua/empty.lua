@@ -6,6 +6,7 @@
 -- Cost: O(1); the memory is given back in the background.
 local run = call('HGET', META, 'run')
 if not exists() or run == ARGV[4] then return 0 end
+even_when_full()
 call('HSET', META, 'run', ARGV[4])
 if not run then return 0 end
 call('UNLINK', TASKS, DATA, STATES, READY, LINE, BUSY, HELD, BURIED, DUE)

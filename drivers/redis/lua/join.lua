@@ -7,6 +7,7 @@
 local ttr, ends = ttr_of(ARGV[2])
 local stored = call('HGET', CONNECTIONS, ARGV[1])
 if not ttr or not stored or (ends ~= NONE and tonumber(ends) <= tonumber(ARGV[3])) then return 0 end
+even_when_full()
 call('HSET', SESSIONS, ARGV[2], ttr .. ' -')
 call('HSET', CONNECTIONS, ARGV[1], ARGV[2] .. string.match(stored, ' .*$'))
 end_lonely(ARGV[3])

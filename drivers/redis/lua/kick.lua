@@ -4,7 +4,6 @@
 -- ARGV: 4 how many at most.
 -- Reply: changes.
 -- Cost: O(log n) each.
-refuse_when_full()
 local limit = tonumber(ARGV[4])
 local ids
 if priority then

@@ -5,5 +5,6 @@
 -- Reply: 1, or 0 where it was dropped.
 -- Cost: O(1).
 if call('HEXISTS', META, 'dropped') == 1 then return 0 end
+even_when_full()
 call('HSETNX', META, 'last', ARGV[4])
 return 1

@@ -12,6 +12,11 @@ local TUBES, SESSIONS, CONNECTIONS, LAST = unpack(KEYS)
 local call = redis.call
 local NONE = '-'
 
+-- See tube.lua.
+local function even_when_full()
+  call('HDEL', LAST, '-')
+end
+
 local function session_of(connection)
   local stored = call('HGET', CONNECTIONS, connection)
   if stored then return string.match(stored, '^(%S+) (%S+)') end
@@ -31,6 +36,7 @@ local function end_lonely(now)
   for n = 1, #sessions, 2 do
     local ttr, ends = string.match(sessions[n + 1], '^(%S+) (%S+)')
     if ends == NONE and not has_connection[sessions[n]] then
+      even_when_full()
       call('HSET', SESSIONS, sessions[n], ttr .. ' ' .. string.format('%.0f', now + ttr))
     end
   end

@@ -5,7 +5,6 @@
 -- token or -.
 -- Reply: changes.
 -- Cost: O(log n) each.
-refuse_when_full()
 local owner, delay = ARGV[4], ARGV[5]
 for n = 6, #ARGV, 2 do
   local id = ARGV[n]

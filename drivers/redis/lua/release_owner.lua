@@ -4,7 +4,6 @@
 -- ARGV: 4 the session, which is over; - for every session, and then all stay on the list · 5 how many tasks at most.
 -- Reply: changes, by id; those of every session in the order of a take.
 -- Cost: O(log n) each.
-refuse_when_full()
 local owner, limit = ARGV[4], ARGV[5]
 local members
 if owner == NONE then

@@ -6,5 +6,6 @@
 -- Cost: O(1).
 local entry = call('HGET', TUBES, ARGV[1])
 if not entry or string.match(entry, '^{"id":(%d+)') ~= ARGV[2] then return 0 end
+even_when_full()
 if tonumber(ARGV[3]) > tonumber(call('HGET', LAST, 'task') or 0) then call('HSET', LAST, 'task', ARGV[3]) end
 return call('HDEL', TUBES, ARGV[1])

@@ -5,5 +5,6 @@
 -- Reply: 1.
 -- Cost: O(1).
 local ttr, ends = ttr_of(ARGV[1])
+even_when_full()
 if ttr then call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' ' .. ends) end
 return 1

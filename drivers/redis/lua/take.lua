@@ -13,7 +13,6 @@ if owner ~= NONE and call('SISMEMBER', SESSIONS, owner) == 0 then return redis.e
 for n = 7, #ARGV, 3 do
   if not held(ARGV[n], ARGV[n + 1], owner) then return {} end
 end
-if ARGV[7] then refuse_when_full() end
 for n = 7, #ARGV, 3 do
   local t = held(ARGV[n], ARGV[n + 1], owner)
   if t then remove('ack', ARGV[n], t, ARGV[n + 2] == '1') end
@@ -43,6 +42,7 @@ for _, id in ipairs(next_ready()) do
     if due == NONE or tonumber(until_) < tonumber(due) then due = until_ end
   end
   t.state, t.owner, t.updated, t.attempts = 't', owner, now, plus(t.attempts, 1)
+  call('ZREM', STATES, 'r' .. id)  -- before what adds, see even_when_full
   if t.due ~= due then
     t.due = due
     call('HSET', TASKS, id, record(t))
@@ -51,7 +51,6 @@ for _, id in ipairs(next_ready()) do
     call('HSET', TASKS, id, record(t))
   end
   call('ZADD', STATES, 0, 't' .. id)
-  call('ZREM', STATES, 'r' .. id)
   call('ZADD', HELD, 0, owner .. id)
   if grouped then
     call('HSET', BUSY, t.utube, id)

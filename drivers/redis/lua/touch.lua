@@ -4,6 +4,7 @@
 -- ARGV: 4 the session, - for anybody · 5 how much, in ms · then for each task its id and its token or -.
 -- Reply: changes.
 -- Cost: O(log n) each.
+even_when_full()
 local owner, delta = ARGV[4], ARGV[5]
 
 local function more(ms)

@@ -4,7 +4,6 @@
 -- ARGV: 4 how many at most.
 -- Reply: how many.
 -- Cost: O(log n) each.
-if grouped then refuse_when_full() end
 local members = call('ZRANGE', STATES, 0, ARGV[4] - 1)
 for _, member in ipairs(members) do
   local id = string.sub(member, 2)

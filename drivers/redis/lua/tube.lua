@@ -42,10 +42,11 @@ local function exists()
   return call('HEXISTS', META, 'last') == 1
 end
 
--- A server whose memory is full refuses what adds, but not what removes. So a script that does both adds first, and
--- is refused as a whole.
-local function refuse_when_full()
-  call('HSET', META, 'now', now)
+-- A server whose memory is full refuses a first write that may add something, and no write after the first. Only a put
+-- is to be refused then, as a whole: what is there must be taken, finished and rescued all the same. So every other
+-- script first removes something, be it nothing.
+local function even_when_full()
+  call('HDEL', META, '-')
 end
 
 local function parse(record)
@@ -196,7 +197,6 @@ end
 -- Does what time asks of up to `limit` tasks, in the order in which it was due: the ends of ttl, ttr and delay.
 local function settle(limit)
   local ids = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, limit)
-  if ids[1] then refuse_when_full() end
   for _, id in ipairs(ids) do
     local t = load(id)
     local over = end_of_life(t)

@@ -5,6 +5,7 @@
 -- Reply: 1 where there may be something for it at once.
 -- Cost: O(log n).
 if not exists() then return 1 end
+even_when_full()
 local time = call('TIME')
 local until_ = plus(time[1] .. string.sub('00000' .. time[2], -6, -4), ARGV[5])
 if ARGV[6] == 'r' then
