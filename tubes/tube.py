@@ -389,6 +389,8 @@ class Tube:
 
     def _look_and_take(self, limit: int, kept: list[Task]) -> float | None:
         """Take where there is something to do; if nothing came of it, return the seconds until there may be."""
+        if self._unsure:
+            self._give_back_unsure()
         is_ready, due = self._look()
         if is_ready or due == 0.0 or self._store.deaths_suspected():
             self._take_now(limit, kept)
