@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tubes.clock import real_monotonic
+from redis.exceptions import RedisError
+
+from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Key, Waiters
 
@@ -32,6 +34,9 @@ SAID_FOR = 2.0
 
 RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""
+
+TROUBLE = (Lost, Refused, RedisError, TubeError)
+"""What a server, or the way to it, may answer. Who waits finds out what is the matter."""
 
 IDLE_AFTER = 5.0
 """Seconds after which a connection is closed that was for somebody who waits no longer."""
@@ -61,6 +66,7 @@ class Watch:
         self.wire: Wire | None = None
         self.is_waiting = False
         self.next_at = 0.0
+        """When to look again: without a connection, or when the answer should have come."""
         self.used_at = 0.0
 
     @property
@@ -88,6 +94,7 @@ class Listener:
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
         self._is_over = False
+        self._stirring = threading.Lock()
         self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
 
@@ -100,8 +107,10 @@ class Listener:
         self._stir()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        os.close(self._stir_write)
-        os.close(self._stir_read)
+        with self._stirring:  # else somebody may write into what has this number next
+            os.close(self._stir_write)
+            os.close(self._stir_read)
+            self._stir_write = -1
 
     def add_beat(self, beat: Callable[[], None], every: float) -> None:
         """Call ``beat`` every few seconds."""
@@ -130,7 +139,7 @@ class Listener:
             self._stir()
 
     def _stir(self) -> None:
-        with suppress(OSError):
+        with self._stirring, suppress(OSError):
             os.write(self._stir_write, b"\0")
 
     def _run(self) -> None:
@@ -139,6 +148,7 @@ class Listener:
                 self._turn()
             except Exception:  # whatever it was: who waits relies on this thread
                 log.exception("the listener failed, and goes on")
+                pause(RECONNECT_EVERY)
         for watch in self._watches.values():
             self._end(watch)
 
@@ -153,7 +163,7 @@ class Listener:
             if watch.is_waiting and watch.wire is not None:
                 by_fd[watch.wire.fileno()] = watch
                 poll.register(watch.wire.fileno(), select.POLLIN)
-            elif watch.is_wanted:
+            if watch.is_waiting or watch.is_wanted:
                 until = min(until, watch.next_at)
         came = poll.poll(min(max(until - now, 0.0), 60.0) * 1000)
         if self._is_over:
@@ -164,6 +174,7 @@ class Listener:
             else:
                 with suppress(BlockingIOError):
                     os.read(self._stir_read, 65536)
+        self._lose_silent()
         self._beat()
 
     # Waiting
@@ -186,6 +197,7 @@ class Listener:
                 watch = self._watches[waiters, key] = Watch(waiters, key, keys, features, kind)
             if not watch.is_waiting and real_monotonic() >= watch.next_at:
                 self._wait(watch)
+                self._beat()  # a node that hangs must not keep this process from showing others that it lives
 
     def _wait(self, watch: Watch) -> None:
         """Say that somebody waits here, and wait for a call."""
@@ -199,7 +211,8 @@ class Listener:
             is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
             watch.wire.send("BLPOP", watch.bell, str(FLOOR))
             watch.is_waiting = True
-        except (Lost, Refused, TubeError) as error:
+            watch.next_at = real_monotonic() + FLOOR + self._nodes.patience
+        except TROUBLE as error:
             self._lose(watch, error)
             return
         if is_something_there:
@@ -234,16 +247,24 @@ class Listener:
         assert watch.wire is not None
         try:
             watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, self._name, watch.kind, spare))
-        except (Lost, Refused, TubeError):  # it is not believed for long
+        except TROUBLE:  # it is not believed for long
             self._end(watch)
 
     def _lose(self, watch: Watch, error: Exception) -> None:
         """The connection is of no use any more. Whoever waits finds out what is the matter, and waits on."""
         log.debug("waiting at %s: %s", watch.bell, error)
+        self._nodes.redirected(error)
         self._end(watch)
         self._active.discard((watch.waiters, watch.key))
         watch.next_at = real_monotonic() + RECONNECT_EVERY
         watch.waiters.wake_first(watch.key)
+
+    def _lose_silent(self) -> None:
+        """A connection may die without a word, and its floor with it."""
+        now = real_monotonic()
+        for watch in self._watches.values():
+            if watch.is_waiting and now > watch.next_at:
+                self._lose(watch, TimeoutError("no answer"))
 
     def _end(self, watch: Watch) -> None:
         if watch.wire is not None:
@@ -262,12 +283,12 @@ class Listener:
         with self._lock:
             due = [beat for beat, (_, at) in self._beats.items() if at <= now]
         for beat in due:
-            with suppress(TubeError):  # the server is away: the calls say so
-                beat()
             with self._lock:
                 if beat in self._beats:
                     every, _ = self._beats[beat]
                     self._beats[beat] = every, now + every
+            with suppress(*TROUBLE):  # the calls say so
+                beat()
         if due:
             self._close_unused(now)
 

@@ -18,7 +18,7 @@ from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable
 from tubes.interrupts import interruptible
 
 from .scripts import Keys
-from .wire import Lost, Refused, Wire
+from .wire import ELSEWHERE, NOT_NOW, Lost, Refused, Wire
 
 T = TypeVar("T")
 Address = tuple[str, int]
@@ -41,11 +41,12 @@ class Nodes:
         self.patience = patience
         try:
             pool = ConnectionPool.from_url(url)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError):
             raise BadOption(
-                "the store's URL is none: redis://host:6379/0, rediss://… or unix:///path/redis.sock?db=0",
+                "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
+                "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
                 option="url",
-            ) from error
+            ) from None  # its message may show a part of the password
         self._class: Callable[..., AbstractConnection] = pool.connection_class
         self._settings: dict[str, Any] = pool.connection_kwargs | {
             "protocol": 2,
@@ -70,7 +71,19 @@ class Nodes:
                 self._home = self._settings["host"], int(self._settings.get("port", 6379))
                 self._learn_slots(wire)
 
-        self._use(None, look, is_repeatable=True)
+        try:
+            self._use(None, look, is_repeatable=True)
+        except Refused as error:
+            raise StoreUnavailable(f"{self.what} refused: {error}") from error
+
+    def each(self, use: Callable[[Wire], T]) -> list[T]:
+        """Use a connection to every server, for what may be repeated."""
+        if not self.is_cluster:
+            return [self._use(None, use, is_repeatable=True)]
+        return [
+            self._use(None, use, is_repeatable=True, at=address)
+            for address in sorted(set(self._slots.values()))
+        ]
 
     def call(self, keys: Keys, use: Callable[[Wire], T], *, is_repeatable: bool = False) -> T:
         """Use a connection to the node that has these keys.
@@ -84,50 +97,63 @@ class Nodes:
         """Open one more connection to that node, which the caller keeps; Lost where that fails."""
         return self._connect(self._address(keys))
 
+    def redirected(self, error: Exception) -> None:
+        """Note what a node has said of who has a key."""
+        if isinstance(error, exceptions.MovedError):
+            self._slots[int(error.slot_id)] = self._named_by(error)
+
     def close(self) -> None:
         """End all connections."""
         for address in list(self._idle):
             self._forget_idle(address)
 
-    def _use(self, keys: Keys | None, use: Callable[[Wire], T], *, is_repeatable: bool) -> T:
+    def _use(
+        self,
+        keys: Keys | None,
+        use: Callable[[Wire], T],
+        *,
+        is_repeatable: bool,
+        at: Address | None = None,
+    ) -> T:
         tries, until, ask = 0, real_monotonic() + self.patience, None
         while True:
             tries += 1
             wire: Wire | None = None
-            address = ask or self._address(keys)
+            address, is_asking, ask = ask or at or self._address(keys), ask is not None, None
             try:
                 wire = self._borrow(address)
-                if ask is not None:
-                    wire.command("ASKING")
-                    ask = None
+                wire.is_asking = is_asking
                 return use(wire)
-            except exceptions.MovedError as error:
-                self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
-                continue
-            except exceptions.AskError as error:
-                ask = (error.host or self._home_host(), int(error.port))
-                continue
-            except (
-                exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError,
-            ) as error:  # fmt: skip
-                if real_monotonic() > until:
-                    raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
+            except ELSEWHERE as error:
+                failure: Exception = error
+                if not isinstance(error, exceptions.MovedError):
+                    ask = self._named_by(error)
+                self.redirected(error)
+            except NOT_NOW as error:
+                failure = error
             except Lost as error:
+                failure = error
                 self._forget_idle(address)
                 if error.was_sent and not is_repeatable:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
                     self._look_round(address)
-                if tries >= MOST_TRIES and (not self.is_cluster or real_monotonic() > until):
+                elif tries >= MOST_TRIES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
                 if wire is None:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
+                if "READONLY" in str(error.error) or isinstance(error.error, exceptions.ReadOnlyError):
+                    wire.close()  # a replica now: the name of the host may lead to another
+                    self._forget_idle(address)
                 raise
             finally:
                 if wire is not None:
                     self._give_back(address, wire)
-            interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE))
+            if real_monotonic() > until:
+                raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
+            if tries > 1:
+                interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE))
 
     def _borrow(self, address: Address | None) -> Wire:
         idle = self._idle.get(address)
@@ -171,13 +197,16 @@ class Nodes:
             return self._home
         return self._slots.get(key_slot(keys.slot_of.encode())) or self._home
 
+    def _named_by(self, error: exceptions.AskError) -> Address:
+        return error.host or self._home_host(), int(error.port)
+
     def _home_host(self) -> str:
         return self._home[0] if self._home is not None else ""
 
     def _learn_slots(self, wire: Wire) -> None:
         slots: dict[int, Address] = {}
         for first, last, (host, port, *_), *_ in wire.command("CLUSTER", "SLOTS"):
-            address = (host.decode() or self._home_host(), int(port))
+            address = ((host or b"").decode() or self._home_host(), int(port))
             slots.update(dict.fromkeys(range(first, last + 1), address))
         self._slots = slots
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
-from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
 from tubes.errors import (
     BadOption,
     Conflict,
@@ -129,6 +129,7 @@ class RedisStore:
         self._is_closed = False
         self._is_stale = False
         self._left = False
+        self._renewing = threading.RLock()
         self._open()
 
     def __repr__(self) -> str:
@@ -139,6 +140,7 @@ class RedisStore:
         self._order = threading.RLock()
         self._resuming = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}
+        """By connection its last beat, and since when it has that."""
         self._look_at = 0.0
         self._after: dict[int, str] = {}
         self.set_aside: set[str] = set()
@@ -146,8 +148,8 @@ class RedisStore:
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
             if self._is_durable:
-                self._hub.nodes.call(self._keys, self._check_durable)
-            self._hub.nodes.call(self._keys, self._warn, is_repeatable=True)
+                self._hub.nodes.each(self._check_durable)
+            self._warn()
             self._learn_time()
             self._begin_session(self._new_session())
         except BaseException as error:
@@ -167,18 +169,20 @@ class RedisStore:
                 option="durability",
             ) from error
 
-    def _warn(self, wire: Wire) -> None:
-        """Say once what this server may lose."""
+    def _warn(self) -> None:
+        """Say once what this server may lose, or one of the Cluster."""
         if self._url in _warned:
             return
         _warned.add(self._url)
-        policy = wire.info("memory").get("maxmemory_policy", "")
-        if policy.startswith("allkeys"):
-            log.warning(
-                "%s may drop tasks when its memory is full: its maxmemory-policy is %s; set noeviction",
-                self._what, policy,
-            )  # fmt: skip
-        if wire.info("persistence").get("aof_enabled") != "1":
+        nodes = self._hub.nodes
+        policies = {info.get("maxmemory_policy", "") for info in nodes.each(_memory)}
+        for policy in sorted(policies):
+            if policy.startswith("allkeys"):
+                log.warning(
+                    "%s may drop tasks when its memory is full: its maxmemory-policy is %s; set noeviction",
+                    self._what, policy,
+                )  # fmt: skip
+        if any(info.get("aof_enabled") != "1" for info in nodes.each(_persistence)):
             log.warning(
                 "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
             )
@@ -369,24 +373,26 @@ class RedisStore:
 
     def _admit(self, driver: RedisDriver) -> None:
         """Let this session take from a tube, where it is alive; where not, the next try is a new session's."""
+        try:
+            self._admit_if_alive(driver)
+        except Refused as error:
+            raise self._translated(error) from error
+
+    def _admit_if_alive(self, driver: RedisDriver) -> None:
         if not self._is_alive():
             self._resume()
         session = self.session
         keys = driver.keys
         given = (driver.flags, self.clock.now_ms(), 0, session)
-        try:
-            self._hub.nodes.call(
-                keys, lambda wire: wire.evaluate(scripts.ADMIT, keys, given), is_repeatable=True
-            )
-        except Refused as error:
-            raise self._translated(error) from error
-        if (
-            not self._is_alive() or session != self.session
-        ):  # ended meanwhile, and perhaps rescued here before
-            no_more = (*given, 0)
-            self._hub.nodes.call(
-                keys, lambda wire: wire.evaluate(scripts.RELEASE_OWNER, keys, no_more), is_repeatable=True
-            )
+        self._hub.nodes.call(keys, lambda wire: wire.evaluate(scripts.ADMIT, keys, given), is_repeatable=True)
+        if self._is_alive() and session == self.session:
+            return
+        # It ended meanwhile, and may have been rescued here before: another thread may hold what nobody looks for.
+        no_more = (*given, STEP_LIMIT)
+        while self._hub.nodes.call(
+            keys, lambda wire: wire.evaluate(scripts.RELEASE_OWNER, keys, no_more), is_repeatable=True
+        ):
+            pass
 
     def join(self, session: str) -> None:
         def step(tx: Any) -> None:
@@ -417,9 +423,13 @@ class RedisStore:
         """Called by the listener every few seconds."""
         if self._left or self._is_closed or self._is_stale:
             return
-        if not self._ask(scripts.BEAT, self._connection):
-            self._resume()
-        self._learn_time()
+        try:
+            if not self._ask(scripts.BEAT, self._connection):
+                self._resume()
+            self._learn_time()
+        except BaseException:
+            self._seen = {}  # others could not beat either
+            raise
 
     def _learn_time(self) -> None:
         clock = self.clock
@@ -485,6 +495,7 @@ class RedisStore:
         try:
             return self.read(look)
         except (StoreUnavailable, OutcomeUnknown):
+            self._seen = {}  # others cannot beat either: their silence says nothing
             return False
 
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
@@ -549,9 +560,11 @@ class RedisStore:
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
-            self._is_stale = False
-            self._left = False
-            self._open()
+            with self._renewing:
+                if self._is_stale:
+                    self._left = False
+                    self._open()
+                    self._is_stale = False  # not before: another thread must not use what is the parent's
 
     def _check_usable(self) -> None:
         if self._is_closed or self._is_stale:
@@ -565,11 +578,20 @@ class RedisStore:
 
     def forked(self) -> None:
         self._is_stale = True
+        self._renewing = threading.RLock()
         self.waiters, self.counts = Waiters(), Counts()
         Hub.forget_all()
 
 
 _warned: set[str] = set()
+
+
+def _memory(wire: Wire) -> dict[str, str]:
+    return wire.info("memory")
+
+
+def _persistence(wire: Wire) -> dict[str, str]:
+    return wire.info("persistence")
 
 
 def _parsed(url: str) -> tuple[str, float]:
@@ -588,6 +610,9 @@ def _parsed(url: str) -> tuple[str, float]:
 
 
 def _shown(url: str) -> str:
-    """The URL without its secrets."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """The URL without its secrets, also where these are not written as they should."""
+    scheme, _, rest = url.partition("://")
+    base, _, query = rest.partition("?")
+    at = rest if "@" in query and "@" not in base else base  # a password may have a ? in it
+    place = at.rpartition("@")[2].partition("?")[0].partition("#")[0]
+    return f"{scheme}://{place}"

@@ -6,6 +6,7 @@ by itself where nobody knows whether the first try was done.
 
 from __future__ import annotations
 
+import math
 import select
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,12 @@ from tubes.errors import OutcomeUnknown
 from .scripts import Script
 
 Argument = str | bytes | int
+
+ELSEWHERE = (exceptions.AskError,)
+"""Errors that name another node: ASK, and MOVED, which redis-py derives from it."""
+
+NOT_NOW = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError)
+"""Errors of a server that will do it later."""
 
 
 class Lost(Exception):
@@ -43,12 +50,13 @@ NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
 
 
 class Wire:
-    """Used by one thread at a time."""
+    """Used by one thread at a time. ``is_asking``: each command goes to a node that is only about to get its keys."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._run_id = ""
         self.is_lost = False
+        self.is_asking = False
         try:
             connection.connect()
         except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
@@ -71,7 +79,7 @@ class Wire:
         self, script: Script, keys: Sequence[str], given: Sequence[Argument], patience: float
     ) -> Any:
         """The same, and wait in the same round trip until the server has it on disk."""
-        wait = ("WAITAOF", 1, 0, int(patience * 1000))
+        wait = ("WAITAOF", 1, 0, math.ceil(patience * 1000))
         answer, waited = self._both(("EVALSHA", script.sha, len(keys), *keys, *given), wait)
         if isinstance(answer, exceptions.NoScriptError):
             answer, waited = self._both(("EVAL", script.text, len(keys), *keys, *given), wait)
@@ -85,6 +93,7 @@ class Wire:
 
     def command(self, *words: Argument) -> Any:
         """Run any command."""
+        self._ask()
         self.send(*words)
         answer = self.receive()
         if isinstance(answer, exceptions.RedisError):
@@ -142,19 +151,27 @@ class Wire:
             self._connection.disconnect()
 
     def _both(self, first: Sequence[Argument], second: Sequence[Argument]) -> tuple[Any, Any]:
-        self._send(self._connection.pack_commands([first, second]))
-        return self.receive(), self.receive()
+        self._ask()
+        self._send(self._connection.pack_commands([first, second]), may_be_done=True)
+        answer = self.receive()
+        return answer, None if self.is_lost else self.receive()
 
-    def _send(self, packed: Sequence[bytes]) -> None:
+    def _ask(self) -> None:
+        if self.is_asking:
+            self.send("ASKING")
+            self.receive()
+
+    def _send(self, packed: Sequence[bytes], *, may_be_done: bool = False) -> None:
+        """A part of a command is never done; the first of two that are sent at once may be."""
         try:
             self._connection.send_packed_command(packed, check_health=False)
         except (exceptions.RedisError, OSError) as error:
             self.close()
-            raise Lost(str(error), was_sent=False) from error
+            raise Lost(str(error), was_sent=may_be_done) from error
 
 
 def _refused(error: exceptions.RedisError) -> Exception:
-    """Errors that say where to go instead stay what they are."""
-    if isinstance(error, (exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError)):
-        return error
-    return error if isinstance(error, exceptions.BusyLoadingError) else Refused(error)
+    """Errors that say where to go instead, or to come again, stay what they are."""
+    if str(error).startswith("BUSY "):  # a script runs for too long
+        return exceptions.TryAgainError(str(error))
+    return error if isinstance(error, ELSEWHERE + NOT_NOW) else Refused(error)
