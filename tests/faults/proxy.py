@@ -1,0 +1,72 @@
+"""A relay between clients and a server on the loopback, which loses what a test wants it to lose."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+
+class Proxy:
+    """Listens on ``port`` for clients of the server at that Unix socket.
+
+    ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``is_silent``: answers
+    are lost, and nobody is told.
+    """
+
+    def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
+        self.cut_after: bytes | None = None
+        self.is_silent = False
+        self._server = server
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._is_over = False
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def close(self) -> None:
+        """End it, and what is relayed."""
+        self._is_over = True
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._is_over:
+            if select.select([self._listener], [], [], 0.05)[0]:
+                client, _ = self._listener.accept()
+                self._start(self._relay, client)
+
+    def _relay(self, client: socket.socket) -> None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
+            if self._tls is not None:
+                client = self._tls.wrap_socket(client, server_side=True)
+            with client:
+                server.connect(str(self._server))
+                self._pass_on(client, server)
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        is_cut = False
+        while not self._is_over:
+            for ready in select.select([client, server], [], [], 0.05)[0]:
+                data = ready.recv(1 << 20)
+                while isinstance(ready, ssl.SSLSocket) and ready.pending():
+                    data += ready.recv(1 << 20)
+                if not data or (ready is server and is_cut):
+                    return
+                if ready is client:
+                    if self.cut_after is not None and self.cut_after in data:
+                        self.cut_after, is_cut = None, True
+                    server.sendall(data)
+                elif not self.is_silent:
+                    client.sendall(data)

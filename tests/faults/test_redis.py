@@ -1,0 +1,495 @@
+"""Redis: the server restarts, hangs, is full or forgets its scripts; clients die, stop or have another clock."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from faults.harness import eventually, heard, run, tell
+from faults.test_forks import in_child
+from faults.test_interrupts import STRESS, WAITING
+from faults.test_postgresql import SKEWED, WORKER, Load
+from redis_servers import RedisServer
+
+import tubes
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
+
+Connect = Callable[..., tubes.Queue]
+
+
+@pytest.fixture
+def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
+    """A server that has on disk what it has answered to, and which a test may stop."""
+    return own_redis_server(fsync="always")
+
+
+@pytest.fixture
+def url(server: RedisServer) -> str:
+    """A queue there; a process is dead after a second."""
+    return f"{server.url}&dead_after=1"
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    """Opens queues on it, closed when the test is over."""
+    opened: list[tubes.Queue] = []
+
+    def opening(**settings: Any) -> tubes.Queue:
+        queue = tubes.connect(url, **settings)
+        opened.append(queue)
+        return queue
+
+    yield opening
+    for queue in opened:
+        queue.close()
+
+
+def waiting(tube: tubes.Tube, timeout: float = 60) -> tuple[threading.Thread, list[tubes.Task | None]]:
+    """A thread that waits for a task, and what it gets."""
+    got: list[tubes.Task | None] = []
+    thread = threading.Thread(target=lambda: got.append(tube.take(timeout=timeout)), daemon=True)
+    thread.start()
+    eventually(lambda: tube._store.waiters.count(tube.record.id))
+    return thread, got
+
+
+def put_when_it_can(tube: tubes.Tube, data: object) -> None:
+    """Put once, when the server is there again."""
+
+    def put() -> bool:
+        try:
+            tube.put(data)
+        except tubes.StoreUnavailable:
+            return False
+        return True
+
+    eventually(put)
+
+
+# The server ends, or forgets
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
+    connect: Connect, server: RedisServer, mode: Any
+) -> None:
+    """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
+    queues = [connect(), connect()]
+    queues[0].create_tube("jobs", "fifo")
+    load = Load(queues)
+    eventually(lambda: len(load.acked) > 50)
+    for _ in range(2):
+        server.stop(mode)
+        server.start()
+        before = len(load.acked)
+        eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+    assert load.errors
+
+
+def test_forgotten_scripts_and_cut_connections_lose_and_double_nothing(
+    connect: Connect, server: RedisServer
+) -> None:
+    """SCRIPT FLUSH and CLIENT KILL, again and again, at any moment."""
+    queues = [connect(), connect()]
+    queues[0].create_tube("jobs", "utube")
+    load = Load(queues, producers=1)
+    for turn in range(24):
+        time.sleep(0.02)
+        server.command("SCRIPT FLUSH")
+        if turn % 4 == 0:
+            server.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+    before = len(load.acked)
+    eventually(lambda: len(load.acked) > before + 20, within=20)
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+
+
+def test_forgotten_scripts_alone_are_no_error(connect: Connect, server: RedisServer) -> None:
+    """Nobody notices: they are sent again."""
+    tube = connect(sweep=False).create_tube("jobs", "utubettl")
+    for number in range(20):
+        server.command("SCRIPT FLUSH")
+        tube.put(number)
+        server.command("SCRIPT FLUSH")
+        task = tube.take(timeout=0)
+        assert task is not None
+        server.command("SCRIPT FLUSH")
+        assert tube.ack(task).data == number
+
+
+def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: RedisServer) -> None:
+    """It is called again afterwards, not only found by a look now and then."""
+    queue, other = connect(), connect()
+    thread, got = waiting(queue.create_tube("jobs", "fifo"))
+    server.stop("fast")
+    server.start()
+    assert not got
+    put_when_it_can(other.tube.jobs, "came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_empties_a_temporary_tube_and_no_other(
+    connect: Connect, server: RedisServer, mode: Any
+) -> None:
+    """Not the end of its last client. Who waits there goes on waiting, and a capacity is free again."""
+    first = connect()
+    first.create_tube("brief", "limfifottl", capacity=2, temporary=True).put("kept so far")
+    first.close()
+    queue, other = connect(), connect()
+    kept = queue.create_tube("kept", "fifo")
+    empty = queue.create_tube("empty", "utube", temporary=True)
+    brief = queue.tube.brief
+    kept.put("kept")
+    brief.put("ready")
+    held = brief.take(timeout=0)
+    assert held is not None and held.data == "kept so far"
+    thread, got = waiting(empty)
+    server.stop(mode)
+    server.start()
+
+    def full() -> bool:
+        try:
+            return len(other.tube.brief.put_many(["a", "b"])) == 2
+        except tubes.StoreUnavailable:
+            return False
+
+    eventually(full)
+    with pytest.raises(tubes.TubeFull):
+        brief.put("c")
+    with pytest.raises(tubes.NotTaken):
+        brief.ack(held)
+    assert [task.data for task in brief.take_many(5, timeout=0)] == ["a", "b"]
+    assert [task.data for task in kept.take_many(5, timeout=0)] == ["kept"]
+    assert not got
+    other.tube.empty.put("came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+def test_nobody_dies_of_a_server_that_was_away(
+    connect: Connect, url: str, server: RedisServer, process: Callable[..., Any]
+) -> None:
+    """For longer than the dead are waited for: nobody could show that they live, and nobody lost what they held."""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    with pytest.raises(tubes.StoreUnavailable):
+        server.stop("fast")
+        tube.take(timeout=0)
+    gone = time.monotonic()
+    while time.monotonic() < gone + 1.5:  # who tries in vain learns nothing of the others
+        with pytest.raises(tubes.StoreUnavailable):
+            tube.take(timeout=0)
+        time.sleep(0.02)
+    server.start()
+    assert tube.take(timeout=0.7) is None
+    tell(worker, "ack")
+    assert heard(worker) == "-"
+
+
+# Clients end, stop, fork, or are interrupted
+
+
+def test_what_a_killed_process_holds_is_ready_again(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    tube = connect().create_tube("jobs", "utube")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    assert tube.take(timeout=0) is None
+    worker.kill()
+    task = tube.take(timeout=20)
+    assert task is not None and task.data == "held" and task.attempts == 2
+    tube.ack(task)
+
+
+def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    """Its ack is refused, its next take is in a new session, and holds."""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    os.kill(worker.pid, signal.SIGSTOP)
+    task = tube.take(timeout=20)
+    assert task is not None and task.data == "held"
+    os.kill(worker.pid, signal.SIGCONT)
+    tell(worker, "ack")
+    assert heard(worker) in ("LeaseLost", "NotTaken")
+    tube.ack(task)
+    tube.put("next")
+    tell(worker, "take")
+    assert heard(worker) == "next"
+    assert tube.take(timeout=0) is None
+    tell(worker, "ack")
+    assert heard(worker) == "-"
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Connect) -> None:
+    """Another thread takes in the session that is over: in the moment before it is put off the list again."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    store: Any = queue.store
+    is_alive, seen = store._is_alive, []
+
+    def dies_after_the_first_look() -> bool:
+        seen.append(is_alive())
+        if len(seen) == 1:
+            other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
+            for session in other.store.ended_sessions(None, store.clock.now_ms()):
+                other.tube.jobs.release_owner(session)
+                other.store.forget_session(None, session)
+        else:
+            given = (tube.driver.flags, 0, 0, store.session, 1, 1000)  # type: ignore[attr-defined]
+            if len(seen) == 2:
+                store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
+        return bool(seen[-1])
+
+    store._is_alive = dies_after_the_first_look
+    store._admit(tube.driver)
+    store._is_alive = is_alive
+    assert seen[0] and not seen[1]
+    assert tube.statistics()["tasks"]["taken"] == 0
+    task = other.tube.jobs.take(timeout=0)
+    assert task is not None and task.attempts == 2
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clients_whose_clocks_differ_agree(
+    connect: Connect, url: str, process: Callable[..., Any], hours: int
+) -> None:
+    """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
+    tube = connect().create_tube("jobs", "fifottl", ttr=0.5)
+    client = process(SKEWED, url, hours)
+    tell(client, "put 600 0.6")
+    heard(client)
+    assert tube.take(timeout=0) is None  # delayed
+    task = tube.take(timeout=5)
+    assert task is not None  # after its delay, and not over
+    assert abs((task.created_at.timestamp()) - time.time()) < 60
+    tell(client, "take")
+    assert heard(client) == "None"  # its ttr is not over for the other either
+
+    def taken_by_the_other() -> bool:
+        tell(client, "take")
+        return heard(client) == "skewed"
+
+    eventually(taken_by_the_other, within=5)
+
+
+def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
+    """All its threads, that begin at once, and while its parent waits. Its parent goes on with what it had."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "utube")
+    tube.put_many(range(3), utube="a")
+    mine = tube.take(timeout=0)
+    assert mine is not None
+    thread, got = waiting(tube)
+
+    def child() -> list[Any]:
+        start = threading.Barrier(8)
+        sessions: list[str] = []
+        tube.put("the parent's", utube="b")
+
+        def work() -> None:
+            start.wait()
+            tube.put("theirs", utube=threading.get_ident())
+            task = tube.take(timeout=10)
+            assert task is not None
+            tube.ack(task)
+            sessions.append(str(task.owner))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        return [len(sessions), len(set(sessions)), str(queue.identify()) in sessions]
+
+    assert in_child(child) == [8, 1, True]
+    tube.ack(mine)
+    thread.join(20)
+    assert got[0] is not None
+    assert tube.ack(got[0]).state is tubes.State.DONE
+
+
+def test_no_interrupt_strands_a_task(url: str) -> None:
+    """A main thread takes and acks while signals rain on it: all it holds is what it was given, and it goes on."""
+    code = STRESS.replace('"sqlite:///" + path', "path")
+    assert run(code, url, "waiting", "normal", 150).splitlines() == ["150 0", "True"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 2), ("TERM", 3)])
+def test_a_signal_ends_a_waiting_take_at_once(
+    url: str, process: Callable[..., Any], name: str, status: int
+) -> None:
+    """The handler runs in the wait, not after it; the process goes on, or ends in order."""
+    worker = process(WAITING.replace('"sqlite:///" + sys.argv[1]', "sys.argv[1]"), url, name)
+    assert heard(worker) == "waiting"
+    sent = time.monotonic()
+    worker.send_signal(getattr(signal, f"SIG{name}"))
+    assert worker.wait(10) == status
+    assert time.monotonic() - sent < 2  # the end of a Python process included
+    if name == "INT":
+        assert heard(worker) == "after"
+
+
+# The server cannot, or does not answer
+
+
+def test_a_full_memory_refuses_puts_and_nothing_else(
+    connect: Connect, url: str, server: RedisServer, process: Callable[..., Any], caplog: Any
+) -> None:
+    """For longer than the dead are waited for. What is there is taken and finished, and makes room."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "utubettl", ttr=60)
+    tube.put_many([f"task {number}" for number in range(20)], utube="a")
+    held = tube.take(timeout=0)
+    tube.put("theirs", utube="b")
+    queue.create_tube("other", "fifo").put("x")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert held is not None and heard(worker) == "theirs"
+    server.command("CONFIG SET", "maxmemory", 1)
+    for put in (tube.put, lambda data: tube.put_many([data, data])):
+        with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
+            put("no room")
+    with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
+        queue.create_tube("more", "fifo")
+    late = connect(session_ttr=60)
+    assert tube.touch(held, 60)
+    time.sleep(1.5)
+    assert tube.release(held)
+    for data in ("task 0", "task 1"):
+        with connect() as other:
+            task = other.tube.jobs.take(timeout=1)
+            assert task is not None and task.data == data
+            other.tube.jobs.ack(task)
+    task = late.tube.jobs.take(timeout=0)
+    assert task is not None and task.data == "task 2"
+    tube.bury(task.id)
+    assert tube.kick() == 1
+    assert late.identify(queue.identify()) == queue.identify()
+    queue.tube.other.drop()
+    tell(worker, "ack")
+    assert heard(worker) == "-"  # its session lived on
+    statistics = tube.statistics()
+    assert statistics["tasks"]["total"] == 18 and statistics["calls"]["ack"] >= 2
+    server.command("CONFIG SET", "maxmemory", 0)
+    assert tube.put("room again")
+    assert tube.truncate() == 19
+    assert len(caplog.records) < 10
+
+
+def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
+    connect: Connect, server: RedisServer, caplog: Any
+) -> None:
+    """As one that has become a replica. Nothing is written to the log in a hurry meanwhile."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    thread, got = waiting(tube)
+    server.command("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(tubes.StoreUnavailable, match=r"(?i)read.?only"):
+        tube.put("x")
+    time.sleep(1)
+    assert not got and len(caplog.records) < 10, caplog.text
+    server.command("REPLICAOF", "NO", "ONE")
+    tube.put("came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server: RedisServer) -> None:
+    """Nobody knows what became of a put, and a look fails, after busy_timeout and a second; then all goes on."""
+    queue = connect(busy_timeout=0.2, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    thread, got = waiting(connect(busy_timeout=0.3, sweep=False).tube.jobs)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(tubes.OutcomeUnknown, match="connection died"):
+            tube.put("maybe")
+        put_at = time.monotonic()
+        with pytest.raises(tubes.StoreUnavailable):
+            tube.peek(1)
+        assert put_at - began < 2 and time.monotonic() - put_at < 3
+        assert not got
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    put_when_it_can(tube, "surely")
+    thread.join(20)
+    assert got[0] is not None and got[0].data in ("maybe", "surely")
+
+
+# Durability
+
+
+def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
+    """The server does not write what it was asked to wait for: it was done, and may be lost in a power cut."""
+    tube = connect(durability="full", busy_timeout=0.2).create_tube("jobs", "fifo")
+    tube.put("on disk")
+    server.command("CONFIG SET", "appendfsync", "no")
+    with pytest.raises(tubes.OutcomeUnknown, match="disk"):
+        tube.put("not yet")
+    server.command("CONFIG SET", "appendfsync", "always")
+    server.command("CONFIG SET", "appendonly", "no")
+    with pytest.raises(tubes.OutcomeUnknown, match="disk"):
+        tube.put("never")
+    server.command("CONFIG SET", "appendonly", "yes")
+    eventually(lambda: server.command("INFO", "persistence")["aof_rewrite_in_progress"] == 0)
+    assert [task.data for task in tube.tasks("r")] == ["on disk", "not yet", "never"]
+    task = tube.take(timeout=0)
+    assert task is not None and tube.ack(task).data == "on disk"
+
+
+def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServer]) -> None:
+    """Without one, or without the command, it is not supported."""
+    with pytest.raises(tubes.NotSupported, match=r"durability='full'.*WAITAOF"):
+        tubes.connect(own_redis_server(fsync=None).url, durability="full")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({"fsync": None}, "its AOF is off"),
+        ({"settings": "maxmemory-policy allkeys-lru"}, "maxmemory-policy is allkeys-lru"),
+    ],
+)
+def test_a_server_that_may_lose_tasks_is_warned_of_once(
+    own_redis_server: Callable[..., RedisServer], caplog: Any, settings: dict[str, Any], warning: str
+) -> None:
+    url = own_redis_server(**settings).url
+    with caplog.at_level(logging.WARNING), tubes.connect(url), tubes.connect(url):
+        pass
+    assert [warning in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_server_that_loses_nothing_is_not_warned_of(url: str, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING), tubes.connect(url):
+        pass
+    assert not caplog.records

@@ -1,0 +1,277 @@
+"""Redis: answers are lost on the way, connections die without a word, and the ways in which there is none."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import ssl
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from faults.harness import eventually
+from faults.proxy import Proxy
+from redis_servers import RedisServer
+
+import tubes
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
+
+SECRET = "s3cret/word"
+
+
+@pytest.fixture
+def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
+    """One whose settings a test may change."""
+    return own_redis_server()
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    """Before that server."""
+    made = Proxy(server.folder / "redis.sock")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tube(server: RedisServer) -> Iterator[tubes.Tube]:
+    """A tube there, seen by somebody whose connections are sound."""
+    with tubes.connect(f"{server.url}&dead_after=1") as queue:
+        tube = queue.create_tube("jobs", "limfifottl", capacity=5)
+        id = tube.put("so that the server knows the scripts").id
+        tube.peek(id)
+        task = tube.take(timeout=0)
+        assert task is not None
+        tube.ack(task)
+        yield tube
+
+
+@pytest.fixture
+def unlucky(tube: tubes.Tube, proxy: Proxy) -> Iterator[tubes.Tube]:
+    """The same, seen through the proxy."""
+    url = f"redis://127.0.0.1:{proxy.port}?dead_after=1"
+    with tubes.connect(url, sweep=False, busy_timeout=0.3) as queue:
+        queue.tube.jobs.take(timeout=0)  # it is let in
+        yield queue.tube.jobs
+        proxy.is_silent = False
+
+
+def test_a_put_whose_answer_is_lost_may_have_been_done(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    """It is not done again; the next one works."""
+    proxy.cut_after = scripts.PUT.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown, match="connection died"):
+        unlucky.put("maybe")
+    unlucky.put("surely")
+    assert [task.data for task in tube.tasks("r")] == ["maybe", "surely"]
+
+
+def test_a_take_whose_answer_is_lost_strands_nothing(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    """What it took, and told nobody, comes back with the next take of the same process."""
+    tube.put("x")
+    proxy.cut_after = scripts.TAKE.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown):
+        unlucky.take(timeout=0)
+    assert tube.statistics()["tasks"]["taken"] == 1
+    task = unlucky.take(timeout=0)
+    assert task is not None and task.attempts == 2
+    unlucky.ack(task)
+
+
+def test_a_waiting_take_whose_answer_is_lost_goes_on(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    got: list[tubes.Task | None] = []
+    thread = threading.Thread(target=lambda: got.append(unlucky.take(timeout=20)))
+    thread.start()
+    eventually(lambda: unlucky._store.waiters.count(unlucky.record.id))
+    proxy.cut_after = scripts.TAKE.sha.encode()
+    tube.put("x")
+    thread.join(20)
+    assert proxy.cut_after is None
+    assert got[0] is not None and got[0].data == "x"
+
+
+def test_an_ack_whose_answer_is_lost_is_done_once(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    tube.put("x")
+    task = unlucky.take(timeout=0)
+    assert task is not None
+    proxy.cut_after = scripts.ACK.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown):
+        unlucky.ack(task)
+    with pytest.raises(tubes.NotTaken):
+        unlucky.ack(task)
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_look_whose_answer_is_lost_is_done_again(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    id = tube.put("x").id
+    proxy.cut_after = scripts.PEEK.sha.encode()
+    assert unlucky.peek(id).data == "x"
+    assert proxy.cut_after is None
+
+
+def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    """No answer comes any more, neither a call nor the end of the wait: another connection is made in time."""
+    got: list[tubes.Task | None] = []
+    thread = threading.Thread(target=lambda: got.append(unlucky.take(timeout=None)), daemon=True)
+    thread.start()
+    eventually(lambda: unlucky._store.waiters.count(unlucky.record.id))
+    time.sleep(0.1)
+    proxy.is_silent = True
+    time.sleep(0.7)  # the wait was over meanwhile
+    tube.put("x")
+    proxy.is_silent = False
+    thread.join(10)
+    assert got and got[0] is not None and got[0].data == "x"
+
+
+# No connection
+
+
+def refused(url: str, **settings: Any) -> tubes.TubeError:
+    """The error of a connect in vain, which shows no secret wherever it is shown."""
+    with pytest.raises(tubes.TubeError) as caught:
+        tubes.connect(url, **settings)
+    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert "s3cret" not in shown, shown
+    return caught.value
+
+
+def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
+    """A password that is wrong, or missing; a user who may not do what is needed."""
+    server.command("CONFIG SET", "requirepass", "right")
+    sock = f"{server.folder}/redis.sock"
+
+    def login(user: str, password: str) -> str:
+        return f"unix://{user}:{password}@{sock}"
+
+    with caplog.at_level(logging.DEBUG):
+        for url in (login("", "s3cret"), f"unix://{sock}"):
+            error = refused(url)
+            assert isinstance(error, tubes.StoreUnavailable) and sock in str(error)
+        with redis.Redis(unix_socket_path=sock, password="right") as admin:
+            admin.execute_command("ACL SETUSER", "none", "on", ">s3cret", "+ping", "~*")
+            admin.execute_command("ACL SETUSER", "some", "on", ">s3cret", "~*", "+@all", "-evalsha", "-eval")
+            admin.execute_command("ACL SETUSER", "tubes", "on", ">s3cret", "~{tubes*", "+@all")
+        for user in ("none", "some"):
+            error = refused(login(user, "s3cret"))
+            assert isinstance(error, tubes.StoreUnavailable) and "permissions" in str(error)
+        with tubes.connect(login("tubes", "s3cret")) as queue:
+            tube = queue.create_tube("jobs", "utubettl")
+            tube.put("x")
+            task = tube.take(timeout=0)
+            assert task is not None and tube.ack(task)
+            assert "s3cret" not in repr(queue)
+            with redis.Redis(unix_socket_path=sock, password="right") as admin:
+                admin.execute_command("ACL DELUSER", "tubes")
+            with pytest.raises(tubes.StoreUnavailable) as caught:
+                tube.put("y")
+            assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "unix:///nowhere/redis.sock",
+        f"redis://someone:{SECRET.replace('/', '%2F')}@127.0.0.1:1/0",
+        "redis://127.0.0.1:1",
+        "rediss://:s3cret@127.0.0.1:1/3?ssl_cert_reqs=none",
+    ],
+)
+def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> None:
+    error = refused(url)
+    assert isinstance(error, tubes.StoreUnavailable)
+    assert "/nowhere/redis.sock" in str(error) or "127.0.0.1:1" in str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://someone:{SECRET}@127.0.0.1/0",
+        "redis://:s3cret?word@127.0.0.1",
+        "redis://:s3cret#word@127.0.0.1",
+        "redis://[s3cret]x:1",
+        "redis://127.0.0.1:1?no_such_option=s3cret",
+        "redis://127.0.0.1:1?socket_timeout=s3cret",
+    ],
+)
+def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
+    assert isinstance(refused(url), tubes.BadOption)
+
+
+def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
+    assert isinstance(refused(server.url.replace("db=0", "db=99")), tubes.StoreUnavailable)
+
+
+def test_a_server_that_still_loads_is_waited_for(server: RedisServer) -> None:
+    """As one that was restarted: it takes connections, and says that it loads."""
+    with tubes.connect(server.url) as queue, redis.Redis.from_url(server.url) as client:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("x")
+        filler = client.pipeline(transaction=False)
+        for number in range(5000):
+            filler.set(f"filler {number}", number)
+        filler.execute()
+        server.stop("fast")
+        with (server.folder / "conf").open("a") as settings:
+            settings.write("key-load-delay 200\n")
+        starting = threading.Thread(target=server.start)
+        starting.start()
+        eventually(lambda: says_that_it_loads(client))
+        task = tube.take(timeout=0)
+        assert task is not None and task.data == "x"
+        starting.join()
+
+
+def says_that_it_loads(client: redis.Redis) -> bool:
+    try:
+        client.get("x")
+    except redis.BusyLoadingError:
+        return True
+    except redis.ConnectionError:
+        return False
+    raise AssertionError("it has loaded already")
+
+
+def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
+    """Wake-ups and all; and not with somebody whose certificate is not known."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    request += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    subprocess.run(request.split(), check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    proxy = Proxy(server.folder / "redis.sock", context)
+    try:
+        url = f"rediss://127.0.0.1:{proxy.port}"
+        assert "certificate" in str(refused(url)).lower()
+        with tubes.connect(f"{url}?ssl_ca_certs={certificate}") as queue, tubes.connect(server.url) as other:
+            tube = queue.create_tube("jobs", "fifo")
+            got: list[tubes.Task | None] = []
+            thread = threading.Thread(target=lambda: got.append(tube.take(timeout=10)))
+            thread.start()
+            eventually(lambda: queue.store.waiters.count(tube.record.id))
+            other.tube.jobs.put("x" * 100_000)
+            thread.join(20)
+            assert got[0] is not None and len(got[0].data) == 100_000
+            assert tube.ack(got[0])
+    finally:
+        proxy.close()
