@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from interpreter import PIPE, Process
 
 from tubes.cli import UNAVAILABLE, USAGE, run
 
@@ -79,15 +78,15 @@ def test_a_store_that_cannot_be_opened_or_examined_is_no_finding(
 def test_a_bar_is_drawn_on_a_terminal(file: Patient) -> None:
     fill(file.opened[0], "utube")
     ours, theirs = pty.openpty()
-    command = [str(Path(sys.executable).with_name("tubes")), "doctor", file.url, "--deep"]
+    command = ["-c", "from tubes.cli import main; main()", "doctor", file.url, "--deep"]
     environment = {**os.environ, "TERM": "xterm"}
     drawn = b""
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
-        os.close(theirs)
-        with suppress(OSError):  # as a terminal says that nobody writes to it any more
-            while some := os.read(ours, 4096):
-                drawn += some
-        said = process.communicate(timeout=60)[0]
+    process = Process(command, env=environment, stdout=PIPE, stderr=theirs)
+    os.close(theirs)
+    with suppress(OSError):  # as a terminal says that nobody writes to it any more
+        while some := os.read(ours, 4096):
+            drawn += some
+    said = process.communicate(timeout=60)[0]
     os.close(ours)
     assert (process.returncode, said) == (0, b"0 found\n")
     assert b"calls" in drawn and b"\x1b[" in drawn  # the last check

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+from interpreter import PIPE, Process
 
 from tubes.doctor import Doctor
 
@@ -67,10 +67,7 @@ def test_nothing_is_found_while_others_work(patient: Patient) -> None:
             queue.create_tube(type, type, capacity=30)
         else:
             queue.create_tube(type, type)
-    workers = [
-        subprocess.Popen([sys.executable, str(WORKER), patient.url, *TYPES], stdin=subprocess.PIPE)
-        for _ in range(2)
-    ]
+    workers = [Process([WORKER, patient.url, *TYPES], stdin=PIPE) for _ in range(2)]
     try:
         deadline = time.monotonic() + 30
         while not all(queue.statistics(type)["calls"]["take"] for type in TYPES):
