@@ -20,6 +20,9 @@ from interpreter import PIPE, Process
 import tubes
 
 WORKER = Path(__file__).with_name("worker.py")
+ENOUGH = 21
+"""Acks without which a torment shows little, however slow the machine is."""
+
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 
 
@@ -108,7 +111,8 @@ def torment(
 ) -> int:
     """Kill, stop and continue workers at random moments, replacing the dead; return how many were killed.
 
-    Goes on for at least ``seconds`` and until ``kills`` were killed. In the end everybody is killed.
+    Goes on for at least ``seconds``, until ``kills`` were killed and ``ENOUGH`` tasks acked. In the end everybody is
+    killed.
     """
     dice = random.Random(seed)
     for role, count in (("produce", producers), ("consume", consumers)):
@@ -118,7 +122,7 @@ def torment(
     stopped: list[tuple[float, Process]] = []
     end = time.monotonic() + seconds
     killed = 0
-    while killed < kills or time.monotonic() < end:
+    while killed < kills or time.monotonic() < end or not crew.said("ack!", ENOUGH)():
         time.sleep(dice.random() * max(seconds / kills, 0.05) * 1.2)
         victim = dice.choice(list(crew.workers))
         assert victim.poll() is None, f"a worker ended by itself, with status {victim.returncode}"
