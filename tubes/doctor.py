@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from tubes.clock import pause, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
-from tubes.errors import NotSupported, UnknownDriver
+from tubes.errors import NotSupported, StoreBusy, UnknownDriver
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 
@@ -104,7 +104,7 @@ class Check:
 
     name = ""
     """What it looks at: ``tasks``, say."""
-    doubtful: ClassVar[bool] = False
+    doubtful: bool = False
     """Whether a look can meet others between two of their steps, so that ``mend`` is to confirm each finding."""
     patience: float = 0.0
     """Seconds for which living processes may see to it by themselves: what is gone by then is no finding."""
@@ -234,17 +234,19 @@ class Doctor:
             after = look.after
 
     def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
-        """Mend it step by step; tell whether there was anything to mend."""
+        """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them."""
 
         def step(tx: Any) -> bool:
             tx.begin()
             return check.mend(tx, finding, now=self._queue.clock.now_ms(), dry=dry)
 
         for done in range(MOST_STEPS):
-            if not guarded(self._store.transact, step):
-                return done > 0
-            if dry:
-                break
+            try:
+                is_so = guarded(self._store.transact, step)
+            except StoreBusy:
+                is_so = False
+            if dry or not is_so:
+                return is_so or done > 0
         return True
 
     def _wake(self, tubes: Counter[str]) -> None:

@@ -180,10 +180,7 @@ class Owners(SqlCheck):
 
     def _finding(self, tube: TubeRecord, owner: str, count: int, why: str) -> Finding:
         what = f"{count} taken by session {owner}, {why}"
-        here = self._store.features(tube) is not None
-        remedy = (
-            "give them back" if here else None
-        )  # else its driver is needed, and it may not be registered here
+        remedy = "give them back, where the tube's type is registered"
         return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner)
 
 
@@ -298,14 +295,13 @@ class Calls(SqlCheck):
 class Lines(SqlCheck):
     """Who stands in front of each sub-queue of a tube. It costs the same whatever stands behind.
 
-    Where others write meanwhile, a put leaves alone who is being taken just then, so that a worse one seems to stand
-    in front until that is committed.
+    On a server, a put leaves alone who is being taken just then, so that a worse one seems to stand in front until
+    that is committed.
     """
-
-    doubtful = True
 
     def __init__(self, store: Examined, tube: TubeRecord) -> None:
         super().__init__(store)
+        self.doubtful = store.is_server
         self._tube = tube
         self._looks = store.looks(tube.temporary)
         self.name = f"sub-queues of {tube.name}"

@@ -50,7 +50,7 @@ def test_the_installed_command_lists_its_commands_and_examples(shell: Shell) -> 
     helped = subprocess.run(shell.installed("--help"), env=shell.environment, capture_output=True, timeout=30)
     assert helped.returncode == 0
     text = helped.stdout.decode()
-    for name in ("create", "ls", "put", "take", "ack", "kick", "stats", "migrate", "demo"):
+    for name in ("create", "ls", "put", "take", "ack", "kick", "stats", "doctor", "migrate", "demo"):
         assert f"\n  {name} " in text
     assert "tubes take jobs --ack" in text
     assert "Exit status:" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,15 +110,8 @@ def doctors_url(_doctors_database: str) -> str:
     return _doctors_database
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def patient(
-    request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Patient]:
-    """One on each store."""
-    if request.param == "sqlite":
-        patient = Patient(f"sqlite:///{tmp_path}/q.db", tmp_path / "q.db", capfd.readouterr)
-    else:
-        patient = Patient(request.getfixturevalue("doctors_url"), None, capfd.readouterr)
+@contextmanager
+def opened(patient: Patient) -> Iterator[Patient]:
     patient.connect()
     yield patient
     for queue in patient.opened:
@@ -127,12 +120,29 @@ def patient(
 
 @pytest.fixture
 def file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
-    """One on a SQLite file, for what cannot be on a server."""
-    patient = Patient(f"sqlite:///{tmp_path}/q.db", tmp_path / "q.db", capfd.readouterr)
-    patient.connect()
-    yield patient
-    for queue in patient.opened:
-        queue.close()
+    """A SQLite file, for what cannot be on a server."""
+    with opened(Patient(f"sqlite:///{tmp_path}/q.db", tmp_path / "q.db", capfd.readouterr)) as patient:
+        yield patient
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def patient(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
+    """One on each store."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("file")
+        return
+    with opened(Patient(request.getfixturevalue("doctors_url"), None, capfd.readouterr)) as patient:
+        yield patient
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def fresh(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
+    """One on each store, for what leaves more behind than rows in our tables."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("file")
+        return
+    with opened(Patient(request.getfixturevalue("postgres_db"), None, capfd.readouterr)) as patient:
+        yield patient
 
 
 def fill(queue: tubes.Queue, type: str, name: str = "jobs") -> tubes.Tube:

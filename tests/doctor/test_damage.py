@@ -282,25 +282,13 @@ def test_a_session_that_lives_is_not_taken_for_dead(patient: Patient) -> None:
     assert held is not None and tube.ack(held).state.name == "DONE"
 
 
-def test_missing_indexes_and_triggers_are_found(patient: Patient) -> None:
-    table = "" if patient.is_sqlite else " ON tubes_task"
-    made = "SELECT sql FROM sqlite_master WHERE name = 'tubes_task_due'"
-    if not patient.is_sqlite:
-        made = "SELECT pg_get_indexdef('tubes_task_due'::regclass)"
-    index = patient.sql(made)[0][0]
-    trigger = "SELECT sql FROM sqlite_master WHERE name = 'tubes_task_gone'"
-    if not patient.is_sqlite:
-        trigger = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = 'tubes_task_gone'"
-    trigger = patient.sql(trigger)[0][0]
-    patient.sql("DROP INDEX tubes_task_due")
-    patient.sql(f"DROP TRIGGER tubes_task_gone{table}")
-    said = patient.doctor("--fix")
-    patient.sql(index)
-    patient.sql(trigger)
+def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
+    fresh.sql("DROP INDEX tubes_task_due")
+    fresh.sql(f"DROP TRIGGER tubes_task_gone{'' if fresh.is_sqlite else ' ON tubes_task'}")
+    said = fresh.doctor("--fix")
     assert (said.status, said.kinds) == (1, {"damage"})
     told = [finding["what"].partition(" is missing")[0] for finding in said.findings]
     assert sorted(told) == ["index tubes_task_due", "trigger tubes_task_gone"]
-    assert patient.doctor().status == 0
 
 
 def test_a_damaged_page_is_found(file: Patient) -> None:
@@ -350,11 +338,38 @@ def test_what_the_dead_hold_in_a_tube_of_an_unknown_type_is_left(patient: Patien
     patient.sql(f"UPDATE tubes_task SET state = 't', owner = '{NOBODY}', attempts = 1")
     said = patient.doctor("--deep", "--fix")
     assert (said.status, said.kinds) == (1, {"owner"})
-    assert [finding["remedy"] for finding in said.findings] == [None]
+    assert [finding["repaired"] for finding in said.findings] == [False]
     patient.sql("UPDATE tubes_tube SET type = 'fifo'")
     said = patient.doctor("--fix")
     assert (said.status, said.kinds) == (0, {"owner"})
     assert len(drain(tube)) == 9
+
+
+def test_a_temporary_tube_is_examined_as_others_are(patient: Patient) -> None:
+    queue = patient.opened[0]
+    tube = queue.create_tube("fleeting", "utube", temporary=True)
+    tube.put_many([*range(9)], utube="a")
+    table = "tubes_task" if patient.is_sqlite else "tubes_temporary_task"
+    patient.sql(f"UPDATE {table} SET front = 0")
+    assert [finding.kind for finding in Doctor(queue).repair()] == [Kind.LINE]
+    patient.sql(f"UPDATE {table} SET place = 5 WHERE front = 1")
+    assert [finding.kind for finding in Doctor(queue, deep=True).repair()] == [Kind.STATE]
+    patient.sql("DELETE FROM tubes_tube")
+    assert [finding.kind for finding in Doctor(queue).repair()] == [Kind.ORPHAN]
+    assert queue.records()[0].temporary is not patient.is_sqlite  # one table is for both there
+    assert drain(queue.tube[f"lost_{tube.record.id}"]) == [*range(9)]
+
+
+def test_each_namespace_is_examined_by_itself(fresh: Patient) -> None:
+    queue = fresh.opened[0]
+    fill(queue, "utube")
+    with tubes.connect(fresh.url, namespace="Shop", migrate=True, sweep=False) as shop:
+        tube = fill(shop, "utube")
+        fresh.sql('UPDATE "Shop_task" SET front = 0')
+        assert [*Doctor(queue, deep=True).examine()] == []
+        assert len([*Doctor(shop, deep=True).repair()]) == 3
+        assert [*Doctor(shop, deep=True).examine()] == []
+        assert len(drain(tube)) == 9
 
 
 def test_a_queue_in_memory_can_be_examined() -> None:
