@@ -21,8 +21,8 @@ from tubes.payload import decode
 from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
 
 from . import scripts
-from .scripts import Keys, Script
-from .wire import NO_TUBE, Argument, Refused
+from .scripts import Argument, Keys, Script
+from .wire import NO_TUBE, Refused
 
 HIGHEST_PRI = 2**53
 """Redis sorts by floating-point numbers, which are exact up to here."""
@@ -75,10 +75,11 @@ class RedisDriver:
             "t" * features.timed
             + "p" * features.priority
             + "g" * features.grouped
+            + "b" * features.bounded
             + "n" * (type.order == "newest")
         )
         self.number = tube.id
-        self._name = tube.name
+        self.name = tube.name
         self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self._waiting = waiting
         self._after = after
@@ -99,7 +100,7 @@ class RedisDriver:
     def drop(self, tx: RedisTx) -> None:
         taken, _ = self._do(tx, scripts.DROP)
         if taken:
-            raise TubeBusy(self._name, f"{taken} of its tasks are taken")
+            raise TubeBusy(self.name, f"{taken} of its tasks are taken")
 
     # Steps
 
@@ -118,11 +119,11 @@ class RedisDriver:
             last: int = self._write(tx, scripts.PUT, now, given)
         except Refused as error:
             if error.code == NO_TUBE:
-                raise NoSuchTube(self._name) from error
+                raise NoSuchTube(self.name) from error
             raise
         if not last:
             return ()
-        name, timed, first = self._name, self._is_timed, last - len(items) + 1
+        name, timed, first = self.name, self._is_timed, last - len(items) + 1
         return [put_change(name, first + n, item, now, timed) for n, item in enumerate(items)]
 
     def take(self, tx: RedisTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
@@ -150,7 +151,7 @@ class RedisDriver:
         self, tx: RedisTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
         if not self._is_timed:
-            raise NotSupported(f"tube {self._name!r} has no ttr to touch")
+            raise NotSupported(f"tube {self.name!r} has no ttr to touch")
         given = (owner or "-", delta_ms, *_pointers(refs))
         return self._changes(self._steps(tx, scripts.TOUCH, now, given))
 
@@ -217,7 +218,7 @@ class RedisDriver:
         state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = record.split(b" ", 10)
         data = payload if kind == b"b" else decode(payload.decode())
         return make_task(
-            id, self._name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
+            id, self.name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
             _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
         )  # fmt: skip
 

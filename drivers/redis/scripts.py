@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 
 _INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
@@ -18,15 +19,31 @@ QUEUE_KEYS = ("tubes", "sessions", "connections", "last")
 """The same of a queue; see queue.lua."""
 
 
+Argument = str | bytes | int
+
+
+def packed(words: Iterable[Argument]) -> bytes:
+    """Words of a command as they are sent: each with its length before it."""
+    parts = []
+    for word in words:
+        if isinstance(word, str):
+            word = word.encode()
+        elif isinstance(word, int):
+            word = b"%d" % word
+        parts.append(b"$%d\r\n%b\r\n" % (len(word), word))
+    return b"".join(parts)
+
+
 class Script:
     """A script as servers know it: its text, and the SHA-1 of that."""
 
-    __slots__ = ("name", "sha", "text")
+    __slots__ = ("name", "packed", "sha", "text")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.text = _INCLUDE.sub(lambda include: _read(include[1]), _read(name))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self.packed = packed(["EVALSHA", self.sha])
 
     def __repr__(self) -> str:
         return f"<Script {self.name}>"
@@ -40,6 +57,7 @@ class Keys(tuple[str, ...]):
     """The keys of a tube or a queue. All have one hash tag, so a Cluster has them on one node."""
 
     slot_of: str
+    packed: bytes
 
     @classmethod
     def of_tube(cls, namespace: str, id: int) -> Keys:
@@ -55,6 +73,7 @@ class Keys(tuple[str, ...]):
     def _of(cls, tag: str, names: tuple[str, ...]) -> Keys:
         keys = cls(f"{tag}:{name}" for name in names)
         keys.slot_of = tag
+        keys.packed = packed([len(keys), *keys])
         return keys
 
 

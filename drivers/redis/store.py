@@ -36,8 +36,8 @@ from . import scripts
 from .driver import RedisDriver
 from .hub import Hub
 from .nodes import Nodes
-from .scripts import Keys, Script
-from .wire import NO_SESSION, NO_TUBE, Argument, Refused, Wire
+from .scripts import Argument, Keys, Script
+from .wire import NO_SESSION, NO_TUBE, Refused, Wire
 
 T = TypeVar("T")
 
@@ -376,6 +376,8 @@ class RedisStore:
         try:
             self._admit_if_alive(driver)
         except Refused as error:
+            if error.code == NO_TUBE:
+                raise NoSuchTube(driver.name) from error
             raise self._translated(error) from error
 
     def _admit_if_alive(self, driver: RedisDriver) -> None:

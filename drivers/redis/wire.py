@@ -16,9 +16,7 @@ from redis import exceptions
 
 from tubes.errors import OutcomeUnknown
 
-from .scripts import Script
-
-Argument = str | bytes | int
+from .scripts import Argument, Keys, Script, packed
 
 ELSEWHERE = (exceptions.AskError,)
 """Errors that name another node: ASK, and MOVED, which redis-py derives from it."""
@@ -68,21 +66,23 @@ class Wire:
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)
 
-    def evaluate(self, script: Script, keys: Sequence[str], given: Sequence[Argument]) -> Any:
+    def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument]) -> Any:
         """Run a script, and return what it answers: text as bytes."""
-        try:
-            return self.command("EVALSHA", script.sha, len(keys), *keys, *given)
-        except exceptions.NoScriptError:
-            return self.command("EVAL", script.text, len(keys), *keys, *given)
-
-    def evaluate_durably(
-        self, script: Script, keys: Sequence[str], given: Sequence[Argument], patience: float
-    ) -> Any:
-        """The same, and wait in the same round trip until the server has it on disk."""
-        wait = ("WAITAOF", 1, 0, math.ceil(patience * 1000))
-        answer, waited = self._both(("EVALSHA", script.sha, len(keys), *keys, *given), wait)
+        self._ask()
+        self._send(_evalsha(script, keys, given))
+        answer = self.receive()
         if isinstance(answer, exceptions.NoScriptError):
-            answer, waited = self._both(("EVAL", script.text, len(keys), *keys, *given), wait)
+            return self.command("EVAL", script.text, len(keys), *keys, *given)
+        if isinstance(answer, exceptions.RedisError):
+            raise _refused(answer)
+        return answer
+
+    def evaluate_durably(self, script: Script, keys: Keys, given: Sequence[Argument], patience: float) -> Any:
+        """The same, and wait in the same round trip until the server has it on disk."""
+        wait = _command("WAITAOF", 1, 0, math.ceil(patience * 1000))
+        answer, waited = self._both(_evalsha(script, keys, given) + wait)
+        if isinstance(answer, exceptions.NoScriptError):
+            answer, waited = self._both(_command("EVAL", script.text, len(keys), *keys, *given) + wait)
         if isinstance(answer, exceptions.RedisError):
             raise _refused(answer)
         if isinstance(waited, exceptions.RedisError):
@@ -97,14 +97,14 @@ class Wire:
         self.send(*words)
         answer = self.receive()
         if isinstance(answer, exceptions.RedisError):
-            raise answer if isinstance(answer, exceptions.NoScriptError) else _refused(answer)
+            raise _refused(answer)
         return answer
 
     # For who waits for several answers
 
     def send(self, *words: Argument) -> None:
         """Send a command whose answer is received later."""
-        self._send(self._connection.pack_command(*words))
+        self._send(_command(*words))
 
     def receive(self) -> Any:
         """Wait for the next answer; what was refused is an answer too."""
@@ -150,9 +150,9 @@ class Wire:
         with suppress(Exception):
             self._connection.disconnect()
 
-    def _both(self, first: Sequence[Argument], second: Sequence[Argument]) -> tuple[Any, Any]:
+    def _both(self, commands: bytes) -> tuple[Any, Any]:
         self._ask()
-        self._send(self._connection.pack_commands([first, second]), may_be_done=True)
+        self._send(commands, may_be_done=True)
         answer = self.receive()
         return answer, None if self.is_lost else self.receive()
 
@@ -161,13 +161,21 @@ class Wire:
             self.send("ASKING")
             self.receive()
 
-    def _send(self, packed: Sequence[bytes], *, may_be_done: bool = False) -> None:
+    def _send(self, commands: bytes, *, may_be_done: bool = False) -> None:
         """A part of a command is never done; the first of two that are sent at once may be."""
         try:
-            self._connection.send_packed_command(packed, check_health=False)
+            self._connection.send_packed_command((commands,), check_health=False)
         except (exceptions.RedisError, OSError) as error:
             self.close()
             raise Lost(str(error), was_sent=may_be_done) from error
+
+
+def _evalsha(script: Script, keys: Keys, given: Sequence[Argument]) -> bytes:
+    return b"*%d\r\n%b%b%b" % (3 + len(keys) + len(given), script.packed, keys.packed, packed(given))
+
+
+def _command(*words: Argument) -> bytes:
+    return b"*%d\r\n%b" % (len(words), packed(words))
 
 
 def _refused(error: exceptions.RedisError) -> Exception:

@@ -1,10 +1,16 @@
 -- Removes the tasks that a session holds.
 --
--- include tube
+-- include plain
 -- ARGV: 4 the session, - for anybody · then for each task its id, its token or -, and 1 where its payload is wanted.
 -- Reply: changes; a task that the session does not hold is not among them.
 -- Cost: O(log n) each.
 local owner = ARGV[4]
+if is_plain then
+  local changes = {}
+  for n = 5, #ARGV, 3 do ack_plain(changes, ARGV[n], ARGV[n + 1], owner, ARGV[n + 2]) end
+  return changes
+end
+-- include tube
 for n = 5, #ARGV, 3 do
   local id = ARGV[n]
   local t = held(id, ARGV[n + 1], owner)

@@ -5,7 +5,8 @@
 -- Reply: how many tasks are taken; 0: it is gone. And the last id that it gave.
 -- Cost: O(log n); the memory is given back in the background.
 local taken = call('ZCARD', HELD)
-local last = call('HGET', META, 'last') or call('HGET', META, 'gave') or '0'
+local next_id = call('HGET', META, 'next')
+local last = next_id and plus(next_id, -1) or call('HGET', META, 'gave') or '0'
 if taken > 0 or not exists() then return {taken, last} end
 local waiting, seeking = call('ZCARD', WAITING), call('ZCARD', SEEKING)
 call('UNLINK', unpack(KEYS))

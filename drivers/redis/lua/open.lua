@@ -6,5 +6,5 @@
 -- Cost: O(1).
 if call('HEXISTS', META, 'dropped') == 1 then return 0 end
 even_when_full()
-call('HSETNX', META, 'last', ARGV[4])
+call('HSETNX', META, 'next', plus(ARGV[4], 1))
 return 1

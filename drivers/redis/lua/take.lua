@@ -1,21 +1,27 @@
--- Takes the next tasks, after it has settled what is due; before that it acks others, or does nothing at all.
+-- Takes the next tasks, after it has settled what is due; before that it acks another, or does nothing at all.
 --
--- include tube
+-- include plain
 -- ARGV: 4 the session that takes, which must have been admitted; - for nobody's · 5 how many at most · 6 how many due
--- tasks are settled at most: where there are so many, nothing is taken yet · then for each task to ack its id, its
--- token or -, and 1 where its payload is wanted in the answer.
--- Reply: changes. None where one of the acks is refused.
+-- tasks are settled at most: where there are so many, nothing is taken yet · 7 a task to ack, by its id · 8 its token, or
+-- - · 9 1 where its payload is wanted in the answer.
+-- Reply: changes. None where the ack is refused.
 -- Cost: O(log n) for each task that is acked, settled or taken, whatever lies in busy sub-queues.
-if not exists() then return redis.error_reply('NOTUBE it was dropped') end
 local owner, limit, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-if owner ~= NONE and call('SISMEMBER', SESSIONS, owner) == 0 then return redis.error_reply('NOSESSION it must be admitted') end
-
-for n = 7, #ARGV, 3 do
-  if not held(ARGV[n], ARGV[n + 1], owner) then return {} end
+if owner ~= '-' and call('SISMEMBER', SESSIONS, owner) == 0 then
+  return redis.error_reply('NOSESSION it must be admitted')  -- as who takes from a tube that was dropped must be
 end
-for n = 7, #ARGV, 3 do
-  local t = held(ARGV[n], ARGV[n + 1], owner)
-  if t then remove('ack', ARGV[n], t, ARGV[n + 2] == '1') end
+if is_plain then
+  local changes = {}
+  if ARGV[7] and not ack_plain(changes, ARGV[7], ARGV[8], owner, ARGV[9]) then return {} end
+  take_plain(changes, owner, limit)
+  return changes
+end
+-- include tube
+if not exists() then return redis.error_reply('NOTUBE it was dropped') end
+if ARGV[7] then
+  local t = held(ARGV[7], ARGV[8], owner)
+  if not t then return {} end
+  remove('ack', ARGV[7], t, ARGV[9] == '1')
 end
 if timed and settle(most) == most then
   ring_all()

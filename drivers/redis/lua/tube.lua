@@ -1,7 +1,7 @@
 -- Included by every script of a tube: its keys, the record of a task, and the indexes that a task is in.
 --
 -- KEYS, always all of them and in this order; the tube's hash tag makes them one slot of a Cluster:
---   meta      hash     last: the last id given · run: the server's run, in a temporary tube · dropped: when it was;
+--   meta      hash     next: the id of the next task · run: the server's run, in a temporary tube · dropped: when it was;
 --                      gave: the last id before that
 --   tasks     hash     id -> record
 --   data      hash     id -> payload, as it was put
@@ -23,7 +23,7 @@
 -- attempts owner kind utube, with one space between; times in ms, - for none; kind is j (the payload is JSON) or b
 -- (bytes); the sub-queue's name comes last, since it may contain spaces.
 --
--- ARGV of every script begin with: 1 the tube's features, of t(imed) p(riority) g(rouped) n(ewest first);
+-- ARGV of every script begin with: 1 the tube's features, of t(imed) p(riority) g(rouped) b(ounded) n(ewest first);
 -- 2 now, in ms; 3 how many consumers wait in the caller's own process, which wakes them itself.
 --
 -- An error NOTUBE: the tube was dropped. NOSESSION: this session must be admitted first.
@@ -39,7 +39,7 @@ local grouped = string.find(features, 'g', 1, true)
 local newest = string.find(features, 'n', 1, true)
 
 local function exists()
-  return call('HEXISTS', META, 'last') == 1
+  return call('HEXISTS', META, 'next') == 1
 end
 
 -- A server whose memory is full refuses a first write that may add something, and no write after the first. Only a put
@@ -149,14 +149,10 @@ end
 -- What a script answers: for each change its event, the task's id, its record after it, and the payload.
 local changes = {}
 local waking, freed = 0, 0
-local WAKES = {put = true, release = true, kick = true, delay = true, ttr = true}
-local FREES = {ack = true, delete = true, ttl = true}
 
 local function note(event, id, t, payload)
   local n = #changes
   changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = event, id, record(t), payload
-  if WAKES[event] or (grouped and (FREES[event] or event == 'bury')) then waking = waking + 1 end
-  if FREES[event] then freed = freed + 1 end
 end
 
 -- Moves a task into another state.
@@ -165,6 +161,7 @@ local function move(event, id, t, state, due, owner)
   t.state, t.due, t.owner, t.updated = state, due, owner, now
   call('HSET', TASKS, id, record(t))
   index(id, t)
+  if state == 'r' or grouped then waking = waking + 1 end
   note(event, id, t, call('HGET', DATA, id))
 end
 
@@ -179,6 +176,8 @@ local function remove(event, id, t, is_wanted)
   call('HDEL', TASKS, id)
   call('HDEL', DATA, id)
   t.state, t.due, t.owner, t.updated = NONE, NONE, NONE, now
+  freed = freed + 1
+  if grouped then waking = waking + 1 end
   note(event, id, t, payload)
 end
 
