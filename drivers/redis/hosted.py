@@ -61,14 +61,15 @@ class RedisTube:
         self._host = store
         self._id = tube.id
         self._url: str = tube.options["url"]
-        self._redis = RedisDriver(ALL, replace(tube, id=tube.options["number"]), NAMESPACE, self._waiting)
+        self._record = replace(tube, id=tube.options["number"])
+        self._redis = RedisDriver(ALL, self._record, NAMESPACE, self._waiting, tube.options["after"])
         self._opening = threading.Lock()
         self._opened: HostedStore | None = None
         self._suspects = False
 
     @staticmethod
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is stored: the URL without its password, and the number that the tube has in Redis."""
+        """Return what is stored: the URL without its password, the tube's number in Redis, after which id its begin."""
         url = given.get("url")
         if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
             raise BadOption(
@@ -77,7 +78,8 @@ class RedisTube:
         shown, password = _without_password(url)
         if password is not None:
             _given[shown] = url
-        return {"url": shown, "number": RedisStore.new_number(_with_password(shown), NAMESPACE, PATIENCE)}
+        number, after = RedisStore.new_number(_with_password(shown), NAMESPACE, PATIENCE)
+        return {"url": shown, "number": number, "after": after}
 
     # Life
 
@@ -101,6 +103,7 @@ class RedisTube:
 
     def drop(self, tx: Any) -> None:
         self._store.transact(self._redis.drop)
+        self._store.remove_tube(tx, self._record)
 
     # Steps
 

@@ -188,17 +188,19 @@ class RedisStore:
             )
 
     @staticmethod
-    def new_number(url: str, namespace: str, patience: float) -> int:
-        """Return a number for a tube that no other has, there and in that namespace."""
+    def new_number(url: str, namespace: str, patience: float) -> tuple[int, int]:
+        """Return a number for a tube that no other has, there and in that namespace, and after which id its begin."""
         url, _ = _parsed(url)
         nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
+        keys = Keys.of_queue(namespace)
+
+        def ask(wire: Wire) -> tuple[int, int]:
+            number: int = wire.command("HINCRBY", keys[3], "tube", 1)
+            return number, int(wire.command("HGET", keys[3], "task") or 0)
+
         try:
             nodes.open()
-            keys = Keys.of_queue(namespace)
-            number: int = nodes.call(
-                keys, lambda wire: wire.command("HINCRBY", keys[3], "tube", 1), is_repeatable=True
-            )
-            return number
+            return nodes.call(keys, ask, is_repeatable=True)
         finally:
             nodes.close()
 

@@ -1,11 +1,11 @@
--- Removes a tube from the catalogue, unless another has its name by now.
+-- Removes a tube from the catalogue, unless another has its name by now. Ids of tasks go on after its last one.
 --
 -- include queue
 -- ARGV: 1 its name · 2 its id · 3 the last id that it gave to a task.
 -- Reply: 1 where it was removed.
 -- Cost: O(1).
-local entry = call('HGET', TUBES, ARGV[1])
-if not entry or string.match(entry, '^{"id":(%d+)') ~= ARGV[2] then return 0 end
 even_when_full()
 if tonumber(ARGV[3]) > tonumber(call('HGET', LAST, 'task') or 0) then call('HSET', LAST, 'task', ARGV[3]) end
+local entry = call('HGET', TUBES, ARGV[1])
+if not entry or string.match(entry, '^{"id":(%d+)') ~= ARGV[2] then return 0 end
 return call('HDEL', TUBES, ARGV[1])
