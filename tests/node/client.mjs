@@ -1,0 +1,234 @@
+// A client of a tube in Redis, in another language: put, take, ack. It keeps to docs/reference/redis.md.
+//
+// One consumer a client: a take that waits uses the second connection. It rescues nobody; the Python processes do.
+
+import { createHash, randomUUID } from 'node:crypto'
+import { readFileSync } from 'node:fs'
+import { hostname } from 'node:os'
+import { join } from 'node:path'
+import { createClient } from 'redis'
+
+const QUEUE_KEYS = ['tubes', 'sessions', 'connections', 'last']
+const TUBE_KEYS = [
+  'meta', 'tasks', 'data', 'states', 'ready', 'line', 'busy', 'held', 'buried', 'due', 'sessions', 'calls',
+  'waiting', 'bell', 'seeking', 'room',
+]
+const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tp', utube: 'g', utubettl: 'tpg' }
+const BEATS = 3 // in the time after which others take us for dead
+const FLOORS = 4 // for which others believe that we wait, after we have said so
+const MOST_SETTLED = 1000
+
+export class Client {
+  #redis
+  #blocked // the connection that waits in BLPOP
+  #folder
+  #scripts = new Map()
+  #queueKeys
+  #tubeKeys
+  #features
+  #options
+  #name = randomUUID()
+  #floor
+  #connection
+  #beating
+  #offset = 0 // of the server's clock, in ms
+  #calls = {}
+
+  // scripts: the folder with the .lua files of the Python package. floor: seconds between two looks of one who waits
+  // and was not called.
+  static async open(url, tube, { scripts, namespace = 'tubes', deadAfter = 15, floor = 0.5 }) {
+    const client = new Client()
+    client.#folder = scripts
+    client.#floor = floor
+    client.#redis = await connect(url)
+    client.#blocked = await connect(url)
+    client.#queueKeys = QUEUE_KEYS.map((key) => `{${namespace}}:${key}`)
+    await client.#findTube(namespace, tube)
+    await client.#learnTime()
+    await client.#beginSession()
+    client.#beating = setInterval(() => client.#beat().catch(() => {}), (deadAfter * 1000) / BEATS)
+    return client
+  }
+
+  async put(data, { pri, ttl, ttr, delay = 0, utube = '' } = {}) {
+    const now = this.#now()
+    const tube = this.#options
+    const timeToLive = ttl ?? tube.ttl_ms ?? null
+    const lasts = timeToLive === null ? '-' : timeToLive + delay
+    const due = delay ? now + delay : lasts === '-' ? '-' : now + lasts
+    const record = [
+      delay ? '~' : 'r', pri ?? tube.pri ?? 0, now, now, due, lasts, ttr ?? tube.ttr_ms ?? tube.ttl_ms ?? '-', 0, '-', 'j', utube,
+    ].join(' ')
+    const last = await this.#onTube('put', now, tube.capacity ?? 0, record, JSON.stringify(data))
+    if (last === 0) throw new Error('the tube is full')
+    this.#count('put')
+    return last
+  }
+
+  // The next task, or null when none came in so many seconds.
+  async take(timeout = 0) {
+    const end = performance.now() + timeout * 1000
+    let hasSaid = false
+    try {
+      for (;;) {
+        const task = await this.#takeNow()
+        const left = (end - performance.now()) / 1000
+        if (task || left <= 0) return task
+        const mayFind = await this.#onTube('wait', 0, this.#name, this.#floor * FLOORS * 1000, 't')
+        hasSaid = true
+        const patience = String(Math.min(left, this.#floor))
+        if (!mayFind) await this.#blocked.sendCommand(['BLPOP', this.#key('bell'), patience])
+      }
+    } finally {
+      if (hasSaid) await this.#onTube('unwait', 0, this.#name, 't', 0)
+    }
+  }
+
+  // Whether it was ours still.
+  async ack(task) {
+    const changes = await this.#onTube('ack', this.#now(), this.session, task.id, task.token, 0)
+    this.#countAll(changes)
+    return changes.length > 0
+  }
+
+  async close() {
+    clearInterval(this.#beating)
+    await this.#storeCalls()
+    await this.#onQueue('leave', this.#connection, this.#now())
+    this.#blocked.destroy()
+    await this.#redis.close()
+  }
+
+  // Taking
+
+  async #takeNow() {
+    for (;;) {
+      const changes = await this.#takeOrBeAdmitted()
+      this.#countAll(changes)
+      const at = changes.indexOf('take')
+      if (at >= 0) return asTask(changes.slice(at, at + 4))
+      if (!changes.length) return null // otherwise it has settled what was due, and may find more
+    }
+  }
+
+  async #takeOrBeAdmitted() {
+    for (;;) {
+      try {
+        return await this.#onTube('take', this.#now(), this.session, 1, MOST_SETTLED)
+      } catch (error) {
+        if (!error.message.includes('NOSESSION')) throw error
+        await this.#admit()
+      }
+    }
+  }
+
+  async #admit() {
+    if (!(await this.#isAlive())) await this.#beginSession()
+    const session = this.session
+    await this.#onTube('admit', 0, session)
+    if (session !== this.session || !(await this.#isAlive())) {
+      await this.#onTube('release_owner', this.#now(), session, 0) // it ended meanwhile: nobody else may look here again
+    }
+  }
+
+  // Sessions
+
+  async #beginSession() {
+    this.session = randomUUID().replaceAll('-', '')
+    this.#connection = await this.#onQueue('begin_session', this.session, 0, `${hostname()}/${process.pid} node`)
+  }
+
+  async #isAlive() {
+    return (await this.#onQueue('is_alive', this.#connection, this.session)) === 1
+  }
+
+  async #beat() {
+    if ((await this.#onQueue('beat', this.#connection)) === 0) await this.#beginSession() // what we held is others'
+    await this.#learnTime()
+    await this.#storeCalls()
+  }
+
+  // What the statistics show
+
+  #count(event) {
+    this.#calls[event] = (this.#calls[event] ?? 0) + 1
+  }
+
+  #countAll(changes) {
+    for (let at = 0; at < changes.length; at += 4) this.#count(changes[at])
+  }
+
+  async #storeCalls() {
+    const calls = Object.entries(this.#calls).flat()
+    this.#calls = {}
+    if (calls.length) await this.#onTube('add_calls', 0, ...calls)
+  }
+
+  // The server
+
+  async #findTube(namespace, tube) {
+    const entries = await this.#onQueue('tubes')
+    const at = entries.findIndex((name, place) => place % 2 === 0 && name === tube)
+    if (at < 0) throw new Error(`there is no tube ${tube}`)
+    const { id, type, options } = JSON.parse(entries[at + 1])
+    this.#tubeKeys = TUBE_KEYS.map((key) => `{${namespace}:${id}}:${key}`)
+    this.#features = FEATURES[type]
+    this.#options = options
+    await this.#onTube('open', 0, JSON.parse(entries[at + 1]).after)
+  }
+
+  async #learnTime() {
+    const [seconds, micros] = await this.#redis.sendCommand(['TIME'])
+    this.#offset = Number(seconds) * 1000 + Number(micros) / 1000 - performance.now()
+  }
+
+  #now() {
+    return Math.ceil(performance.now() + this.#offset)
+  }
+
+  #key(name) {
+    return this.#tubeKeys[TUBE_KEYS.indexOf(name)]
+  }
+
+  #onQueue(script, ...given) {
+    return this.#run(script, this.#queueKeys, given)
+  }
+
+  #onTube(script, now, ...given) {
+    return this.#run(script, this.#tubeKeys, [this.#features, now, 0, ...given])
+  }
+
+  async #run(name, keys, given) {
+    const { text, sha } = this.#script(name)
+    const words = [String(keys.length), ...keys, ...given.map(String)]
+    try {
+      return await this.#redis.sendCommand(['EVALSHA', sha, ...words])
+    } catch (error) {
+      if (!error.message.startsWith('NOSCRIPT')) throw error
+      return await this.#redis.sendCommand(['EVAL', text, ...words])
+    }
+  }
+
+  #script(name) {
+    if (!this.#scripts.has(name)) {
+      const read = (file) => readFileSync(join(this.#folder, `${file}.lua`), 'utf8')
+      const text = read(name).replace(/^-- include (\w+)$/gm, (_, included) => read(included))
+      this.#scripts.set(name, { text, sha: createHash('sha1').update(text).digest('hex') })
+    }
+    return this.#scripts.get(name)
+  }
+}
+
+function asTask([, id, record, payload]) {
+  const [state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, ...utube] = record.split(' ')
+  return { id, token: attempts, data: JSON.parse(payload), utube: utube.join(' ') }
+}
+
+async function connect(url) {
+  const { protocol, pathname, searchParams } = new URL(url)
+  const options =
+    protocol === 'unix:'
+      ? { socket: { path: pathname }, database: Number(searchParams.get('db') ?? 0) }
+      : { url: url.split('?')[0] }
+  return await createClient(options).on('error', () => {}).connect()
+}
