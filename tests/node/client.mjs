@@ -13,7 +13,7 @@ const TUBE_KEYS = [
   'meta', 'tasks', 'data', 'states', 'ready', 'line', 'busy', 'held', 'buried', 'due', 'sessions', 'calls',
   'waiting', 'bell', 'seeking', 'room',
 ]
-const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tp', utube: 'g', utubettl: 'tpg' }
+const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tpb', utube: 'g', utubettl: 'tpg' }
 const BEATS = 3 // in the time after which others take us for dead
 const FLOORS = 4 // for which others believe that we wait, after we have said so
 const MOST_SETTLED = 1000
