@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import psycopg
 import pytest
 import redis
 import sqlalchemy as sa
@@ -83,14 +82,18 @@ def postgres_queue_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _postgres_oracle_database(postgres_url: str) -> Iterator[str]:
+def _postgres_oracle_database(postgres_url: str) -> Iterator[sa.Engine]:
     with new_database(postgres_url) as url:
         with tubes.connect(url, migrate=True, sweep=False, durability="off"):
-            yield url
+            engine = sa.create_engine(
+                url, pool_pre_ping=True
+            )  # one connection for all: a new one takes longer
+            yield engine
+            engine.dispose()
 
 
 @pytest.fixture
-def postgres_oracle_url(_postgres_oracle_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def postgres_oracle_url(_postgres_oracle_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with our tables, all empty.
 
     Nobody else waits there, and nothing but what the scenario does may wake a waiter: its clock stands still meanwhile.
@@ -98,15 +101,10 @@ def postgres_oracle_url(_postgres_oracle_database: str, monkeypatch: pytest.Monk
     listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
     for name in ("SAY_EVERY", "FLOOR", "SOON"):
         monkeypatch.setattr(listener, name, float("inf"))
-    with psycopg.connect(
-        sa.make_url(_postgres_oracle_database)
-        .set(drivername="postgresql")
-        .render_as_string(hide_password=False),
-        autocommit=True,
-    ) as db:
-        for table in ("tube", "task", "temporary_task", "session", "connection", "calls"):
-            db.execute(f"DELETE FROM tubes_{table}")
-    return _postgres_oracle_database
+    tables = ("tube", "task", "temporary_task", "session", "connection", "calls")
+    with _postgres_oracle_database.begin() as db:
+        db.exec_driver_sql("; ".join(f"DELETE FROM tubes_{table}" for table in tables))
+    return _postgres_oracle_database.url.render_as_string(hide_password=False)
 
 
 @pytest.fixture(scope="session")
