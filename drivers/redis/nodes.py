@@ -18,7 +18,7 @@ from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable
 from tubes.interrupts import interruptible
 
 from .scripts import Keys
-from .wire import ELSEWHERE, NOT_NOW, Lost, Refused, Wire
+from .wire import NOT_NOW, Lost, Refused, Wire
 
 T = TypeVar("T")
 Address = tuple[str, int]
@@ -100,7 +100,7 @@ class Nodes:
     def redirected(self, error: Exception) -> None:
         """Note what a node has said of who has a key."""
         if isinstance(error, exceptions.MovedError):
-            self._slots[int(error.slot_id)] = self._named_by(error)
+            self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
 
     def close(self) -> None:
         """End all connections."""
@@ -115,22 +115,17 @@ class Nodes:
         is_repeatable: bool,
         at: Address | None = None,
     ) -> T:
-        tries, until, ask = 0, real_monotonic() + self.patience, None
+        tries, until = 0, real_monotonic() + self.patience
         while True:
             tries += 1
             wire: Wire | None = None
-            address, is_asking, ask = ask or at or self._address(keys), ask is not None, None
+            address = at or self._address(keys)
             try:
                 wire = self._borrow(address)
-                wire.is_asking = is_asking
                 return use(wire)
-            except ELSEWHERE as error:
-                failure: Exception = error
-                if not isinstance(error, exceptions.MovedError):
-                    ask = self._named_by(error)
-                self.redirected(error)
             except NOT_NOW as error:
-                failure = error
+                failure: Exception = error
+                self.redirected(error)
             except Lost as error:
                 failure = error
                 self._forget_idle(address)
@@ -196,9 +191,6 @@ class Nodes:
         if not self.is_cluster or keys is None:
             return self._home
         return self._slots.get(key_slot(keys.slot_of.encode())) or self._home
-
-    def _named_by(self, error: exceptions.AskError) -> Address:
-        return error.host or self._home_host(), int(error.port)
 
     def _home_host(self) -> str:
         return self._home[0] if self._home is not None else ""

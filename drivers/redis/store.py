@@ -201,6 +201,8 @@ class RedisStore:
         try:
             nodes.open()
             return nodes.call(keys, ask, is_repeatable=True)
+        except Refused as error:
+            raise StoreUnavailable(f"{nodes.what} refused: {error}") from error
         finally:
             nodes.close()
 

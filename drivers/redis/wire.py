@@ -18,11 +18,14 @@ from tubes.errors import OutcomeUnknown
 
 from .scripts import Argument, Keys, Script, packed
 
-ELSEWHERE = (exceptions.AskError,)
-"""Errors that name another node: ASK, and MOVED, which redis-py derives from it."""
+NOT_NOW = (
+    exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError,
+)  # fmt: skip
+"""Errors of a server that will do it later, or whose successor will.
 
-NOT_NOW = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError)
-"""Errors of a server that will do it later."""
+ASK names the node to which keys are being moved. That could do nothing before it has all keys of a script, of which
+some never exist: it says TRYAGAIN. When it has them, the first node says MOVED, which redis-py derives from ASK.
+"""
 
 
 class Lost(Exception):
@@ -48,13 +51,12 @@ NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
 
 
 class Wire:
-    """Used by one thread at a time. ``is_asking``: each command goes to a node that is only about to get its keys."""
+    """Used by one thread at a time."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._run_id = ""
         self.is_lost = False
-        self.is_asking = False
         try:
             connection.connect()
         except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
@@ -68,7 +70,6 @@ class Wire:
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument]) -> Any:
         """Run a script, and return what it answers: text as bytes."""
-        self._ask()
         self._send(_evalsha(script, keys, given))
         answer = self.receive()
         if isinstance(answer, exceptions.NoScriptError):
@@ -93,7 +94,6 @@ class Wire:
 
     def command(self, *words: Argument) -> Any:
         """Run any command."""
-        self._ask()
         self.send(*words)
         answer = self.receive()
         if isinstance(answer, exceptions.RedisError):
@@ -151,15 +151,9 @@ class Wire:
             self._connection.disconnect()
 
     def _both(self, commands: bytes) -> tuple[Any, Any]:
-        self._ask()
         self._send(commands, may_be_done=True)
         answer = self.receive()
         return answer, None if self.is_lost else self.receive()
-
-    def _ask(self) -> None:
-        if self.is_asking:
-            self.send("ASKING")
-            self.receive()
 
     def _send(self, commands: bytes, *, may_be_done: bool = False) -> None:
         """A part of a command is never done; the first of two that are sent at once may be."""
@@ -182,4 +176,4 @@ def _refused(error: exceptions.RedisError) -> Exception:
     """Errors that say where to go instead, or to come again, stay what they are."""
     if str(error).startswith("BUSY "):  # a script runs for too long
         return exceptions.TryAgainError(str(error))
-    return error if isinstance(error, ELSEWHERE + NOT_NOW) else Refused(error)
+    return error if isinstance(error, NOT_NOW) else Refused(error)

@@ -1,0 +1,180 @@
+"""A Redis Cluster: tubes on all nodes, slots that move under load, nodes that end and come back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from faults.harness import eventually
+from faults.test_postgresql import Load
+from redis.crc import key_slot
+from redis_servers import RedisCluster, RedisServer
+
+import tubes
+
+Connect = Callable[..., tubes.Queue]
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """One that has on disk what it has answered to, whose slots a test may move and whose nodes it may stop."""
+    made = RedisCluster(fsync="always")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connect(cluster: RedisCluster) -> Iterator[Connect]:
+    """Opens queues on it, closed when the test is over."""
+    opened: list[tubes.Queue] = []
+
+    def opening(**settings: Any) -> tubes.Queue:
+        queue = tubes.connect(f"{cluster.url}?dead_after=1", **settings)
+        opened.append(queue)
+        return queue
+
+    yield opening
+    for queue in opened:
+        queue.close()
+
+
+SESSIONS = int(key_slot(b"{tubes}"))
+"""The slot of the catalogue and the sessions."""
+
+
+def slot_of(tube: tubes.Tube, namespace: str = "tubes") -> int:
+    return int(key_slot(f"{{{namespace}:{tube.record.id}}}".encode()))
+
+
+def owner_of(cluster: RedisCluster, slot: int) -> RedisServer:
+    """The node that has it, as it says itself."""
+    for node in cluster.nodes:
+        for first, last, (_, port, *_), *_ in node.command("CLUSTER SLOTS"):
+            if first <= slot <= last and port == node.port:
+                return node
+    raise AssertionError(f"nobody has slot {slot}")
+
+
+class Move:
+    """A slot on its way to another node, step by step, as ``redis-cli --cluster reshard`` does it."""
+
+    def __init__(self, cluster: RedisCluster, slot: int) -> None:
+        self._nodes = cluster.nodes
+        self._slot = slot
+        self._from = owner_of(cluster, slot)
+        self.to = next(node for node in cluster.nodes if node is not self._from)
+        self._to_id = self.to.command("CLUSTER MYID").decode()
+        self.to.command("CLUSTER SETSLOT", slot, "IMPORTING", self._from.command("CLUSTER MYID"))
+        self._from.command("CLUSTER SETSLOT", slot, "MIGRATING", self._to_id)
+
+    def carry(self, most: int = 100) -> int:
+        """Move some of its keys."""
+        keys = self._from.command("CLUSTER GETKEYSINSLOT", self._slot, most)
+        if keys:
+            self._from.command("MIGRATE", "127.0.0.1", self.to.port, "", 0, 5000, "KEYS", *keys)
+        return len(keys)
+
+    def finish(self) -> None:
+        """All keys are there: tell everybody, who has them first."""
+        while self.carry():
+            pass
+        for node in (self.to, *self._nodes):
+            node.command("CLUSTER SETSLOT", self._slot, "NODE", self._to_id)
+
+
+def test_the_tubes_of_a_queue_lie_on_all_nodes(redis_cluster: str) -> None:
+    """And what a dead process holds in any of them is rescued."""
+    url = f"{redis_cluster}?dead_after=1"
+    with tubes.connect(url, namespace="spread") as queue, tubes.connect(url, namespace="spread") as other:
+        made = [queue.create_tube(f"tube_{number}", "utube") for number in range(9)]
+        with redis.RedisCluster.from_url(redis_cluster) as client:
+            owners = {client.nodes_manager.get_node_from_slot(slot_of(tube, "spread")).name for tube in made}
+        assert len(owners) == 3
+        for tube in made:
+            tube.put(tube.name)
+            task = other.tube[tube.name].take(timeout=0)
+            assert task is not None and task.data == tube.name
+        store: Any = other.store
+        store._hub.listener.remove_beat(store._beat)  # it dies
+        for tube in made:
+            task = tube.take(timeout=20)
+            assert task is not None and task.attempts == 2
+            tube.ack(task)
+            tube.drop()
+
+
+def test_slots_that_move_under_load_lose_and_double_nothing(connect: Connect, cluster: RedisCluster) -> None:
+    """That of the tube, and that of the sessions. Calls wait while the keys are on their way."""
+    queues = [connect(), connect()]
+    tube = queues[0].create_tube("jobs", "utubettl", ttr=60)
+    load = Load(queues)
+    eventually(lambda: len(load.acked) > 20)
+    for slot in (slot_of(tube), SESSIONS, slot_of(tube)):
+        move = Move(cluster, slot)
+        move.carry(3)
+        time.sleep(0.05)
+        move.finish()
+        assert owner_of(cluster, slot) is move.to
+        before = len(load.acked)
+        eventually(lambda n=before: len(load.acked) > n + 20)  # type: ignore[misc]
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+    assert not load.errors
+
+
+def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster) -> None:
+    """For busy_timeout: then nothing was done. Who waits for a task goes on waiting, and is called afterwards."""
+    queue, hasty = connect(), connect(busy_timeout=0.2, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    got: list[tubes.Task | None] = []
+    thread = threading.Thread(target=lambda: got.append(tube.take(timeout=60)), daemon=True)
+    thread.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id))
+    move = Move(cluster, slot_of(tube))
+    move.carry()
+    with pytest.raises(tubes.StoreUnavailable, match="cannot be used"):
+        hasty.tube.jobs.put("never")
+    patient = threading.Thread(target=lambda: tube.put("came"))
+    patient.start()
+    assert not got
+    move.finish()
+    patient.join(20)
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+    assert tube.statistics()["tasks"]["total"] == 1
+
+
+def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
+    connect: Connect, cluster: RedisCluster
+) -> None:
+    """The tube's own, and then that of the sessions."""
+    queues = [connect(), connect()]
+    tube = queues[0].create_tube("jobs", "fifo")
+    load = Load(queues)
+    eventually(lambda: len(load.acked) > 20)
+    for slot in {slot_of(tube), SESSIONS}:
+        node = owner_of(cluster, slot)
+        node.stop("immediate")
+        node.start()
+        before = len(load.acked)
+        eventually(lambda n=before: len(load.acked) > n + 20)  # type: ignore[misc]
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+
+
+def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
+    """A node without a file, or a server without the command, and it is not supported."""
+    with redis.RedisCluster.from_url(redis_cluster) as client:
+        other = next(node for node in client.get_nodes() if node.name not in redis_cluster)
+        client.config_set("appendonly", "no", target_nodes=other)
+        with pytest.raises(tubes.NotSupported, match="durability='full'"):
+            tubes.connect(redis_cluster, durability="full")
+        client.config_set("appendonly", "yes", target_nodes=other)

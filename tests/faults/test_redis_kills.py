@@ -1,0 +1,69 @@
+"""Workers on Redis are killed and stopped, connections cut, scripts forgotten, and the server ends and comes back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+from faults.harness import Crew, drain, settle, torment
+from faults.test_postgresql_kills import DEAD_AFTER, Meanwhile, configure
+from redis_servers import RedisServer
+
+
+def crew_on(server: RedisServer, folder: Path) -> Crew:
+    """Workers on a server of their own, who are taken for dead after a second."""
+    return Crew(folder, connect={}, server=f"{server.url}&dead_after={DEAD_AFTER}", patience=10)
+
+
+@pytest.fixture
+def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
+    """A server that has on disk what it has answered to."""
+    return own_redis_server(fsync="always")
+
+
+@pytest.fixture
+def crew(tmp_path: Path, server: RedisServer) -> Iterator[Crew]:
+    """All are killed when the test is over."""
+    made = crew_on(server, tmp_path)
+    yield made
+    made.disband()
+
+
+def trouble(server: RedisServer) -> None:
+    """End a third of its connections, and let it forget all scripts, if it is there."""
+    with suppress(redis.RedisError):
+        for client in server.command("CLIENT LIST"):
+            if random.random() < 0.3:
+                server.command("CLIENT KILL", "ID", client["id"])
+        server.command("SCRIPT FLUSH")
+
+
+def restart(server: RedisServer) -> None:
+    """End it, in order or not, and start it again."""
+    server.stop(random.choice(("fast", "immediate")))
+    server.start()
+
+
+@pytest.mark.parametrize("type", ["limfifottl", "utubettl"])
+def test_kills_stops_cuts_and_flushes_lose_no_task_and_ack_none_twice(
+    crew: Crew, server: RedisServer, type: str
+) -> None:
+    """Every task is accounted for, and none is stuck. Who is stopped for too long is taken for dead, and comes back."""
+    configure(crew, type)
+    with Meanwhile(0.1, lambda: trouble(server)) as troubles:
+        killed = torment(crew, 2, 3, producers=1, consumers=2, longest_stop=2 * DEAD_AFTER)
+    account = settle(crew.lines(), drain(crew))
+    assert killed >= 3 and troubles.times > 5 and account.acked > 20, account
+
+
+def test_restarts_under_processes_lose_no_task_and_ack_none_twice(crew: Crew, server: RedisServer) -> None:
+    """The same, with a server that ends in order or crashes."""
+    configure(crew, "utubettl")
+    with Meanwhile(0.7, lambda: restart(server)) as restarts:
+        torment(crew, 3, 2, producers=1, consumers=2)
+    account = settle(crew.lines(), drain(crew))
+    assert restarts.times >= 2 and account.acked > 20, account
