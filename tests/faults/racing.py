@@ -375,7 +375,8 @@ class _Process:
     def __init__(self, url: str, who: str, owed: int, groups: int, settings: dict[str, Any]) -> None:
         self.who = who
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "tubes.drivers.sql.postgresql", "tubes.drivers.sql.sqlite"])
+        stores = ("redis.store", "sql.postgresql", "sql.sqlite")
+        context.set_forkserver_preload([__name__, *(f"tubes.drivers.{store}" for store in stores)])
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_be_a_process, args=(url, who, owed, groups, settings, theirs))
         self._process.start()

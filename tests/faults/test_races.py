@@ -36,6 +36,12 @@ def test_nothing_is_in_two_hands_on_postgresql(postgres_db: str, type: str) -> N
     race_enough(postgres_db, type, 1.0, 30)
 
 
+@pytest.mark.parametrize("type", TYPES)
+def test_nothing_is_in_two_hands_on_redis(redis_db: str, type: str) -> None:
+    """The same."""
+    race_enough(redis_db, type, 0.7, 30)
+
+
 def test_a_race_shows_that_a_lock_is_missing(postgres_db: str) -> None:
     """A sub-queue's lock is another one each time, and the index is gone that allows one task in front."""
     tubes.connect(postgres_db, migrate=True).close()

@@ -32,3 +32,10 @@ def test_a_minute_of_races_on_postgresql(postgres_db: str, type: str) -> None:
     """The same."""
     tubes.connect(postgres_db, migrate=True).close()
     check(race(postgres_db, type, SECONDS), "PostgreSQL", type)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("type", TYPES)
+def test_a_minute_of_races_on_redis(redis_db: str, type: str) -> None:
+    """The same."""
+    check(race(redis_db, type, SECONDS), "Redis", type)
