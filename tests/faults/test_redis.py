@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from faults.harness import eventually, heard, run, tell
+from faults.harness import TYPES, eventually, heard, run, tell
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING
 from faults.test_postgresql import SKEWED, WORKER, Load
@@ -405,6 +405,27 @@ def test_a_full_memory_refuses_puts_and_nothing_else(
     assert len(caplog.records) < 10
 
 
+@pytest.mark.parametrize("type", TYPES)
+def test_a_full_memory_is_emptied_by_taking(connect: Connect, server: RedisServer, type: str) -> None:
+    """Whatever the type of the tube."""
+    tube = connect(sweep=False).create_tube("jobs", type)
+    tube.put_many([1, 2, 3])
+    server.command("CONFIG SET", "maxmemory", 1)
+    with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
+        tube.put("no room")
+    task = tube.take(timeout=0)
+    assert task is not None
+    assert [done.data for done in tube.ack_many([task])] == [1]
+    task = tube.take(timeout=0)
+    assert task is not None
+    task = tube.take(timeout=0, ack=task)
+    assert task is not None and tube.release(task).data == 3
+    assert tube.take(timeout=0)
+    assert tube.release_all() == 1
+    assert tube.delete(task.id)
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
 def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     connect: Connect, server: RedisServer, caplog: Any
 ) -> None:
@@ -451,6 +472,10 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
 
 def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
     """The server does not write what it was asked to wait for: it was done, and may be lost in a power cut."""
+    if server.version < "Redis 7.2":  # Valkey too is later
+        with pytest.raises(tubes.NotSupported, match="WAITAOF"):
+            connect(durability="full")
+        return
     tube = connect(durability="full", busy_timeout=0.2).create_tube("jobs", "fifo")
     tube.put("on disk")
     server.command("CONFIG SET", "appendfsync", "no")
