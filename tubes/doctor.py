@@ -106,10 +106,12 @@ class Check:
     """What it looks at: ``tasks``, say."""
     doubtful: bool = False
     """Whether a look can meet others between two of their steps, so that ``mend`` is to confirm each finding."""
-    patience: float = 0.0
-    """Seconds for which living processes may see to it by themselves: what is gone by then is no finding."""
     rescues: ClassVar[bool] = False
     """Whether it is repaired by what every process does for the dead, ``Queue.rescue``, and not by ``mend``."""
+
+    def patience(self) -> float:
+        """Seconds for which what the last look found must last: living processes may see to it by themselves."""
+        return 0.0
 
     def size(self, tx: Any) -> int:
         """About how many things there are to look at; 0: too few to tell of."""
@@ -184,7 +186,7 @@ class Doctor:
         seen, after = 0, None
         while True:
             look = self._look(check, after)
-            findings = self._lasting(check, after, look.findings) if check.patience else look.findings
+            findings = self._lasting(check, after, look.findings)
             if check.doubtful:
                 findings = [finding for finding in findings if self._mend(check, finding, dry=True)]
             seen += look.seen
@@ -200,7 +202,7 @@ class Doctor:
 
     def _lasting(self, check: Check, after: Any, findings: Sequence[Finding]) -> Sequence[Finding]:
         """Those findings that nobody sees to while one waits."""
-        deadline = real_monotonic() + check.patience
+        deadline = real_monotonic() + check.patience()
         while findings and real_monotonic() < deadline:
             pause(LOOK_AGAIN_AFTER)
             still = set(self._look(check, after).findings)

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy.engine import Dialect
 
+from tubes.clock import real_monotonic
 from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord
 from tubes.payload import decode
@@ -71,9 +72,9 @@ def sql_checks(
     sql: str,
     is_alive: IsAlive,
     has_connections: bool = True,
-    patience: float = PATIENCE,
+    watch: Callable[[], float] = float,
 ) -> Iterator[Check]:
-    """The checks of a store whose tables ``sql`` makes. ``patience`` is for seeing who lives.
+    """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
 
     Sessions first, or their tasks would seem to be the dead's; then what is stored, who stands in front of it, and what
     is counted of it; and when all that is right, the dead's tasks go back.
@@ -91,7 +92,7 @@ def sql_checks(
     for tube in read(store.read_tubes):
         yield Lines(store, tube)
     yield Counts(store)
-    yield Owners(store, is_alive, patience)
+    yield Owners(store, is_alive, watch)
     if has_connections:
         yield LonelySessions(store)
     yield Calls(store)
@@ -111,7 +112,9 @@ class UnknownSessions(SqlCheck):
     """Connections whose session is not there. Their processes may live, and hold tasks that seem to be nobody's."""
 
     name = "sessions"
-    patience = PATIENCE
+
+    def patience(self) -> float:
+        return PATIENCE
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         rows = tx.rows(self._store.looks().unknown)
@@ -131,8 +134,10 @@ class LonelySessions(SqlCheck):
     """Sessions that have lost their last connection and go on for ever."""
 
     name = "sessions"
-    patience = PATIENCE
     rescues = True
+
+    def patience(self) -> float:
+        return PATIENCE
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         rows = tx.rows(self._store.looks().lonely)
@@ -149,10 +154,13 @@ class Owners(SqlCheck):
     name = "owners"
     rescues = True
 
-    def __init__(self, store: Examined, is_alive: IsAlive, patience: float) -> None:
+    def __init__(self, store: Examined, is_alive: IsAlive, watch: Callable[[], float]) -> None:
         super().__init__(store)
         self._is_alive = is_alive
-        self.patience = patience
+        self._watch = watch
+
+    def patience(self) -> float:
+        return max(PATIENCE, self._watch())
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         """One tube a step."""
@@ -551,3 +559,28 @@ class File(SqlCheck):
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         told = [text for (text,) in tx.rows(self._store.looks().check_file) if text != "ok"]
         return Look([Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text) for text in told])
+
+
+# Who lives on a server
+
+
+class Watch:
+    """Watches the beats of connections: who has not beaten for as long as one may be silent is dead."""
+
+    def __init__(self, beat_of: Callable[[Any, int], int], mine: int, dead_after: float) -> None:
+        self._beat_of = beat_of
+        self._dead_after = dead_after
+        self._alive = {mine}
+        self._first: dict[int, tuple[int, float]] = {}
+
+    def is_alive(self, tx: Any, connection: int) -> bool:
+        """Whether it is known to live."""
+        beat = self._beat_of(tx, connection)
+        if self._first.setdefault(connection, (beat, real_monotonic()))[0] != beat:
+            self._alive.add(connection)
+        return connection in self._alive
+
+    def seconds(self) -> float:
+        """How long it takes until all that were asked for are known to live or to be dead."""
+        since = [at for connection, (_, at) in self._first.items() if connection not in self._alive]
+        return max(since, default=0.0) + self._dead_after - real_monotonic() if since else 0.0

@@ -37,7 +37,7 @@ from tubes.waiting import Waiters
 
 from . import postgresql_joined
 from .driver import SqlDriver
-from .examiner import PATIENCE, Examined, FeaturesOf, sql_checks
+from .examiner import Examined, FeaturesOf, Watch, sql_checks
 from .joined import Lender, join
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
@@ -710,20 +710,19 @@ class PostgresStore:
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
-        first: dict[int, int] = {}
 
-        def has_beaten(tx: Any, connection: int) -> bool:
-            self._dead(tx)  # looks at all beats, so that a rescue knows the dead by then
-            beat, _ = self._seen.get(connection, (-1, 0.0))
-            return connection == self._connection or beat != first.setdefault(connection, beat)
+        def beat_of(tx: Any, connection: int) -> int:
+            self._dead(tx)  # looks at all beats, so that a rescue knows the dead as soon
+            return self._seen.get(connection, (-1, 0.0))[0]
 
+        watch = Watch(beat_of, self._connection, self._dead_after)
         return sql_checks(
             Examined(DIALECT, self._namespace, features, self.tubes),
             self.read,
             deep=deep,
             sql=self.migrate_sql(self._namespace),
-            is_alive=has_beaten if deep else lambda tx, connection: True,
-            patience=self._dead_after if deep else PATIENCE,
+            is_alive=watch.is_alive if deep else lambda tx, connection: True,
+            watch=watch.seconds,
         )
 
     # Life

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 import tubes
+from tubes.clock import pause
 from tubes.doctor import Doctor, Kind
 
 from .conftest import Patient, drain, fill
@@ -256,9 +257,10 @@ def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Pat
     assert len(drain(tube)) == 8
 
 
-def test_what_a_dead_process_holds_is_given_back(patient: Patient) -> None:
-    """Nobody else is there who would see to it."""
+def test_what_a_dead_process_holds_is_given_back(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else is there who would see to it. Who is known to be dead is not waited for in each tube."""
     tube = fill(patient.opened[0], "utube")
+    more = [fill(patient.opened[0], "fifo", f"more{number}") for number in range(3)]
     patient.sql(f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, NULL)")
     patient.sql(
         f"INSERT INTO tubes_connection (session, host, pid, started_ms) VALUES ('{NOBODY}', 'here', 1, 1)"
@@ -266,9 +268,24 @@ def test_what_a_dead_process_holds_is_given_back(patient: Patient) -> None:
     patient.sql(
         f"UPDATE tubes_task SET state = 't', owner = '{NOBODY}', attempts = 1 WHERE front = 1 AND utube = 'a'"
     )
+    for other in more:
+        set = f"state = 't', owner = '{NOBODY}', attempts = 1"
+        patient.sql(f"UPDATE tubes_task SET {set} WHERE tube = {other.record.id}")
+    pauses: list[float] = []
+
+    def counted(seconds: float) -> None:
+        pauses.append(seconds)
+        pause(seconds)
+
+    monkeypatch.setattr("tubes.doctor.pause", counted)
+    found = [*patient.examine(deep=True)]
+    assert [(finding.tube, finding.session) for finding in found] == [
+        (name, NOBODY) for name in ("jobs", *(other.name for other in more))
+    ]
+    assert sum(pauses) < 6  # dead_after is 2.5 s
     said = patient.doctor("--fix", "--deep")
     assert (said.status, said.kinds) == (0, {"owner"})
-    assert {finding["session"] for finding in said.findings} == {NOBODY}
+    assert [len(drain(other)) for other in more] == [9, 9, 9]
     assert tube.statistics()["tasks"]["taken"] == 0
     assert tube.statistics()["calls"]["release"] == 1
     assert len(drain(tube)) == 9
