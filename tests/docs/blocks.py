@@ -1,8 +1,8 @@
-"""Finds the fenced blocks of a Markdown file, and runs its Python ones: ``python blocks.py FILE``.
+"""Finds the fenced blocks of a Markdown file, and runs its Python ones: ``python blocks.py FILE [REDIS]``.
 
 The blocks of a file run in their order in one namespace, in the current folder. One that begins with ``>>>``
 is checked as a doctest. One whose first line is a comment with a file name (``# worker.py``) is saved as that
-file instead.
+file instead. The URL of a Redis database takes the place of the one that examples have.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import doctest
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.M | re.S
 )
 FILE = re.compile(r"# (?P<name>[\w-]+\.py)\n")
+
+REDIS = "redis://localhost:6379/0"
+"""Where the Redis of an example is."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,11 @@ def blocks(path: Path, language: str | None = None) -> list[Block]:
     return [block for block in found if language in (None, block.language)]
 
 
-def run(path: Path) -> None:
+def run(path: Path, redis: str = REDIS) -> None:
     """Run the Python blocks of a file; whatever fails raises, with the line in the file."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(path, "python"):
+    for written in blocks(path, "python"):
+        block = replace(written, text=written.text.replace(REDIS, redis))
         if block.file is not None:
             compile(block.text, block.file, "exec")
             Path(block.file).write_text(block.text, encoding="utf-8")
@@ -70,4 +74,4 @@ def _check(block: Block, path: Path, namespace: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), *sys.argv[2:])

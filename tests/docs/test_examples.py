@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return interpreter.run([runner.__file__, page], cwd=folder, text=True)
+def run(page: Path, folder: Path, *redis: str) -> subprocess.CompletedProcess[str]:
+    return interpreter.run([runner.__file__, page, *redis], cwd=folder, text=True)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,9 @@ def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     [page for page in PAGES if blocks(page, "python")],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_the_python_in_a_page_runs(page: Path, tmp_path: Path) -> None:
-    done = run(page, tmp_path)
+def test_the_python_in_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    needs_redis = any(runner.REDIS in block.text for block in blocks(page, "python"))
+    done = run(page, tmp_path, *([request.getfixturevalue("redis_db")] if needs_redis else []))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

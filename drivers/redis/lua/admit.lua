@@ -1,5 +1,5 @@
 -- Lets a session take here. Whoever calls it looks afterwards whether that session is alive still, and if not, takes it
--- off again (release_owner.lua): a session is ended first, and then taken off the lists of all tubes.
+-- off again (`release_owner`): a session is ended first, and then taken off the lists of all tubes.
 --
 -- include tube
 -- ARGV: 4 the session.

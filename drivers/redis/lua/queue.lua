@@ -1,7 +1,7 @@
 -- Included by every script of a queue: the catalogue of its tubes, its sessions and their connections.
 --
 -- KEYS, always all of them and in this order; the namespace as hash tag makes them one slot of a Cluster:
---   tubes        hash   name -> JSON: id, after (see open.lua), type, options (times in ms), temporary
+--   tubes        hash   name -> JSON: id, after (see open), type, options (times in ms), temporary
 --   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
 --                       - while it has connections
 --   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds

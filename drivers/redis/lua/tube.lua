@@ -13,11 +13,12 @@
 --   held      zset     score 0, owner .. id: the taken tasks, by session
 --   buried    zset     score pri, id: the buried tasks of a tube with priority, in the order of a kick
 --   due       zset     score ms since the epoch, id: when time does something to a task next
---   sessions  set      sessions that may take here; see admit.lua
+--   sessions  set      sessions that may take here, see admit
 --   calls     hash     event -> how often
 --   waiting   zset     score ms since the epoch, process: who waits for tasks, until when it says so again
 --   bell      list     one element for each of these that is called; they wait in BLPOP
---   seeking, room      the same for puts that wait for room
+--   seeking   zset     as `waiting`, of puts that wait for room
+--   room      list     as `bell`, for these
 --
 -- An id is sixteen decimal digits, so that ids sort as text. A record is text: state pri created updated due ttl ttr
 -- attempts owner kind utube, with one space between; times in ms, - for none; kind is j (the payload is JSON) or b
