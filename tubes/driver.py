@@ -152,6 +152,9 @@ class Driver(Protocol):
 
         Must first settle what is due (up to STEP_LIMIT tasks; those changes come first in the answer), must
         never take a task whose ttl is over, must count the attempt, and must never take two of a sub-queue.
+
+        Optional: ``ack_and_take(tx, refs, limit, *, owner, now)``, for a store without transactions over several
+        calls. It acks and then takes in one step, or does nothing at all where an ack is refused.
         """
         ...
 
