@@ -59,3 +59,11 @@ class RedisKit(ConformanceKit):
         with pytest.raises(tubes.NotSupported, match="several calls"):
             tube.put("x", connection=SomeConnection())
         assert tube.statistics()["tasks"]["total"] == 0
+
+
+class ClusterKit(RedisKit):
+    """The same on a Cluster of three nodes: the tubes of its queues lie on all of them."""
+
+    @pytest.fixture
+    def store_url(self, redis_cluster: str) -> str:
+        return f"{redis_cluster}?dead_after=2.5"

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults import test_redis_kills as on_redis
 from faults.harness import TYPES, Crew, drain, run, settle, torment
 from faults.test_interrupts import STRESS
 from faults.test_postgresql_kills import DEAD_AFTER, Meanwhile, configure, crew_on, cut, restart
+from redis_servers import RedisServer
 from servers import PostgresServer
 
 SECONDS = float(os.environ.get("TUBES_SOAK_SECONDS", 60))
@@ -60,6 +62,28 @@ def test_a_minute_of_kills_cuts_and_restarts_on_postgresql_loses_nothing(
     finally:
         crew.disband()
     print(f"\n{type} on PostgreSQL: {killed} killed, {cuts.times} cuts, {restarts.times} restarts, {account}")
+    assert killed >= KILLS and account.acked > KILLS
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("type", TYPES)
+def test_a_minute_of_kills_cuts_flushes_and_restarts_on_redis_loses_nothing(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], type: str
+) -> None:
+    """The same, and scripts are forgotten. The server has on disk what it has answered to."""
+    server = own_redis_server(fsync="always")
+    crew = on_redis.crew_on(server, tmp_path)
+    configure(crew, type)
+    try:
+        with (
+            Meanwhile(0.3, lambda: on_redis.trouble(server)) as troubles,
+            Meanwhile(10.0, lambda: on_redis.restart(server)) as restarts,
+        ):
+            killed = torment(crew, SECONDS, KILLS, producers=3, consumers=4, longest_stop=2 * DEAD_AFTER)
+        account = settle(crew.lines(), drain(crew))
+    finally:
+        crew.disband()
+    print(f"\n{type} on Redis: {killed} killed, {troubles.times} cuts, {restarts.times} restarts, {account}")
     assert killed >= KILLS and account.acked > KILLS
 
 
