@@ -1,0 +1,58 @@
+"""Whatever is done to the columns of tasks, a repair leaves a store in which nothing is wrong, and every task."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+import tubes
+from tubes.doctor import Doctor
+
+from .conftest import Patient, drain, fill
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "state": ("r", "t", "~", "!", "-", "q"),
+    "front": (None, 0, 1, 2, -1),
+    "pri": (0, 1, 5),
+    "place": (None, 0, 1, 99, 10**13),
+    "utube": (None, "a", "b", ""),
+    "due_ms": (None, 1, 10**13),
+    "attempts": (0, 1, -5, 3),
+    "owner": (None, "f" * 32, "ours"),
+}
+ROUNDS = 3
+
+
+@pytest.mark.parametrize("type", ["fifo", "limfifottl", "utube", "utubettl"])
+def test_random_damage_is_repaired_and_nothing_is_lost(type: str, patient: Patient) -> None:
+    queue = patient.opened[0]
+    dice = random.Random()
+    for number in range(ROUNDS):
+        seed = dice.randrange(10**9)
+        tube = fill(queue, type, f"jobs{number}")
+        done = damage(patient, tube, random.Random(seed))
+        told = [finding.what for finding in Doctor(queue, deep=True).repair()]
+        assert [*Doctor(queue, deep=True).examine()] == [], (seed, done, told)
+        tube.release_all()
+        for task in tube.tasks("~"):  # it may well be until the year 2286, for all that one can know
+            tube.bury(task)
+        assert sorted(drain(tube)) == [*range(9)], (seed, done, told)
+
+
+def damage(patient: Patient, tube: tubes.Tube, dice: random.Random) -> list[tuple[str, Any, int]]:
+    """Write any value into any column of some tasks."""
+    ids = [id for (id,) in patient.sql("SELECT id FROM tubes_task WHERE tube = ?", tube.record.id)]
+    done = []
+    for _ in range(dice.randrange(1, 10)):
+        column = dice.choice([name for name in VALUES if name != "utube" or tube.features.grouped])
+        value, id = dice.choice(VALUES[column]), dice.choice(ids)
+        if value == "ours":
+            value = patient.opened[0].identify().hex
+        with suppress(psycopg.errors.UniqueViolation):  # the server lets nobody else stand in front
+            patient.sql(f"UPDATE tubes_task SET {column} = ? WHERE id = ?", value, id)
+            done.append((column, value, id))
+    return done
