@@ -217,21 +217,42 @@ def command(*names: str) -> Callable[[F], F]:
 @click.option("--pri", type=int, metavar="N", help="Priority of its tasks, 0 first.")
 @click.option("--capacity", type=int, metavar="N", help="Most tasks that it holds.")
 @click.option(
+    "--option",
+    "own",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the type's own, such as the url of a tube of type redis.",
+)
+@click.option(
     "--temporary", is_flag=True, help="Its tasks do not outlive the last process that uses the store."
 )
 @click.option("--if-not-exists", is_flag=True, help="Be content with one that is there, of the same type.")
 @as_json
-def create(name: str, type: str, temporary: bool, if_not_exists: bool, as_json: bool, **options: Any) -> None:
+def create(
+    name: str,
+    type: str,
+    own: tuple[str, ...],
+    temporary: bool,
+    if_not_exists: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Create a tube.
 
-    TYPE is fifo (the default), fifottl, limfifottl, utube, utubettl, or your own.
+    TYPE is fifo (the default), fifottl, limfifottl, utube, utubettl, redis, or your own.
 
     \b
       tubes create jobs
       tubes create sites utubettl --ttl 3600 --ttr 60
       tubes create mails limfifottl --capacity 1000 --if-not-exists
+      tubes create hot redis --option url=redis://localhost:6379/0
     """
     given = {option: value for option, value in options.items() if value is not None}
+    for pair in own:
+        option, is_pair, value = pair.partition("=")
+        if not is_pair:
+            raise click.BadParameter(f"{pair!r} is no NAME=VALUE", param_hint="--option")
+        given[option] = value
     with place.connect(makes_file=True) as queue:
         tube = queue.create_tube(name, type, temporary=temporary, if_not_exists=if_not_exists, **given)
         if as_json:

@@ -206,11 +206,6 @@ class RedisStore:
         finally:
             nodes.close()
 
-    @staticmethod
-    def migrate_sql(namespace: str) -> str:
-        """Redis has no schema."""
-        return ""
-
     # Steps
 
     def run(

@@ -175,6 +175,18 @@ def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
     tubes.connect(f"sqlite:///{tmp_path}/q.db", migrate=False).close()
 
 
+def test_on_redis_there_is_nothing_to_migrate(tubes_: Command, redis_db: str) -> None:
+    assert tubes_("migrate", "--url", redis_db).status == 0
+    told = tubes_("migrate", "--sql", "--url", redis_db)
+    assert (told.status, told.out) == (USAGE, "") and "no SQL" in told.err
+
+
+def test_a_tube_of_type_redis_is_given_its_server(tubes_: Command, redis_db: str) -> None:
+    assert tubes_("create", "hot", "redis", "--option", f"url={redis_db}").status == 0
+    tubes_("put", "hot", "1")
+    assert json.loads(tubes_("take", "hot", "--ack", "--json").out)["data"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
@@ -182,6 +194,9 @@ def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
         (["create", "x", "fifoo"], USAGE, "did you mean 'fifo'?"),
         (["create", "x", "fifo", "--ttl", "3"], USAGE, "does not support 'ttl'"),
         (["create", "1x"], USAGE, "bad tube name '1x'"),
+        (["create", "x", "redis", "--option", "url"], USAGE, "'url' is no NAME=VALUE"),
+        (["create", "x", "redis", "--option", "url=sqlite://"], USAGE, "redis://host:6379/0"),
+        (["create", "x", "redis", "--option", "server=redis://"], USAGE, "no option 'server'"),
         (["put", "jobs", "{bad"], USAGE, "Expecting property name"),
         (["put", "jobs", "NaN"], USAGE, "not a finite number"),
         (["put", "jobs", "1", "--delay", "3"], USAGE, "does not support 'delay'"),
@@ -192,7 +207,7 @@ def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
         (["ack", "jobs", "1"], USAGE, "--session"),
         (["delete", "jobs", "99"], REFUSED, "no task 99"),
         (["--url", "nonsense", "ls"], USAGE, "sqlite:///tasks.db"),
-        (["--url", "nosql://x", "ls"], USAGE, "there are: postgresql, sqlite"),
+        (["--url", "nosql://x", "ls"], USAGE, "there are: postgresql, redis, rediss, sqlite, unix"),
         (["--url", "sqlite:////nowhere/at/all.db", "ls"], UNAVAILABLE, "/nowhere/at/all.db"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
