@@ -80,7 +80,7 @@ class RedisDriver:
         )
         self.number = tube.id
         self.name = tube.name
-        self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
+        self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self._waiting = waiting
         self._after = after
         self._is_timed = features.timed
@@ -105,7 +105,7 @@ class RedisDriver:
     # Steps
 
     def put(self, tx: RedisTx, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
-        given: list[Argument] = [self._capacity]
+        given: list[Argument] = [self.capacity]
         if self._is_plain:
             beginning = f"r 0 {now} {now} - - - 0 - "
             for payload, *_ in items:

@@ -57,11 +57,14 @@ class Source(NamedTuple):
 class Watch:
     """What is listened for on behalf of those who wait for one key."""
 
-    def __init__(self, waiters: Waiters, key: Key, keys: Keys, features: str, kind: str) -> None:
+    def __init__(
+        self, waiters: Waiters, key: Key, keys: Keys, features: str, capacity: int, kind: str
+    ) -> None:
         self.waiters = waiters
         self.key = key
         self.keys = keys
         self.features = features
+        self.capacity = capacity
         self.kind = kind
         self.wire: Wire | None = None
         self.is_waiting = False
@@ -81,10 +84,10 @@ class Watch:
 
 
 class Listener:
-    """Runs from ``start`` to ``stop``. ``features`` has what the scripts must know of each tube, by its number."""
+    """Runs from ``start`` to ``stop``. ``tubes`` has of each tube, by its number, features and capacity."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
-        self.features: dict[int, str] = {}
+        self.tubes: dict[int, tuple[str, int]] = {}
         self._nodes = nodes
         self._namespace = namespace
         self._sources = [Source(waiters, lambda id: id)]
@@ -193,8 +196,8 @@ class Listener:
             watch = self._watches.get((waiters, key))
             if watch is None:
                 kind = "r" if isinstance(key, tuple) else "t"
-                keys, features = Keys.of_tube(self._namespace, number), self.features.get(number, "")
-                watch = self._watches[waiters, key] = Watch(waiters, key, keys, features, kind)
+                keys, known = Keys.of_tube(self._namespace, number), self.tubes.get(number, ("", 0))
+                watch = self._watches[waiters, key] = Watch(waiters, key, keys, *known, kind)
             if not watch.is_waiting and real_monotonic() >= watch.next_at:
                 self._wait(watch)
                 self._beat()  # a node that hangs must not keep this process from showing others that it lives
@@ -207,7 +210,7 @@ class Listener:
             if watch.wire is None:
                 watch.wire = self._nodes.connect(watch.keys)
             said_for = int(SAID_FOR * 1000)
-            given = (watch.features, 0, 0, self._name, said_for, watch.kind)
+            given = (watch.features, 0, 0, self._name, said_for, watch.kind, watch.capacity)
             is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
             watch.wire.send("BLPOP", watch.bell, str(FLOOR))
             watch.is_waiting = True

@@ -297,7 +297,7 @@ class RedisStore:
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         driver = RedisDriver(type, tube, self._namespace, self._waiting, self._after.get(tube.id, "0"))
-        self._hub.listener.features[tube.id] = driver.flags
+        self._hub.listener.tubes[tube.id] = driver.flags, driver.capacity
         return driver
 
     def _waiting(self, tube: int) -> int:

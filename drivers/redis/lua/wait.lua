@@ -1,7 +1,7 @@
 -- Says that a process waits, so that it is called. Its next command is a BLPOP of the bell.
 --
 -- include tube
--- ARGV: 4 the process · 5 for how many ms · 6 t: for tasks; r: for room.
+-- ARGV: 4 the process · 5 for how many ms · 6 t: for tasks; r: for room · 7 with r, the tube's capacity.
 -- Reply: 1 where there may be something for it at once.
 -- Cost: O(log n).
 if not exists() then return 1 end
@@ -10,7 +10,7 @@ local time = call('TIME')
 local until_ = plus(time[1] .. string.sub('00000' .. time[2], -6, -4), ARGV[5])
 if ARGV[6] == 'r' then
   call('ZADD', SEEKING, until_, ARGV[4])
-  return 1
+  return call('HLEN', TASKS) < tonumber(ARGV[7]) and 1 or 0
 end
 call('ZADD', WAITING, until_, ARGV[4])
 if grouped or priority then return call('EXISTS', READY) end
