@@ -173,7 +173,6 @@ class RedisStore:
         """Say once what this server may lose, or one of the Cluster."""
         if self._url in _warned:
             return
-        _warned.add(self._url)
         nodes = self._hub.nodes
         policies = {info.get("maxmemory_policy", "") for info in nodes.each(_memory)}
         for policy in sorted(policies):
@@ -186,6 +185,7 @@ class RedisStore:
             log.warning(
                 "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
             )
+        _warned.add(self._url)
 
     @staticmethod
     def new_number(url: str, namespace: str, patience: float) -> tuple[int, int]:
@@ -344,8 +344,18 @@ class RedisStore:
         except Refused as error:
             if error.code != NO_TUBE:
                 raise
+            self._finish_drop(tube)
             return False
         return True
+
+    def _finish_drop(self, tube: TubeRecord) -> None:
+        """Who dropped it may have died, or not have got the answer, before it was taken out of the catalogue."""
+        keys = Keys.of_tube(self._namespace, tube.id)
+        is_dropped = self._hub.nodes.call(
+            keys, lambda wire: wire.command("HEXISTS", keys[0], "dropped"), is_repeatable=True
+        )
+        if is_dropped:
+            self.remove_tube(None, tube)
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
         """Run a tube's script that may be run twice, and asks for nothing of the tube's type."""
@@ -592,6 +602,7 @@ def _memory(wire: Wire) -> dict[str, str]:
 
 
 def _persistence(wire: Wire) -> dict[str, str]:
+    wire.command("PING")  # while it loads it says LOADING to this, but tells of itself, and not of an AOF
     return wire.info("persistence")
 
 

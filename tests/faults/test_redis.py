@@ -248,6 +248,25 @@ def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(connect: Connect) -> None:
+    """The take itself finds it out, before any beat does."""
+    queue, other = connect(), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many(["first", "second"])
+    assert other.tube.jobs.take(timeout=0)
+    store: Any = other.store
+    session = store.session
+    store._hub.listener.remove_beat(store._beat)
+    task = tube.take_many(2, timeout=0)[0]
+    eventually(lambda: tube.statistics()["tasks"]["ready"])  # what it held
+    tube.release(task)
+    again = other.tube.jobs.take(timeout=0)
+    assert again is not None and again.owner is not None
+    assert again.owner.hex == store.session != session
+    queue.sweep()
+    assert other.tube.jobs.ack(again).state is tubes.State.DONE
+
+
 def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Connect) -> None:
     """Another thread takes in the session that is over: in the moment before it is put off the list again."""
     queue, other = connect(sweep=False), connect(sweep=False)

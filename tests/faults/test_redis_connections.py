@@ -116,6 +116,22 @@ def test_an_ack_whose_answer_is_lost_is_done_once(
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+def test_a_drop_whose_answer_is_lost_leaves_no_name_behind(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    """Who drops it again is told that it is gone, and then its name is free."""
+    queue, mine = tube._queue, unlucky._queue
+    queue.create_tube("other", "fifo").drop()  # so that the server knows the script
+    last = tube.put("x").id
+    proxy.cut_after = scripts.DROP.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown):
+        unlucky.drop()
+    with pytest.raises(tubes.NoSuchTube):
+        unlucky.drop()
+    assert queue.tubes() == mine.tubes() == []
+    assert mine.create_tube("jobs", "fifo").put("y").id > last
+
+
 def test_a_look_whose_answer_is_lost_is_done_again(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
@@ -221,24 +237,28 @@ def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
     assert isinstance(refused(server.url.replace("db=0", "db=99")), tubes.StoreUnavailable)
 
 
-def test_a_server_that_still_loads_is_waited_for(server: RedisServer) -> None:
+def test_a_server_that_still_loads_is_waited_for(server: RedisServer, caplog: Any) -> None:
     """As one that was restarted: it takes connections, and says that it loads."""
     with tubes.connect(server.url) as queue, redis.Redis.from_url(server.url) as client:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
         filler = client.pipeline(transaction=False)
-        for number in range(5000):
+        for number in range(20_000):
             filler.set(f"filler {number}", number)
         filler.execute()
         server.stop("fast")
         with (server.folder / "conf").open("a") as settings:
-            settings.write("key-load-delay 200\n")
+            settings.write("key-load-delay 50\n")
         starting = threading.Thread(target=server.start)
         starting.start()
         eventually(lambda: says_that_it_loads(client))
+        late = threading.Thread(target=lambda: tubes.connect(f"{server.url}&client_name=late").close())
+        late.start()
         task = tube.take(timeout=0)
         assert task is not None and task.data == "x"
+        late.join()
         starting.join()
+    assert not caplog.records  # that AOF is off, say, as it seems meanwhile
 
 
 def says_that_it_loads(client: redis.Redis) -> bool:
