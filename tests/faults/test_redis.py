@@ -332,17 +332,18 @@ def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
     def child() -> list[Any]:
         start = threading.Barrier(8)
         sessions: list[str] = []
-        tube.put("the parent's", utube="b")
 
-        def work() -> None:
+        def work(number: int) -> None:
             start.wait()
-            tube.put("theirs", utube=threading.get_ident())
+            tube.put("theirs", utube=number)
+            if number == 0:
+                tube.put("the parent's", utube="b")
             task = tube.take(timeout=10)
             assert task is not None
             tube.ack(task)
             sessions.append(str(task.owner))
 
-        threads = [threading.Thread(target=work) for _ in range(8)]
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
         for one in threads:
             one.start()
         for one in threads:
