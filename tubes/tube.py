@@ -715,8 +715,8 @@ class Tube:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
         queue, store = self._queue, self._store
         waking, first_due = 0, None
-        if len(changes) <= 2:
-            tally: Iterable[tuple[Event, int]] = [(event, 1) for event, _, _ in changes]
+        if len(changes) == 1:
+            tally: Iterable[tuple[Event, int]] = ((changes[0][0], 1),)
         else:
             tally = Counter([change[0] for change in changes]).items()
         for event, count in tally:
