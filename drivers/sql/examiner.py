@@ -14,7 +14,6 @@ from typing import Any
 
 from sqlalchemy.engine import Dialect
 
-from tubes.clock import real_monotonic
 from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord
 from tubes.payload import decode
@@ -559,28 +558,3 @@ class File(SqlCheck):
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         told = [text for (text,) in tx.rows(self._store.looks().check_file) if text != "ok"]
         return Look([Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text) for text in told])
-
-
-# Who lives on a server
-
-
-class Watch:
-    """Watches the beats of connections: who has not beaten for as long as one may be silent is dead."""
-
-    def __init__(self, beat_of: Callable[[Any, int], int], mine: int, dead_after: float) -> None:
-        self._beat_of = beat_of
-        self._dead_after = dead_after
-        self._alive = {mine}
-        self._first: dict[int, tuple[int, float]] = {}
-
-    def is_alive(self, tx: Any, connection: int) -> bool:
-        """Whether it is known to live."""
-        beat = self._beat_of(tx, connection)
-        if self._first.setdefault(connection, (beat, real_monotonic()))[0] != beat:
-            self._alive.add(connection)
-        return connection in self._alive
-
-    def seconds(self) -> float:
-        """How long it takes until all that were asked for are known to live or to be dead."""
-        since = [at for connection, (_, at) in self._first.items() if connection not in self._alive]
-        return max(since, default=0.0) + self._dead_after - real_monotonic() if since else 0.0

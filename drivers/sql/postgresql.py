@@ -17,6 +17,7 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
+from tubes.drivers.watch import Watch
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -37,7 +38,7 @@ from tubes.waiting import Waiters
 
 from . import postgresql_joined
 from .driver import SqlDriver
-from .examiner import Examined, FeaturesOf, Watch, sql_checks
+from .examiner import Examined, FeaturesOf, sql_checks
 from .joined import Lender, join
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
