@@ -607,9 +607,9 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
     with place.connect(sweep=False) as queue:
         try:
             visit = Visit(queue, deep, as_json)
+            left = visit.repair() if fix else visit.examine()
         except tubes.NotSupported as error:
             raise click.UsageError(str(error)) from error
-        left = visit.repair() if fix else visit.examine()
     if left:
         raise click.exceptions.Exit(REFUSED)
 

@@ -25,12 +25,9 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver
 from .listener import Source
-from .store import RedisStore
+from .store import HOSTED, RedisStore
 
 T = TypeVar("T")
-
-NAMESPACE = "tubes_hosted"
-"""Of all tubes of this type on one server: their own numbers, and sessions apart from those of Redis stores."""
 
 PATIENCE = 5.0
 """Seconds that the server is waited for."""
@@ -62,7 +59,7 @@ class RedisTube:
         self._id = tube.id
         self._url: str = tube.options["url"]
         self._record = replace(tube, id=tube.options["number"])
-        self._redis = RedisDriver(ALL, self._record, NAMESPACE, self._waiting, tube.options["after"])
+        self._redis = RedisDriver(ALL, self._record, HOSTED, self._waiting, tube.options["after"])
         self._opening = threading.Lock()
         self._opened: HostedStore | None = None
         self._suspects = False
@@ -78,7 +75,7 @@ class RedisTube:
         shown, password = _without_password(url)
         if password is not None:
             _given[shown] = url
-        number, after = RedisStore.new_number(_with_password(shown), NAMESPACE, PATIENCE)
+        number, after = RedisStore.new_number(_with_password(shown), HOSTED, PATIENCE)
         return {"url": shown, "number": number, "after": after}
 
     # Life
@@ -240,7 +237,7 @@ class HostedStore(RedisStore):
             clock=SystemClock() if isinstance(clock, SystemClock) else clock,
             durability="normal",
             session_ttr_ms=host.session_ttr_ms,
-            namespace=NAMESPACE,
+            namespace=HOSTED,
             migrate=None,
             busy_timeout=PATIENCE,
         )

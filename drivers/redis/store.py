@@ -9,13 +9,16 @@ import random
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
+from tubes.drivers.watch import Watch
+
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
+from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
 from tubes.errors import (
     BadOption,
@@ -34,6 +37,7 @@ from tubes.waiting import Waiters
 
 from . import scripts
 from .driver import RedisDriver
+from .examiner import Examined, FeaturesOf, redis_checks
 from .hub import Hub
 from .nodes import Nodes
 from .scripts import Argument, Keys, Script
@@ -58,6 +62,9 @@ LOOKS = 15
 
 CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
 """Looks at the server's clock at most, until the time is known to so many milliseconds."""
+
+HOSTED = "tubes_hosted"
+"""Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""
 
 NO_TRANSACTIONS = (
     "a Redis store has no transactions over several calls: each call is one by itself, and take(ack=task) acks and "
@@ -547,6 +554,28 @@ class RedisStore:
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         flat = self._run_on(tube, scripts.CALLS)
         return {event.decode(): int(count) for event, count in zip(flat[::2], flat[1::2], strict=True)}
+
+    # Examining
+
+    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
+        """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
+        if self._namespace == HOSTED:
+            raise NotSupported(
+                "what tubes of the type redis keep in Redis has its catalogue in their queues' own stores"
+            )
+
+        def beat_of(tx: Any, connection: str) -> str:
+            self._dead(self._sessions()[1])  # looks at all beats, so that a rescue knows the dead as soon
+            return self._seen.get(connection, ("", 0.0))[0]
+
+        watch = Watch(beat_of, str(self._connection), self._dead_after)
+        return redis_checks(
+            Examined(self._namespace, features, self.tubes, self._ask, self._sessions),
+            self.read,
+            deep=deep,
+            is_alive=watch.is_alive if deep else lambda tx, connection: True,
+            watch=watch.seconds,
+        )
 
     # Life
 

@@ -1,0 +1,559 @@
+"""Where a Redis store can be wrong, and what makes it right: the checks that ``tubes doctor`` runs.
+
+Each look at a tube is a script, and so is each repair, which looks again: what they find was so at one instant,
+whatever others do. What must be true of a tube's keys is in ``lua/rules.lua``. The catalogue may be on another
+server than a tube: what is about both is looked at in an order in which living processes cannot mislead, or twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from tubes.doctor import LOOK_LIMIT, Check, Finding, Kind, Look
+from tubes.driver import Features, TubeRecord, TubeType
+from tubes.payload import decode
+
+from . import scripts
+from .driver import RedisDriver, RedisTx
+from .scripts import Argument
+
+PATIENCE = 0.5
+"""Seconds that living processes get to see to what others left, or to do the second half of what they have begun."""
+
+SCAN_LIMIT = 200
+"""Things that one script looks at, about: nobody else is served meanwhile."""
+
+MOST_PAYLOADS = 4_000_000
+"""Bytes of payloads that are read at once, unless a single one has more."""
+
+FeaturesOf = Callable[[TubeRecord], Features | None]
+
+
+class Told(NamedTuple):
+    """What is said of a broken rule, and done about it."""
+
+    kind: Kind
+    what: str
+    remedy: str | None
+
+
+RULES = {
+    "ghost": Told(Kind.GHOST, "{where} leads to task {task}, which is not there", "take it out of {where}"),
+    "astray": Told(
+        Kind.STATE, "task {task} stands in {where}, where it does not belong", "take it out of {where}"
+    ),
+    "worse": Told(
+        Kind.LINE, "in sub-queue {utube!r} task {task} stands in front and should not", "take it away there"
+    ),
+    "front": Told(
+        Kind.LINE, "in sub-queue {utube!r} the first one does not stand in front", "put the right one there"
+    ),
+    "second": Told(Kind.LINE, "in sub-queue {utube!r} task {task} is taken, and another too", "give it back"),
+    "orphan": Told(Kind.ORPHAN, "task {task} is not in {missing}, where it belongs", "give it its place"),
+    "lost": Told(Kind.ORPHAN, "there is a payload of task {task}, and no task", "bury it as one"),
+    "empty": Told(Kind.GHOST, "task {task} has no payload", "remove it"),
+    "payload": Told(
+        Kind.PAYLOAD,
+        "task {task} has no JSON as its payload: {missing}",
+        "keep it as bytes, and bury the task",
+    ),
+    "unreadable": Told(Kind.STATE, "the record of task {task} cannot be read", "bury it with a new one"),
+    "nobody": Told(Kind.OWNER, "task {task} is taken by nobody", "give it back"),
+    "endless": Told(Kind.STATE, "task {task} is delayed in a tube whose type has no delays", "make it ready"),
+    "due": Told(Kind.STATE, "task {task} has a wrong next time", "set it"),
+    "number": Told(Kind.DAMAGE, "in {where} stands {task!r}, which is no id", None),
+    "next": Told(
+        Kind.COUNT, "the id of its next task is missing, or was given before", "go on after the last one"
+    ),
+}
+"""By the rules of rules.lua."""
+
+ALL_INDEXES = ("line", "busy", "held", "buried", "due", "states", "ready")
+"""Where tasks are led to, in a safe order; what a take looks at comes last, when the rest is right."""
+
+
+class Survey(NamedTuple):
+    """How much lies under a tube's keys; see survey.lua."""
+
+    next: bytes
+    gave: bytes
+    tasks: int
+    data: int
+    states: int
+    ready: int
+    line: int
+    busy: int
+    held: int
+    buried: int
+    due: int
+    ready_tasks: int
+    taken_tasks: int
+    delayed_tasks: int
+    buried_tasks: int
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The store as the checks see it.
+
+    ``ask`` runs a script of the queue; ``sessions`` reads its sessions and connections, as they are stored. Whoever is
+    admitted to a tube was known there before.
+    """
+
+    namespace: str
+    features: FeaturesOf
+    tubes: Callable[[Any], Sequence[TubeRecord]]
+    ask: Callable[..., Any]
+    sessions: Callable[[], tuple[dict[str, str], dict[str, str]]]
+
+    def driver(self, tube: TubeRecord) -> RedisDriver:
+        """Of a tube whose type may be unknown here."""
+        type = TubeType(self.features(tube) or Features())
+        return RedisDriver(type, tube, self.namespace, lambda number: 0)
+
+    def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
+        return Survey(*tx.read(driver, scripts.SURVEY, (driver.flags, 0, 0)))
+
+
+def redis_checks(
+    store: Examined,
+    read: Callable[[Callable[[Any], Any]], Any],
+    *,
+    deep: bool,
+    is_alive: Callable[[Any, str], bool],
+    watch: Callable[[], float],
+) -> Iterator[Check]:
+    """The checks of a store. ``watch``: seconds until it is known who lives.
+
+    Sessions first, or their tasks would seem to be the dead's; then tubes, their tasks, and who stands in front; and
+    when all that is right, the dead's tasks go back.
+    """
+    yield UnknownSessions(store)
+    yield Numbers(store)
+    yield StrayTubes(store)
+    yield Starts(store)
+    for tube in read(store.tubes):
+        features = store.features(tube)
+        if features is None:
+            continue
+        if deep:
+            for index in ALL_INDEXES[:-1]:
+                yield Things(store, tube, index)
+            yield Tasks(store, tube)
+            yield Things(store, tube, "data")
+        else:
+            yield Counts(store, tube, features)
+            if features.grouped:
+                yield Things(store, tube, "busy")
+        if deep or features.grouped:
+            yield Things(store, tube, "ready")
+        if features.grouped:
+            yield Things(store, tube, "front")
+    yield Admissions(store)
+    yield Owners(store, is_alive, watch)
+    yield LonelySessions(store)
+
+
+class RedisCheck(Check):
+    """A check on a Redis store."""
+
+    def __init__(self, store: Examined) -> None:
+        self._store = store
+
+
+# Sessions
+
+
+class UnknownSessions(RedisCheck):
+    """Connections whose session is not there. Their processes may live, and hold tasks that seem to be nobody's."""
+
+    name = "sessions"
+
+    def patience(self) -> float:
+        return PATIENCE
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        sessions, connections = self._store.sessions()
+        unknown = {stored.split(" ", 1)[0] for stored in connections.values()} - sessions.keys()
+        return Look([self._finding(session) for session in sorted(unknown)], seen=len(connections))
+
+    def _finding(self, session: str) -> Finding:
+        what = f"session {session} has a connection and is not there itself"
+        return Finding(Kind.SESSION, what, "add it", session=session)
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        assert finding.session is not None
+        return bool(self._store.ask(scripts.ADD_SESSION, finding.session, 0, 0 if dry else 1))
+
+
+class LonelySessions(RedisCheck):
+    """Sessions that have lost their last connection and go on for ever."""
+
+    name = "sessions"
+    rescues = True
+
+    def patience(self) -> float:
+        return PATIENCE
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        sessions, connections = self._store.sessions()
+        connected = {stored.split(" ", 1)[0] for stored in connections.values()}
+        lonely = [id for id, stored in sessions.items() if stored.endswith(" -") and id not in connected]
+        return Look([self._finding(session) for session in sorted(lonely)], seen=len(sessions))
+
+    def _finding(self, session: str) -> Finding:
+        what = f"session {session} has no connection and has not ended"
+        return Finding(Kind.SESSION, what, "end it", session=session)
+
+
+class Holding(NamedTuple):
+    """What a session holds in a tube."""
+
+    owner: str
+    tasks: int
+    is_admitted: bool
+
+
+class OwnersCheck(RedisCheck):
+    """Looks at who holds tasks, one tube a step; who holds them first, and then who is known."""
+
+    name = "owners"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        tubes = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
+        if not tubes:
+            return Look(())
+        found = []
+        holdings = [*self._holdings(tx, tubes[0], limit)]
+        for holding in holdings:
+            finding = self._judge(tx, tubes[0], holding, now)
+            if finding is not None:
+                found.append(finding)
+        return Look(found, tubes[0].id if tubes[1:] else None, seen=len(holdings))
+
+    def _holdings(self, tx: RedisTx, tube: TubeRecord, limit: int) -> Iterator[Holding]:
+        driver, after = self._store.driver(tube), b""
+        while True:
+            flat = tx.read(driver, scripts.HOLDERS, (driver.flags, 0, 0, after, limit))
+            for owner, count, is_admitted in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+                if owner != b"-":  # taken by nobody: a task's own matter
+                    yield Holding(owner.decode(errors="replace"), count, bool(is_admitted))
+            if len(flat) < 3 * limit:
+                return
+            after = flat[-3]
+
+    def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
+        raise NotImplementedError
+
+
+class Admissions(OwnersCheck):
+    """Sessions that hold tasks of a tube and are not on its list: nobody would give back what they hold."""
+
+    def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
+        if holding.is_admitted:
+            return None
+        what = f"{holding.tasks} taken by session {holding.owner}, which is not on the tube's list"
+        remedy = "add it there, so that it is seen to when it is dead"
+        return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=holding.owner, key=tube.id)
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        assert finding.session is not None
+        tube = next((tube for tube in self._store.tubes(tx) if tube.id == finding.key), None)
+        if tube is None or not any(
+            each.owner == finding.session and not each.is_admitted
+            for each in self._holdings(tx, tube, LOOK_LIMIT)
+        ):
+            return False
+        if not dry:
+            driver = self._store.driver(tube)
+            tx.write(driver, scripts.ADMIT, (driver.flags, now, 0, finding.session))
+        return True
+
+
+class Owners(OwnersCheck):
+    """Tasks that a session holds which is not there, has ended, or whose processes are dead."""
+
+    rescues = True
+
+    def __init__(
+        self, store: Examined, is_alive: Callable[[Any, str], bool], watch: Callable[[], float]
+    ) -> None:
+        super().__init__(store)
+        self._is_alive = is_alive
+        self._watch = watch
+
+    def patience(self) -> float:
+        return max(PATIENCE, self._watch())
+
+    def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
+        why = self._why_dead(tx, holding.owner, now) if holding.is_admitted else ""
+        if not why:
+            return None
+        what = f"{holding.tasks} taken by session {holding.owner}, {why}"
+        remedy = "give them back, where the tube's type is registered"
+        return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=holding.owner)
+
+    def _why_dead(self, tx: RedisTx, owner: str, now: int) -> str:
+        sessions, connections = self._store.sessions()
+        if owner not in sessions:
+            return "which is not there"
+        ends = sessions[owner].split(" ")[1]
+        if ends != "-":
+            return "which has ended" if int(ends) <= now else ""
+        mine = [id for id, stored in connections.items() if stored.split(" ", 1)[0] == owner]
+        if mine and not any([self._is_alive(tx, id) for id in mine]):
+            return "whose process is dead"
+        return ""
+
+
+# Tubes
+
+
+class Numbers(RedisCheck):
+    """The number that was given last. The next tube must not get the keys of another."""
+
+    name = "tubes"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        highest = self._highest(tx)
+        if self._store.ask(scripts.LAST) >= highest:
+            return Look((), seen=1)
+        what = f"the number {highest} would be given to another tube"
+        return Look([Finding(Kind.COUNT, what, "go on after it", key=highest)], seen=1)
+
+    def _highest(self, tx: RedisTx) -> int:
+        return max((tube.id for tube in self._store.tubes(tx)), default=0)
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        if dry:
+            return bool(self._store.ask(scripts.LAST) < finding.key)
+        return bool(self._store.ask(scripts.ADOPT, finding.key, "", ""))
+
+
+class StrayTubes(RedisCheck):
+    """Tubes that have keys and are not in the catalogue, so that no verb reaches them.
+
+    A number is given in one step with its entry, and a tube's keys are removed before its entry. So a number that was
+    given before the catalogue was read, and is not in it, has no keys after that.
+    """
+
+    name = "tubes"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        """Look at some numbers, each of which is a round trip."""
+        last: int = self._store.ask(scripts.LAST)
+        known = {tube.id for tube in self._store.tubes(tx)}
+        numbers = range((after or 0) + 1, last + 1)[:limit]
+        found = [number for number in numbers if number not in known and self._lies(tx, number) is not None]
+        after = numbers[-1] if numbers and numbers[-1] < last else None
+        return Look([self._finding(number) for number in found], after, seen=len(numbers))
+
+    def _finding(self, number: int) -> Finding:
+        what = f"there are keys of tube number {number}, which is not in the catalogue"
+        return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
+
+    def _lies(self, tx: RedisTx, number: int) -> Survey | None:
+        """What is under the keys of a tube, if anything is."""
+        survey = self._store.survey(tx, self._store.driver(TubeRecord(number, "", "", {}, False)))
+        return survey if survey.next or any(survey[2:11]) else None
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        tubes = self._store.tubes(tx)
+        survey = self._lies(tx, finding.key)
+        if survey is None or finding.key in {tube.id for tube in tubes}:
+            return False
+        if dry:
+            return True
+        name = f"lost_{finding.key}"
+        while name in {tube.name for tube in tubes}:
+            name += "_"
+        entry = {"id": finding.key, "after": 0, "type": type_of(survey), "options": {}, "temporary": False}
+        text = json.dumps(entry, separators=(",", ":"))
+        return bool(self._store.ask(scripts.ADOPT, finding.key, name, text))
+
+
+def type_of(survey: Survey) -> str:
+    """The type of a tube whose keys are as these: who has no priorities keeps no order of its own."""
+    is_grouped = survey.line or survey.busy
+    if survey.buried_tasks:
+        has_order = survey.buried
+    else:
+        has_order = is_grouped or survey.ready or not survey.ready_tasks
+    if is_grouped:
+        return "utubettl" if has_order else "utube"
+    return "fifottl" if has_order else "fifo"
+
+
+class Starts(RedisCheck):
+    """Whether each tube of the catalogue is ready for use, and gives ids that it has not given before."""
+
+    name = "tubes"
+
+    def patience(self) -> float:
+        return PATIENCE
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        tubes = self._store.tubes(tx)
+        findings = []
+        for tube in tubes:
+            driver = self._store.driver(tube)
+            if self._store.survey(tx, driver).gave:
+                findings.append(self._dropped(tube))
+            findings += _findings(tube, "meta", tx.read(driver, scripts.EXAMINE, _looking(driver, "meta"))[2])
+        return Look(findings, seen=len(tubes))
+
+    def _dropped(self, tube: TubeRecord) -> Finding:
+        what = "it was dropped, and is in the catalogue"
+        return Finding(Kind.GHOST, what, "remove it there", tube=tube.name, rule="dropped", key=tube.id)
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        number = finding.key if finding.rule == "dropped" else finding.key[2]
+        tube = next((tube for tube in self._store.tubes(tx) if tube.id == number), None)
+        if tube is None:
+            return False
+        driver = self._store.driver(tube)
+        survey = self._store.survey(tx, driver)
+        if finding.rule == "dropped":
+            if survey.gave and not dry:
+                self._store.ask(scripts.REMOVE_TUBE, tube.name, tube.id, survey.gave)
+            return bool(survey.gave)
+        return _mend(tx, driver, finding, now=now, dry=dry)
+
+
+class Counts(RedisCheck):
+    """How much lies under the keys of a tube, some of which have as much as others."""
+
+    def __init__(self, store: Examined, tube: TubeRecord, features: Features) -> None:
+        super().__init__(store)
+        self._tube = tube
+        self._features = features
+        self.name = f"counts of {tube.name}"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        survey = self._store.survey(tx, self._store.driver(self._tube))
+        differ = [
+            f"{expected} {what} and {found} in {index}"
+            for what, expected, index, found in self._pairs(survey)
+            if expected != found
+        ]
+        what = f"there are {', '.join(differ)}: with --deep it is seen which"
+        return Look([Finding(Kind.COUNT, what, None, tube=self._tube.name)] if differ else (), seen=1)
+
+    def _pairs(self, survey: Survey) -> Iterator[tuple[str, int, str, int]]:
+        yield "tasks", survey.tasks, "data", survey.data
+        yield "tasks", survey.tasks, "states", survey.states
+        yield "taken", survey.taken_tasks, "held", survey.held
+        if self._features.grouped:
+            yield "taken", survey.taken_tasks, "busy", survey.busy
+            yield "ready", survey.ready_tasks, "line", survey.line
+        elif self._features.priority:
+            yield "ready", survey.ready_tasks, "ready", survey.ready
+        if self._features.priority:
+            yield "buried", survey.buried_tasks, "buried", survey.buried
+
+
+# Tasks
+
+
+class Things(RedisCheck):
+    """What stands in one of a tube's keys, each thing by itself; see rules.lua."""
+
+    def __init__(self, store: Examined, tube: TubeRecord, where: str) -> None:
+        super().__init__(store)
+        self._tube = tube
+        self._where = where
+        self._driver = store.driver(tube)
+        self.name = f"{'sub-queues' if where == 'front' else where} of {tube.name}"
+
+    def size(self, tx: RedisTx) -> int:
+        size: int = getattr(self._store.survey(tx, self._driver), self._where, 0)
+        return size
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        given = _looking(self._driver, self._where, after or b"", min(limit, SCAN_LIMIT))
+        after, seen, wrong, payloads = tx.read(self._driver, scripts.EXAMINE, given)
+        findings = [*_findings(self._tube, self._where, wrong), *self._unreadable(tx, payloads)]
+        return Look(findings, after or None, seen)
+
+    def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
+        return iter(())
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        return _mend(tx, self._driver, finding, now=now, dry=dry)
+
+
+class Tasks(Things):
+    """Each task, and its payload, which never changes."""
+
+    def __init__(self, store: Examined, tube: TubeRecord) -> None:
+        super().__init__(store, tube, "tasks")
+
+    def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
+        for ids in _portions(zip(sizes[::2], sizes[1::2], strict=True)):
+            for id, _, payload in self._driver.peek(tx, ids):
+                why = _why_unreadable(payload)
+                if why:
+                    (finding,) = _findings(
+                        self._tube, "tasks", (b"%016d" % id, b"payload", b"%016d" % id, b"", why.encode())
+                    )
+                    yield finding
+
+
+def _portions(sizes: Any) -> Iterator[list[int]]:
+    """Tasks whose payloads can be read at once."""
+    some: list[int] = []
+    total = 0
+    for id, size in sizes:
+        if some and total + size > MOST_PAYLOADS:
+            yield some
+            some, total = [], 0
+        some.append(int(id))
+        total += size
+    if some:
+        yield some
+
+
+def _why_unreadable(payload: bytes | None) -> str:
+    try:
+        decode((payload or b"0").decode())
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return ""
+
+
+def _looking(driver: RedisDriver, where: str, after: bytes = b"", limit: int = 1) -> Sequence[Argument]:
+    return driver.flags, 0, 0, where, after, limit
+
+
+def _mend(tx: RedisTx, driver: RedisDriver, finding: Finding, *, now: int, dry: bool) -> bool:
+    where, what, _ = finding.key
+    given = (driver.flags, now, 0, where, what, finding.rule, 0 if dry else 1)
+    return bool((tx.read if dry else tx.write)(driver, scripts.MEND, given))
+
+
+def _findings(tube: TubeRecord, where: str, wrong: Sequence[bytes]) -> list[Finding]:
+    """What examine.lua found."""
+    return [_finding(tube, where, *wrong[place : place + 5]) for place in range(0, len(wrong), 5)]
+
+
+def _finding(
+    tube: TubeRecord, where: str, what: bytes, rule: bytes, id: bytes, utube: bytes, missing: bytes
+) -> Finding:
+    told = RULES[rule.decode()]
+    name = utube.decode(errors="replace")
+    task: Any = int(id) if id.isdigit() else id.decode(errors="replace")
+    say = partial(str.format, where=where, task=task, utube=name, missing=missing.decode(errors="replace"))
+    return Finding(
+        told.kind,
+        say(told.what),
+        told.remedy and say(told.remedy),
+        tube=tube.name,
+        task=task if isinstance(task, int) and id else None,
+        utube=name if told.kind is Kind.LINE else name or None,
+        rule=rule.decode(),
+        key=(where, what, tube.id),
+    )

@@ -1,0 +1,15 @@
+-- Adds a session that has a connection and is not there itself, for the doctor.
+--
+-- include queue
+-- ARGV: 1 the session · 2 its ttr in ms · 3 1 to add it, 0 to look only.
+-- Reply: 1 where it was so.
+-- Cost: O(connections).
+if call('HEXISTS', SESSIONS, ARGV[1]) == 1 then return 0 end
+for _, stored in ipairs(call('HVALS', CONNECTIONS)) do
+  if string.match(stored, '^%S+') == ARGV[1] then
+    even_when_full()
+    if ARGV[3] == '1' then call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' -') end
+    return 1
+  end
+end
+return 0

@@ -1,0 +1,17 @@
+-- Tells which sessions hold tasks, from session to session, for the doctor. Nothing is written.
+--
+-- include tube
+-- ARGV: 4 the session after which to begin, or empty · 5 how many at most.
+-- Reply: for each its id, how many tasks it holds, and 1 where it may take here.
+-- Cost: O(log n) each.
+local found, after = {}, ARGV[4]
+for _ = 1, tonumber(ARGV[5]) do
+  local from = after == '' and '-' or '(' .. after .. LAST_DIGIT
+  local member = call('ZRANGEBYLEX', HELD, from, '+', 'LIMIT', 0, 1)[1]
+  if not member then break end
+  after = #member > 16 and string.sub(member, 1, -17) or member
+  local n = #found
+  found[n + 1], found[n + 2] = after, call('ZLEXCOUNT', HELD, '[' .. after, '(' .. after .. LAST_DIGIT)
+  found[n + 3] = call('SISMEMBER', SESSIONS, after)
+end
+return found

@@ -1,0 +1,90 @@
+-- Looks again at one thing that the doctor has found to be wrong, and makes it right.
+--
+-- include tube
+-- include rules
+-- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
+-- cannot be read · 7 1 to make it right, 0 to look only.
+-- Reply: 1 where it still is so; 0 where not, and then nothing is written.
+-- Cost: O(log n), and the length of a payload that nobody knew of.
+local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
+local rule, id, t = wrong(where, what)
+if broken == 'payload' and not rule then
+  id, t = what, load(what)
+  if t and t.kind == 'j' then rule = broken end
+end
+if rule ~= broken then return 0 end
+if ARGV[7] ~= '1' then return 1 end
+even_when_full()
+
+-- Has the right one stand in front of a sub-queue; or takes out of line who stands first and should not.
+local function align(utube)
+  local first = grouped and first_in_line({utube = utube}, 1)[1]
+  if not first then return end
+  if call('HEXISTS', BUSY, utube) == 1 then
+    call('ZREM', READY, string.sub(first, -16))
+  elseif wrong_member('line', first) then
+    call('ZREM', LINE, first)
+  else
+    lead(first)
+  end
+end
+
+-- Takes a task out of all indexes in which it can be found by its id, or by its record.
+local function take_out(id, t)
+  for _, state in ipairs({'r', 't', '~', '!'}) do call('ZREM', STATES, state .. id) end
+  for _, key in ipairs({READY, BURIED, DUE}) do call('ZREM', key, id) end
+  if not t then return end
+  call('ZREM', LINE, in_line(id, t))
+  call('ZREM', HELD, t.owner .. id)
+  if call('HGET', BUSY, t.utube) == id then call('HDEL', BUSY, t.utube) end
+end
+
+-- Puts it where it belongs by its record, which is another now. Its id never comes again.
+local function put_in(id, t)
+  call('HSET', TASKS, id, record(t))
+  index(id, t)
+  align(t.utube)
+  local next_id = tonumber(call('HGET', META, 'next') or '')
+  if next_id and next_id <= tonumber(id) then call('HSET', META, 'next', plus(id, 1)) end
+end
+
+-- The record of a task of which only the payload is left.
+local function unknown(id)
+  local kind = pcall(cjson.decode, call('HGET', DATA, id)) and 'j' or 'b'
+  return {state = '!', pri = '0', created = now, updated = now, due = NONE, ttl = NONE, ttr = NONE, attempts = '0',
+    owner = NONE, kind = kind, utube = ''}
+end
+
+local function set_aside(t, state)
+  t.state, t.owner, t.updated, t.due = state, NONE, now, end_of_life(t)
+end
+
+if rule == 'ghost' or rule == 'astray' or rule == 'worse' then
+  call(where == 'busy' and 'HDEL' or 'ZREM', INDEXES[where], what)
+  if where == 'busy' then align(what) end
+elseif rule == 'front' then
+  align(what)
+elseif rule == 'next' then
+  call('HSET', META, 'next', plus(last_id(), 1))
+elseif rule == 'empty' then
+  take_out(id, t)
+  call('HDEL', TASKS, id)
+  if t then align(t.utube) end
+elseif rule == 'unreadable' or rule == 'lost' then
+  take_out(id)
+  put_in(id, unknown(id))
+else
+  take_out(id, t)
+  if rule == 'payload' then
+    t.kind = 'b'
+    set_aside(t, '!')
+  elseif rule == 'due' then
+    t.due = right_due(t)
+  elseif rule ~= 'orphan' then
+    set_aside(t, 'r')
+  end
+  put_in(id, t)
+end
+waking, freed = 1, 1
+ring_all()
+return 1

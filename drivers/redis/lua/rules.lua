@@ -1,0 +1,151 @@
+-- Included after tube.lua by the doctor's scripts: what must be true of each thing in a tube's keys.
+--
+-- A thing is named by where it is and what stands there. In ready, line, busy, held, buried, due and states: a member,
+-- which leads to a task. In tasks and data: an id. In front: the name of a sub-queue, for whom stands in front of it. In
+-- meta: next.
+local INDEXES = {ready = READY, line = LINE, busy = BUSY, held = HELD, buried = BURIED, due = DUE, states = STATES}
+
+local function is_number(text)
+  return string.find(text, '^%d+$') and #text <= 16
+end
+
+local function is_time(text)
+  return text == NONE or is_number(text)
+end
+
+-- A record, if it can be read.
+local function sound(text)
+  local t = text and parse(text)
+  if t and t.utube and string.find(t.state, '^[rt~!]$') and string.find(t.kind, '^[jb]$') and is_number(t.pri)
+    and is_number(t.created) and is_number(t.updated) and is_number(t.attempts) and is_time(t.due) and is_time(t.ttl)
+    and is_time(t.ttr) then
+    return t
+  end
+end
+
+local function is_id(id)
+  return #id == 16 and is_number(id)
+end
+
+-- When time does something to a task next, by the rest of its record.
+local function right_due(t)
+  local over = end_of_life(t)
+  if t.state == '~' then return t.due == NONE and t.updated or t.due end
+  if t.state ~= 't' or t.ttr == NONE then return over end
+  local due = t.due == NONE and plus(t.updated, t.ttr) or t.due
+  return over ~= NONE and tonumber(over) < tonumber(due) and over or due
+end
+
+-- Where a task belongs by its record, but for `ready` in a grouped tube: in each index its member, and what goes with it.
+local function places(id, t)
+  local found = {states = {t.state .. id, '0'}}
+  if t.due ~= NONE then found.due = {id, t.due} end
+  if t.state == 'r' and grouped then
+    found.line = {in_line(id, t), '0'}
+  elseif t.state == 'r' and priority then
+    found.ready = {id, t.pri}
+  elseif t.state == 't' then
+    found.held = {t.owner .. id, '0'}
+    if grouped then found.busy = {t.utube, id} end
+  elseif t.state == '!' and priority then
+    found.buried = {id, t.pri}
+  end
+  return found
+end
+
+-- What goes with a member of an index.
+local function there(index, member)
+  return index == 'busy' and call('HGET', BUSY, member) or index ~= 'busy' and call('ZSCORE', INDEXES[index], member)
+end
+
+local function is_at(index, place)
+  local found = there(index, place[1])
+  return found and (found == place[2] or (index ~= 'busy' and tonumber(found) == tonumber(place[2])))
+end
+
+local function is_in_front(id, t)
+  return t.state == 'r' and first_in_line(t, 1)[1] == in_line(id, t) and call('HEXISTS', BUSY, t.utube) == 0
+    and is_at('ready', {id, t.pri})
+end
+
+-- Each of these answers with the rule that is broken, if one is, the task's id, its record, and in which indexes it is not.
+
+local function wrong_member(index, member)
+  local found = there(index, member)
+  if not found then return end
+  local id = index == 'busy' and found or string.sub(member, -16)
+  local text = call('HGET', TASKS, id)
+  if not text then return 'ghost', id end
+  local t = sound(text)
+  if not t then return 'unreadable', id end
+  if index == 'ready' and grouped then
+    if not is_in_front(id, t) then return 'worse', id, t end
+    return
+  end
+  local place = places(id, t)[index]
+  if not place or place[1] ~= member or not is_at(index, place) then return 'astray', id, t end
+end
+
+local function wrong_task(id)
+  local text = call('HGET', TASKS, id)
+  if not text then return end
+  if not is_id(id) then return 'number', id end
+  local t = sound(text)
+  if call('HEXISTS', DATA, id) == 0 then return 'empty', id, t end
+  if not t then return 'unreadable', id end
+  if t.state == 't' and t.owner == NONE then return 'nobody', id, t end
+  if t.state == '~' and not timed then return 'endless', id, t end
+  if t.due ~= right_due(t) then return 'due', id, t end
+  local missing = {}
+  for index, place in pairs(places(id, t)) do
+    if index == 'busy' and not is_at(index, place) then
+      local other = call('HGET', BUSY, t.utube)
+      local taken = other and sound(call('HGET', TASKS, other))
+      if taken and taken.state == 't' and taken.utube == t.utube then return 'second', id, t end
+    end
+    if not is_at(index, place) then missing[#missing + 1] = index end
+  end
+  if #missing > 0 then
+    table.sort(missing)
+    return 'orphan', id, t, table.concat(missing, ', ')
+  end
+end
+
+local function wrong_payload(id)
+  if call('HEXISTS', DATA, id) == 0 or call('HEXISTS', TASKS, id) == 1 then return end
+  return is_id(id) and 'lost' or 'number', id
+end
+
+local function wrong_front(utube)
+  local first = first_in_line({utube = utube}, 1)[1]
+  if not first or call('HEXISTS', BUSY, utube) == 1 then return end
+  local rule, id, t = wrong_member('line', first)
+  if rule == 'unreadable' then return rule, id end
+  id = string.sub(first, -16)
+  if rule or not is_in_front(id, load(id)) then return 'front', id, t or load(id) end
+end
+
+-- The last id that leads to a task from `states`.
+local function last_id()
+  local last = string.rep('0', 16)
+  for _, state in ipairs({'r', 't', '~', '!'}) do
+    local member = call('ZREVRANGEBYLEX', STATES, '(' .. state .. LAST_DIGIT, '[' .. state, 'LIMIT', 0, 1)[1]
+    local id = member and string.sub(member, 2)
+    if id and is_id(id) and id > last and call('HEXISTS', TASKS, id) == 1 then last = id end
+  end
+  return last
+end
+
+local function wrong_next()
+  if call('HEXISTS', META, 'dropped') == 1 then return end
+  local next_id = tonumber(call('HGET', META, 'next') or '')
+  if not next_id or next_id <= tonumber(last_id()) then return 'next' end
+end
+
+local function wrong(where, what)
+  if where == 'tasks' then return wrong_task(what) end
+  if where == 'data' then return wrong_payload(what) end
+  if where == 'front' then return wrong_front(what) end
+  if where == 'meta' then return wrong_next() end
+  return wrong_member(where, what)
+end

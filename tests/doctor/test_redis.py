@@ -1,0 +1,499 @@
+"""The same on Redis: each kind of damage is found, told by the exit status, and repaired; then all can be worked on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import pytest
+import redis
+from interpreter import PIPE, Process
+
+import tubes
+from tubes.cli import USAGE, run
+from tubes.doctor import Doctor, Finding, Kind
+
+from .conftest import Said, drain, fill
+from .test_healthy import TYPES, WORKER
+
+NOBODY = "f" * 32
+"""A session that is not there."""
+
+FIELDS = "state pri created updated due ttl ttr attempts owner kind utube".split()
+
+
+def id(number: int) -> str:
+    return f"{number:016d}"
+
+
+@dataclass
+class Patient:
+    """A Redis store, and what can be done to it. The tube that is damaged has number 1."""
+
+    url: str
+    client: redis.Redis
+    capture: Callable[[], Any]
+    opened: list[tubes.Queue] = field(default_factory=list)
+
+    def connect(self) -> tubes.Queue:
+        """A queue in this process that does nothing by itself."""
+        queue = tubes.connect(self.url, sweep=False)
+        self.opened.append(queue)
+        return queue
+
+    def do(self, command: str, key: str, *given: Any) -> Any:
+        """Run a command on a key of the tube, or of the queue if it begins with a colon."""
+        name = f"{{tubes}}{key}" if key.startswith(":") else f"{{tubes:1}}:{key}"
+        return self.client.execute_command(command, name, *given)  # type: ignore[no-untyped-call]
+
+    def edit(self, number: int, **fields: Any) -> None:
+        """Change a task's record and nothing else."""
+        record = dict(zip(FIELDS, self.do("HGET", "tasks", id(number)).decode().split(" ", 10), strict=True))
+        self.do("HSET", "tasks", id(number), " ".join(str(word) for word in (record | fields).values()))
+
+    def take(self, *numbers: int, owner: str | None = None) -> None:
+        """Have a session hold tasks, as a take would, but for what stands in front."""
+        if owner is None:
+            owner = self.opened[0].identify().hex
+            self.do("SADD", "sessions", owner)
+        for number in numbers:
+            self.edit(number, state="t", owner=owner, attempts=1)
+            self.do("ZREM", "states", f"r{id(number)}")
+            self.do("ZREM", "ready", id(number))
+            self.do("ZADD", "states", 0, f"t{id(number)}")
+            self.do("ZADD", "held", 0, f"{owner}{id(number)}")
+
+    def stored(self) -> dict[bytes, Any]:
+        """All that there is, but for the beats of those who live."""
+        read: dict[bytes, Callable[[bytes], Any]] = {
+            b"hash": self.client.hgetall,
+            b"zset": lambda key: self.client.zrange(key, 0, -1, withscores=True),
+            b"set": self.client.smembers,
+            b"list": lambda key: self.client.lrange(key, 0, -1),
+        }
+        keys = [key for key in self.client.scan_iter() if not key.startswith(b"{tubes_hosted")]
+        found = {key: read[self.client.type(key)](key) for key in keys}  # type: ignore[index]
+        found[b"{tubes}:connections"] = {*found.get(b"{tubes}:connections", ())}
+        found[b"{tubes}:last"] = {**found.get(b"{tubes}:last", {}), b"connection": b""}
+        return found
+
+    def examine(self, *, deep: bool = False) -> list[Finding]:
+        """What is wrong, as a queue that is open already sees it."""
+        return [*Doctor(self.opened[0], deep=deep).examine()]
+
+    def doctor(self, *options: str) -> Said:
+        """``tubes doctor --json``."""
+        status = run(["doctor", self.url, "--json", *options])
+        out, err = self.capture()
+        assert not err, err
+        return Said(status, out)
+
+
+@pytest.fixture
+def patient(
+    redis_db: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Patient]:
+    monkeypatch.setattr(import_module("tubes.drivers.redis.examiner"), "PATIENCE", 0.2)
+    url = f"{redis_db}{'&' if '?' in redis_db else '?'}dead_after=2.5"
+    with redis.Redis.from_url(redis_db) as client:
+        patient = Patient(url, client, capfd.readouterr)
+        patient.connect()
+        yield patient
+        for queue in patient.opened:
+            queue.close()
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is done to a tube that ``fill`` has filled, its last task buried, and what is to be found then."""
+
+    name: str
+    type: str
+    harm: Callable[[Patient], object]
+    kind: str
+    deep: bool = False
+    lost: tuple[int, ...] = ()
+    """What the damage itself has taken away."""
+    follows: str = ""
+    """A kind that is found too, as it follows from the damage."""
+
+
+def both(*steps: Callable[[Patient], object]) -> Callable[[Patient], object]:
+    return lambda patient: [step(patient) for step in steps]
+
+
+def do(command: str, key: str, *given: Any) -> Callable[[Patient], object]:
+    return lambda patient: patient.do(command, key, *given)
+
+
+def edit(number: int, **fields: Any) -> Callable[[Patient], object]:
+    return lambda patient: patient.edit(number, **fields)
+
+
+def line(utube: str, number: int, pri: int = 0) -> str:
+    return f"{utube}\0{pri:016d}{id(number)}"
+
+
+def taken(*numbers: int, owner: str | None = None) -> Callable[[Patient], object]:
+    return lambda patient: patient.take(*numbers, owner=owner)
+
+
+def take_one(patient: Patient) -> object:
+    return patient.opened[0].tube.jobs.take(0)
+
+
+LISTED = do("SADD", "sessions", NOBODY)
+LOST = both(do("HDEL", "tasks", id(1)), do("HDEL", "data", id(1)))
+INDEXES = ("states", "ready", "line", "buried", "due")
+GHOSTS = (
+    ("states", f"r{id(99)}"), ("states", "x"), ("ready", id(99)), ("line", line("b", 99)), ("held", NOBODY + id(99)),
+    ("buried", id(99)), ("due", id(99)),
+)  # fmt: skip
+
+DAMAGES = (
+    # Sub-queues
+    Damage("nobody in front", "utube", do("DEL", "ready"), "line"),
+    Damage("a worse one in front", "utube", both(do("ZREM", "ready", id(1)), do("ZADD", "ready", 0, id(4))), "line"),
+    Damage("two in front", "utubettl", do("ZADD", "ready", 1, id(4)), "line"),
+    Damage("in front at the wrong place", "utubettl", do("ZADD", "ready", 7, id(1)), "line"),
+    Damage("one in front of a busy one", "utubettl", both(take_one, do("ZADD", "ready", 1, id(4))), "line"),
+    Damage(
+        "busy with nothing", "utube", both(do("HSET", "busy", "a", id(77)), do("ZREM", "ready", id(1))),
+        "ghost", follows="count",
+    ),
+    Damage("busy with a ready one", "utubettl", do("HSET", "busy", "a", id(1)), "state", follows="count,line"),
+    Damage(
+        "a ghost in front", "utube",
+        both(do("ZREM", "ready", id(1)), do("ZADD", "line", 0, line("a", 0)), do("ZADD", "ready", 0, id(0))),
+        "ghost", follows="count,line",
+    ),
+    Damage(
+        "two taken", "utubettl",
+        both(taken(1, 4), do("HSET", "busy", "a", id(1)), do("ZREM", "line", line("a", 1, 1), line("a", 4, 1))),
+        "line", deep=True,
+    ),
+    # Tubes
+    Damage("a tube lost", "utubettl", do("HDEL", ":tubes", "jobs"), "orphan"),
+    Damage("no next id", "fifottl", do("HDEL", "meta", "next"), "count"),
+    Damage("a next id of before", "utube", do("HSET", "meta", "next", 4), "count"),
+    Damage("no last number", "fifo", do("DEL", ":last"), "count"),
+    # Owners and sessions
+    Damage("an unknown owner", "fifo", both(taken(1, owner=NOBODY), LISTED), "owner"),
+    Damage("an unknown owner on no list", "fifottl", taken(1, owner=NOBODY), "owner"),
+    Damage(
+        "an owner that has ended", "fifo",
+        both(do("HSET", ":sessions", NOBODY, "0 1"), LISTED, taken(1, 2, owner=NOBODY)), "owner",
+    ),
+    Damage(
+        "a lonely session", "fifo",
+        both(do("HSET", ":sessions", NOBODY, "0 -"), LISTED, taken(1, owner=NOBODY)), "session",
+    ),
+    Damage(
+        "taken by nobody", "utube",
+        both(taken(1, owner="-"), do("ZREM", "line", line("a", 1)), do("HSET", "busy", "a", id(1))),
+        "owner", deep=True,
+    ),
+    # Orphans: in no index
+    Damage("in no state", "fifo", do("ZREM", "states", f"r{id(1)}"), "orphan", deep=True),
+    Damage("in no order", "fifottl", do("ZREM", "ready", id(1)), "orphan", deep=True),
+    Damage("in no line", "utubettl", do("ZREM", "line", line("a", 1, 1)), "orphan", deep=True, follows="line"),
+    Damage("held by no index", "fifo", both(taken(1), do("DEL", "held")), "orphan", deep=True),
+    Damage("buried nowhere", "fifottl", do("DEL", "buried"), "orphan", deep=True),
+    Damage("never due", "utubettl", do("DEL", "due"), "orphan", deep=True),
+    Damage("due at another time", "fifottl", do("ZADD", "due", 5, id(1)), "state", deep=True, follows="orphan"),
+    Damage(
+        "all indexes lost", "utubettl", both(*(do("DEL", key) for key in INDEXES)),
+        "orphan", deep=True, follows="line",
+    ),
+    Damage(
+        "all indexes of a plain one lost", "fifo", both(do("DEL", "states"), do("DEL", "meta")),
+        "orphan", deep=True, follows="count",
+    ),
+    Damage(
+        "a payload alone", "utube",
+        both(do("HDEL", "tasks", id(4)), do("ZREM", "states", f"r{id(4)}"), do("ZREM", "line", line("a", 4))),
+        "orphan", deep=True,
+    ),
+    Damage("all records lost", "utubettl", do("DEL", "tasks"), "orphan", deep=True, follows="ghost,line"),
+    # Ghosts: indexed without data
+    Damage("no record", "fifottl", LOST, "ghost", deep=True, lost=(0,)),
+    Damage("no record in a sub-queue", "utubettl", LOST, "ghost", deep=True, lost=(0,), follows="line"),
+    Damage("no payload", "limfifottl", do("HDEL", "data", id(1)), "ghost", deep=True, lost=(0,)),
+    Damage("no payload in a sub-queue", "utube", do("HDEL", "data", id(1)), "ghost", deep=True, lost=(0,)),
+    Damage(
+        "no task", "utubettl", both(*(do("ZADD", key, 0, member) for key, member in GHOSTS)),
+        "ghost", deep=True, follows="owner,line",
+    ),
+    # Payloads and records
+    Damage("a torn payload", "utubettl", do("HSET", "data", id(1), '{"torn'), "payload", deep=True, lost=(0,)),
+    Damage("a torn record", "utubettl", do("HSET", "tasks", id(1), "r 0 17"), "state", deep=True),
+    Damage("a torn record in a fifo", "fifo", do("HSET", "tasks", id(1), ""), "state", deep=True),
+    # States
+    Damage("in two states", "fifo", do("ZADD", "states", 0, f"t{id(1)}"), "state", deep=True),
+    Damage("another state", "utubettl", edit(1, state="!"), "state", deep=True, follows="orphan,line"),
+    Damage("another sub-queue", "utube", edit(1, utube="z"), "state", deep=True, follows="orphan,line"),
+    Damage("another priority", "fifottl", edit(1, pri=4), "state", deep=True, follows="orphan"),
+    Damage(
+        "delayed for ever", "fifo",
+        both(edit(1, state="~"), do("ZREM", "states", f"r{id(1)}"), do("ZADD", "states", 0, f"~{id(1)}")),
+        "state", deep=True,
+    ),
+    Damage("never over", "fifottl", both(edit(1, due="-"), do("ZREM", "due", id(1))), "state", deep=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
+def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patient: Patient) -> None:
+    tube = fill(patient.opened[0], damage.type)
+    tube.bury(9)
+    patient.opened[0].flush_counts()  # or it would do so while it is looked at
+    damage.harm(patient)
+    before = patient.stored()
+    found = patient.examine(deep=damage.deep)
+    follows = {kind for kind in damage.follows.split(",") if kind}
+    assert {finding.kind.value for finding in found} - follows == {damage.kind}
+    assert all(finding.what and (finding.remedy or finding.kind is Kind.COUNT) for finding in found)
+    assert patient.stored() == before, "examining has changed something"
+
+    fixed = patient.doctor("--fix", *(["--deep"] if damage.deep else []))
+    assert (fixed.status, {finding["repaired"] for finding in fixed.findings}) == (0, {True})
+    assert patient.examine(deep=True) == []
+
+    if damage.name == "a tube lost":
+        tube = patient.opened[0].tube.lost_1
+    tube.release_all()
+    left = drain(tube)
+    kept = [data for data in left if isinstance(data, int)]
+    assert sorted(kept) == [number for number in range(9) if number not in damage.lost]
+    assert len(left) == len(kept) + (damage.kind == "payload")
+    more: dict[str, Any] = {"utube": "a"} if tube.features.grouped else {}
+    assert tube.put("more", **more).id == 10
+    assert drain(tube) == ["more"]
+
+
+def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:
+    fill(patient.opened[0], "fifottl")
+    patient.do("ZREM", "states", f"r{id(1)}")
+    said = patient.doctor("--fix")
+    (finding,) = said.findings
+    assert (said.status, finding["kind"], finding["remedy"]) == (1, "count", None)
+    assert "9 tasks and 8 in states" in finding["what"] and "--deep" in finding["what"]
+    assert patient.doctor("--fix", "--deep").status == 0
+    assert patient.doctor().status == 0
+
+
+def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
+    fill(patient.opened[0], "utube")
+    patient.do("HSET", "tasks", "7", "what?")
+    patient.do("HSET", "data", "7", "what?")
+    for options in (["--deep"], ["--deep", "--fix"]):
+        said = patient.doctor(*options)
+        assert (said.status, said.kinds) == (1, {"damage"})
+        assert [finding["remedy"] for finding in said.findings] == [None]
+
+
+def test_a_lost_tube_comes_back_with_the_type_that_its_keys_have(patient: Patient) -> None:
+    queue = patient.opened[0]
+    for type in TYPES:
+        fill(queue, type, type).bury(9)
+    patient.do("DEL", ":tubes")
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"orphan"})
+    assert patient.examine(deep=True) == []
+    with tubes.connect(patient.url, sweep=False) as after:
+        lost = {record.name: record.type for record in after.records()}
+        assert lost == dict(
+            zip(
+                [f"lost_{number}" for number in range(1, 6)],
+                ["fifo", "fifottl", "fifottl", "utube", "utubettl"],
+                strict=True,
+            )
+        )
+        assert after.create_tube("more", "fifo").record.id == 6
+        assert [len(drain(after.tube[name])) for name in lost] == [9] * 5
+
+
+def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    drain(tube)
+    entry = patient.do("HGET", ":tubes", "jobs")
+    patient.opened[0].drop_tube(tube)
+    patient.do("HSET", ":tubes", "jobs", entry)
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"ghost"})
+    assert patient.opened[0].records() == []
+    assert patient.opened[0].create_tube("jobs", "fifo").put("more").id == 10
+
+
+def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Patient) -> None:
+    url = patient.url.replace("dead_after=2.5", "dead_after=60")  # its next beat would begin a new session
+    with tubes.connect(url, sweep=False) as worker:
+        tube = fill(worker, "utube")
+        held = tube.take(timeout=0)
+        assert held is not None
+        patient.do("HDEL", ":sessions", worker.identify().hex)
+        said = patient.doctor("--fix")
+        assert (said.status, {finding["session"] for finding in said.findings}) == (
+            0,
+            {worker.identify().hex},
+        )
+        assert tube.ack(held).data == 0
+        assert len(drain(tube)) == 8
+
+
+def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    held = tube.take(timeout=0)
+    patient.do("DEL", "sessions")
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"owner"})
+    assert held is not None and tube.ack(held).data == 0
+
+
+def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "utube")
+    tube.take(timeout=0)
+    patient.do("HSET", ":sessions", NOBODY, "0 -")
+    patient.do("HSET", ":connections", "99", f"{NOBODY} 3 here/1")
+    patient.do("SADD", "sessions", NOBODY)
+    patient.take(2, owner=NOBODY)
+    patient.do("HSET", "busy", "b", id(2))
+    patient.do("ZREM", "line", line("b", 2))
+    assert patient.examine() == []  # who is dead takes a while to know
+    assert [finding.session for finding in patient.examine(deep=True)] == [NOBODY]
+    said = patient.doctor("--fix", "--deep")
+    assert (said.status, said.kinds) == (0, {"owner"})
+    assert tube.statistics()["tasks"]["taken"] == 1
+    assert tube.statistics()["calls"]["release"] == 1
+
+
+def test_a_waiting_consumer_is_woken_by_a_repair(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "utube")
+    patient.do("DEL", "ready")
+    worker: Any = patient.connect()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(worker.tube.jobs.take, 60)
+        while not worker.store.waiters.count(tube.record.id):
+            pass
+        assert patient.doctor("--fix").status == 0
+        assert waiting.result(timeout=10) is not None
+
+
+def test_many_findings_are_repaired_in_bounded_steps(patient: Patient) -> None:
+    tube = patient.opened[0].create_tube("jobs", "utubettl")
+    tube.put_many([*range(1200)], utube="a", ttl=3600)
+    for key in ("states", "line", "ready", "due"):
+        patient.do("DEL", key)
+    seen = []
+    doctor = Doctor(patient.opened[0], deep=True, on_progress=lambda *done: seen.append(done))
+    assert {finding.kind for finding in doctor.repair()} == {Kind.ORPHAN}
+    steps = [done for name, *done in seen if name == "tasks of jobs"]
+    assert len(steps) >= 5 and [1200, 1200] in steps
+    assert [*doctor.examine()] == []
+    assert tube.statistics()["tasks"]["ready"] == 1200
+    task = tube.take(timeout=0)
+    assert task is not None and task.data == 0
+
+
+def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
+    """Every verb, every state, payloads of both kinds, a temporary tube, one that was dropped, odd names."""
+    queue = patient.opened[0]
+    for type in TYPES:
+        tube = fill(queue, type, type)
+        tube.put(b"\xff\x00")
+        tube.put({"\ud800": "\u0000"})
+        for verb in ("ack", "release", "bury", "delete"):
+            task = tube.take(timeout=0)
+            assert task is not None
+            getattr(tube, verb)(task)
+        if tube.features.timed:
+            tube.put("later", delay=60, ttl=3600)
+            tube.touch(tube.take(timeout=0) or 0, 30)
+            tube.release(tube.take(timeout=0) or 0, delay=90)
+            tube.put("without", ttl=3600)
+            tube.put("long", ttl=2**40, ttr=2**40)
+        if tube.features.priority:
+            tube.put("first", pri=2**53)
+        if tube.features.grouped:
+            tube.put("odd", utube="a \x01 b\n ")
+            tube.put("odd", utube="\U0010ffff")
+        assert tube.take(timeout=0) is not None
+        tube.bury(tube.put("aside"))
+        assert tube.kick(1) == 1
+    fill(queue, "utubettl", "gone")
+    queue.drop_tube("gone")
+    queue.create_tube("fleeting", "utubettl", temporary=True).put("x", utube="a")
+    queue.create_tube("hot", "redis", url=patient.url).put("x")
+    queue.flush_counts()
+    before = patient.stored()
+    for deep in (False, True):
+        doctor = Doctor(queue, deep=deep)
+        assert [*doctor.examine()] == []
+        assert [*doctor.repair()] == []
+    for options in ((), ("--deep",), ("--deep", "--fix")):
+        said = patient.doctor(*options)
+        assert (said.status, said.out) == (0, "")
+    assert patient.stored() == before
+
+
+def test_nothing_is_found_while_others_work(patient: Patient) -> None:
+    queue = patient.opened[0]
+    for type in TYPES:
+        if type == "limfifottl":
+            queue.create_tube(type, type, capacity=30)
+        else:
+            queue.create_tube(type, type)
+    workers = [Process([WORKER, patient.url, *TYPES], stdin=PIPE) for _ in range(2)]
+    try:
+        deadline = time.monotonic() + 30
+        while not all(queue.statistics(type)["calls"]["take"] for type in TYPES):
+            assert time.monotonic() < deadline
+        doctor = Doctor(queue, deep=True)
+        for look in (doctor.examine, doctor.repair, Doctor(queue).examine):
+            assert [*look()] == []
+        assert [worker.poll() for worker in workers] == [None] * 2
+    finally:
+        for worker in workers:
+            worker.communicate()
+    assert [worker.returncode for worker in workers] == [0] * 2
+
+
+def test_each_namespace_is_examined_by_itself(patient: Patient) -> None:
+    queue = patient.opened[0]
+    fill(queue, "utube")
+    with tubes.connect(patient.url, namespace="Shop", sweep=False) as shop:
+        tube = fill(shop, "utube")
+        patient.client.delete("{Shop:1}:ready")
+        assert patient.examine(deep=True) == []
+        assert len([*Doctor(shop, deep=True).repair()]) == 3
+        assert [*Doctor(shop, deep=True).examine()] == []
+        assert len(drain(tube)) == 9
+
+
+def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient) -> None:
+    patient.opened[0].create_tube("hot", "redis", url=patient.url).put("x")
+    assert run(["doctor", patient.url, "--namespace", "tubes_hosted", "--fix"]) == USAGE
+    assert "queues' own stores" in patient.capture()[1]
+
+
+def test_json_is_a_line_for_each_finding(patient: Patient) -> None:
+    fill(patient.opened[0], "utubettl")
+    patient.do("ZREM", "ready", id(1))
+    said = patient.doctor()
+    assert [json.loads(text) for text in said.out.splitlines()] == [
+        {
+            "kind": "line",
+            "tube": "jobs",
+            "task": 1,
+            "utube": "a",
+            "session": None,
+            "what": "in sub-queue 'a' the first one does not stand in front",
+            "remedy": "put the right one there",
+            "repaired": False,
+        }
+    ]
