@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -28,6 +28,7 @@ class RedisKit(ConformanceKit):
     """Each class of tests names a type."""
 
     transactions = False
+    client: ClassVar[Any] = redis.Redis
 
     @pytest.fixture
     def store_url(self, redis_url: str) -> str:
@@ -41,7 +42,7 @@ class RedisKit(ConformanceKit):
         """End a connection without a word; then, without waiting for its beats, what is done with the dead."""
         store: Any = queue.store
         super().die(queue)
-        with redis.Redis.from_url(store._url) as client:
+        with self.client.from_url(store._url) as client:
             client.hdel(store._keys[2], store._connection)
 
     def test_a_temporary_tube_comes_back_empty(
@@ -63,6 +64,8 @@ class RedisKit(ConformanceKit):
 
 class ClusterKit(RedisKit):
     """The same on a Cluster of three nodes: the tubes of its queues lie on all of them."""
+
+    client = redis.RedisCluster
 
     @pytest.fixture
     def store_url(self, redis_cluster: str) -> str:

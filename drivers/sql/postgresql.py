@@ -208,6 +208,8 @@ class PostgresStore:
         self._identity: Identity | None = None
         self._is_closed = False
         self._is_stale = False
+        self._is_opening = False
+        self._renewing = threading.RLock()
         self._left = False
         self._open(bool(migrate))
 
@@ -750,13 +752,23 @@ class PostgresStore:
             self._listener.stop()
             self._shared.leave(self._listener, self._kind, self._idle)
 
+    def _renew(self) -> None:
+        """Begin anew in a forked child: one thread does it, and calls the store meanwhile; the others wait for that."""
+        with self._renewing:
+            if self._is_stale and not self._is_opening:
+                self._is_opening = True
+                try:
+                    self._left = False
+                    self._open(migrate=False)
+                    self._is_stale = False  # not before: another thread must not use what is the parent's
+                finally:
+                    self._is_opening = False
+
     def refresh(self) -> None:
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
-            self._is_stale = False
-            self._left = False
-            self._open(migrate=False)
+            self._renew()
 
     def _check_usable(self) -> None:
         if self._is_closed or self._is_stale:
@@ -769,6 +781,8 @@ class PostgresStore:
         """Nothing was stopped."""
 
     def forked(self) -> None:
+        self._renewing = threading.RLock()
+        self._is_opening = False
         self._is_stale = True
         inherited = (self._idle, self._listener, self._shared)  # never closed here
         self._inherited = [*getattr(self, "_inherited", ()), *inherited]

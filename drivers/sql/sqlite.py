@@ -92,6 +92,8 @@ class SqliteStore:
         self._sql: Statements = statements(DIALECT, namespace)
         self._is_closed = False
         self._is_stale = False
+        self._is_opening = False
+        self._renewing = threading.RLock()
         self._is_parked = False
         self._is_gone = False
         self._left = False
@@ -499,6 +501,8 @@ class SqliteStore:
             self.writer.unpark()
 
     def forked(self) -> None:
+        self._renewing = threading.RLock()
+        self._is_opening = False
         vars(self).pop("transact", None)
         if self._shared is not None and not self._is_stale:
             if not self._is_parked:
@@ -509,6 +513,18 @@ class SqliteStore:
         self.writer.is_inherited = True
         self._is_stale, self._is_parked = True, False
         self.waiters, self.counts = Waiters(), Counts()
+
+    def _renew(self) -> None:
+        """Begin anew in a forked child: one thread does it, and calls the store meanwhile; the others wait for that."""
+        with self._renewing:
+            if self._is_stale and not self._is_opening:
+                self._is_opening = True
+                try:
+                    self._left = False
+                    self._open(migrate=False)
+                    self._is_stale = False  # not before: another thread must not use what is the parent's
+                finally:
+                    self._is_opening = False
 
     def refresh(self) -> None:
         if self._is_closed:
@@ -522,9 +538,7 @@ class SqliteStore:
                 raise StoreUnavailable(
                     "an in-memory queue does not outlive a fork: connect again in the child"
                 )
-            self._is_stale = False
-            self._left = False
-            self._open(migrate=False)
+            self._renew()
 
 
 def _path(url: str) -> str | None:

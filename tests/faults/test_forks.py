@@ -223,3 +223,38 @@ def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
         assert in_child(lambda: tube.put(2).id).startswith("StoreUnavailable: an in-memory queue")
         assert in_child(queue.close) is None
         assert tube.take(timeout=0) is not None
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_threads_that_begin_at_once_in_a_child_are_of_one_session(
+    store: str, connect: Connect, request: pytest.FixtureRequest
+) -> None:
+    """The first of them begins it anew, and the others wait for that."""
+    if store == "sqlite":
+        queue = connect(sweep=False)
+    else:
+        queue = tubes.connect(request.getfixturevalue("postgres_db"), migrate=True, sweep=False)
+        request.addfinalizer(queue.close)
+    tube = queue.create_tube("jobs", "fifo")
+
+    def child() -> Any:
+        start = threading.Barrier(8)
+        owners: list[str] = []
+
+        def work() -> None:
+            start.wait()
+            tube.put("x")
+            task = tube.take(timeout=10)
+            assert task is not None
+            tube.ack(task)
+            owners.append(str(task.owner))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [len(owners), {*owners} == {str(queue.identify())}]
+
+    for _ in range(3):
+        assert in_child(child) == [8, True]
