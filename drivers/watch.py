@@ -1,8 +1,8 @@
-"""Who lives on a server, as far as a doctor's look can tell: the same on every store whose connections beat."""
+"""Who lives, on a store whose connections beat: told by the beats alone, and the monotonic clock of who looks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
 from tubes.clock import real_monotonic
@@ -11,8 +11,40 @@ C = TypeVar("C", bound=Hashable)
 """By what a store knows a connection."""
 
 
+class Beats(Generic[C]):
+    """The beats of all connections as this process saw them. It looks with each beat of its own, and when it must know.
+
+    So a gap between two looks says that this process, or all of them, could not go on, and no silence before it counts.
+    """
+
+    def __init__(self, dead_after: float) -> None:
+        self._dead_after = dead_after
+        self._seen: dict[C, tuple[Any, float]] = {}
+        self._looked_at = 0.0
+
+    def see(self, beats: Mapping[C, Any]) -> list[tuple[C, Any]]:
+        """Look; return the connections whose beat has not changed for too long, with that beat."""
+        now = real_monotonic()
+        if now - self._looked_at > self._dead_after:
+            self._seen = {}
+        self._looked_at = now
+        seen = self._seen
+        self._seen = {
+            id: seen[id] if id in seen and seen[id][0] == beat else (beat, now) for id, beat in beats.items()
+        }
+        return [(id, beat) for id, (beat, at) in self._seen.items() if now - at > self._dead_after]
+
+    def last_of(self, connection: C) -> Any:
+        """The last beat that was seen; ``None``: there is none."""
+        return self._seen.get(connection, (None, 0.0))[0]
+
+    def forget(self) -> None:
+        """The server cannot be reached: nobody can beat, and silence says nothing."""
+        self._seen = {}
+
+
 class Watch(Generic[C]):
-    """Watches the beats of connections: who has not beaten for as long as one may be silent is dead."""
+    """A doctor's look at the beats: who has not beaten for as long as one may be silent is dead."""
 
     def __init__(self, beat_of: Callable[[Any, C], Any], mine: C, dead_after: float) -> None:
         self._beat_of = beat_of

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from tubes.drivers.watch import Watch
+from tubes.drivers.watch import Beats, Watch
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -146,7 +146,7 @@ class RedisStore:
         self._pid = os.getpid()
         self._order = threading.RLock()
         self._resuming = threading.Lock()
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._beats: Beats[str] = Beats(self._dead_after)
         """By connection its last beat, and since when it has that."""
         self._look_at = 0.0
         self._after: dict[int, str] = {}
@@ -444,9 +444,10 @@ class RedisStore:
         try:
             if not self._ask(scripts.BEAT, self._connection):
                 self._resume()
+            self._dead(self._sessions()[1])
             self._learn_time()
         except BaseException:
-            self._seen = {}  # others could not beat either
+            self._beats.forget()
             raise
 
     def _learn_time(self) -> None:
@@ -466,17 +467,8 @@ class RedisStore:
 
     def _dead(self, connections: Mapping[str, str]) -> list[tuple[str, str]]:
         """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
-        now = real_monotonic()
-        beats = {id: stored.split(" ", 2)[1] for id, stored in connections.items()}
-        self._seen = {
-            id: self._seen[id] if id in self._seen and self._seen[id][0] == beat else (beat, now)
-            for id, beat in beats.items()
-        }
-        return [
-            (id, beat)
-            for id, (beat, at) in self._seen.items()
-            if now - at > self._dead_after and id != str(self._connection)
-        ]
+        silent = self._beats.see({id: stored.split(" ", 2)[1] for id, stored in connections.items()})
+        return [(id, beat) for id, beat in silent if id != str(self._connection)]
 
     def _sessions(self) -> tuple[dict[str, str], dict[str, str]]:
         """Sessions and connections as they are stored, by id."""
@@ -492,8 +484,6 @@ class RedisStore:
         now = real_monotonic()
         if not thoroughly and now < self._look_at:
             return False
-        if now > self._look_at + self._dead_after:
-            self._seen = {}  # nobody looked for so long, or could: what has not changed since says nothing
         self._look_at = now + self._dead_after / LOOKS
 
         def look(tx: Any) -> bool:
@@ -513,7 +503,7 @@ class RedisStore:
         try:
             return self.read(look)
         except (StoreUnavailable, OutcomeUnknown):
-            self._seen = {}  # others cannot beat either: their silence says nothing
+            self._beats.forget()
             return False
 
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
@@ -564,9 +554,9 @@ class RedisStore:
                 "what tubes of the type redis keep in Redis has its catalogue in their queues' own stores"
             )
 
-        def beat_of(tx: Any, connection: str) -> str:
+        def beat_of(tx: Any, connection: str) -> Any:
             self._dead(self._sessions()[1])  # looks at all beats, so that a rescue knows the dead as soon
-            return self._seen.get(connection, ("", 0.0))[0]
+            return self._beats.last_of(connection)
 
         watch = Watch(beat_of, str(self._connection), self._dead_after)
         return redis_checks(

@@ -17,7 +17,7 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
-from tubes.drivers.watch import Watch
+from tubes.drivers.watch import Beats, Watch
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -224,7 +224,7 @@ class PostgresStore:
         self._is_up = False
         self._order = threading.Lock()
         self._resuming = threading.Lock()
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._beats: Beats[int] = Beats(self._dead_after)
         self._look_at = 0.0
         self.set_aside: set[str] = set()
         self._shared = _Shared.of(self._conninfo, self._namespace)
@@ -615,8 +615,13 @@ class PostgresStore:
         """Called by the listener, on its own connection, every few seconds."""
         if self._left:
             return
-        if not wire.execute(self._sql.beat.text, (self._connection,)).count:
-            self._resume()
+        try:
+            if not wire.execute(self._sql.beat.text, (self._connection,)).count:
+                self._resume()
+            self._beats.see(dict(wire.execute(self._sql.beats.text, ()).rows))
+        except Lost:
+            self._beats.forget()
+            raise
         if wire.pooled:  # connections to a pooler outlive the server
             self._empty_temporary(wire)
         self._learn_time(wire)
@@ -634,15 +639,8 @@ class PostgresStore:
 
     def _dead(self, tx: Any) -> list[int]:
         """Connections whose beat has not changed for too long, since this process began to look at it."""
-        now = real_monotonic()
-        beats = dict(tx.rows(self._sql.beats))
-        self._seen = {
-            id: self._seen[id] if id in self._seen and self._seen[id][0] == beat else (beat, now)
-            for id, beat in beats.items()
-        }
-        return [
-            id for id, (_, at) in self._seen.items() if now - at > self._dead_after and id != self._connection
-        ]
+        silent = self._beats.see(dict(tx.rows(self._sql.beats)))
+        return [id for id, _ in silent if id != self._connection]
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         if self._is_closed or self._is_stale:
@@ -661,6 +659,7 @@ class PostgresStore:
         try:
             return self.read(look)
         except StoreUnavailable:
+            self._beats.forget()
             return False
 
     def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
@@ -714,9 +713,9 @@ class PostgresStore:
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
 
-        def beat_of(tx: Any, connection: int) -> int:
+        def beat_of(tx: Any, connection: int) -> Any:
             self._dead(tx)  # looks at all beats, so that a rescue knows the dead as soon
-            return self._seen.get(connection, (-1, 0.0))[0]
+            return self._beats.last_of(connection)
 
         watch = Watch(beat_of, self._connection, self._dead_after)
         return sql_checks(

@@ -208,6 +208,21 @@ def test_nobody_dies_of_a_server_that_was_away(
 # Clients end, stop, fork, or are interrupted
 
 
+def test_who_looks_seldom_finds_the_dead_too(connect: Connect, url: str, process: Callable[..., Any]) -> None:
+    """Less often than it takes to be dead; no sweeper looks in between."""
+    tube = connect(sweep=False).create_tube("jobs", "utube")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    worker.kill()
+    looks = 0
+    while tube.take(timeout=0) is None:
+        looks += 1
+        assert looks < 15
+        time.sleep(1.2)
+
+
 def test_what_a_killed_process_holds_is_ready_again(
     connect: Connect, url: str, process: Callable[..., Any]
 ) -> None:
