@@ -32,13 +32,13 @@ def included(name: str) -> str:
 
 
 def described(name: str) -> dict[str, str]:
-    """The parts of a script's head: what it does, under ``""``, and ARGV, Reply, Cost."""
+    """The parts of a script's head: what it does, under ``""``, and KEYS, ARGV, Reply, Cost."""
     parts: dict[str, str] = {"": ""}
     part = ""
     for line in head(name):
         if line.startswith("include ") or not line:
             continue
-        found = re.match(r"(ARGV|Reply|Cost): ", line)
+        found = re.match(r"(KEYS|ARGV|Reply|Cost): ", line)
         if found:
             part = found[1]
             line = line[found.end() :]
@@ -57,6 +57,7 @@ def scripts(whose: str) -> str:
     for name in names():
         if included(name) == whose:
             parts = described(name)
+            del parts["KEYS"]  # the same of all; the tables have them
             lines = [f"### `{name}`", "", _escaped(parts.pop("")), ""]
             lines += [f"- *{part}*: {_escaped(text)}" for part, text in parts.items()]
             if errors(name):

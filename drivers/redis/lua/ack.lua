@@ -1,6 +1,7 @@
 -- Removes the tasks that a session holds.
 --
 -- include plain
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, - for anybody · then for each task its id, its token or -, and 1 where its payload is wanted.
 -- Reply: changes; a task that the session does not hold is not among them.
 -- Cost: O(log n) each.

@@ -1,6 +1,7 @@
 -- Adds to the counts of calls.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: then pairs of an event and how often.
 -- Reply: 1.
 -- Cost: O(1) each.

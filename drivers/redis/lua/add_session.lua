@@ -1,6 +1,7 @@
 -- Adds a session that has a connection and is not there itself, for the doctor.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the session · 2 its ttr in ms · 3 1 to add it, 0 to look only.
 -- Reply: 1 where it was so.
 -- Cost: O(connections).

@@ -1,6 +1,7 @@
 -- Adds a tube to the catalogue.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 its name · 2 its entry, JSON without id and after.
 -- Reply: its id; 0 where the name is taken. And the id of a task after which its own begin.
 -- Cost: O(1).

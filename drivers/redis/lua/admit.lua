@@ -2,6 +2,7 @@
 -- off again (`release_owner`): a session is ended first, and then taken off the lists of all tubes.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session.
 -- Reply: 1.
 -- Cost: O(1).

@@ -1,6 +1,7 @@
 -- Puts a tube back into the catalogue that was lost from it, for the doctor; and never gives its number again.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 its number · 2 its name, empty to see to its number only · 3 its entry, JSON.
 -- Reply: 1 where that was done; 0 where the name is taken, or the number was given.
 -- Cost: O(1).

@@ -1,6 +1,7 @@
 -- Shows that a connection lives.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the connection.
 -- Reply: 1; 0 where it was taken for dead, or its session is over.
 -- Cost: O(1).

@@ -1,6 +1,7 @@
 -- Adds a connection to a session, which is made if it is not there.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the session · 2 its ttr in ms · 3 the connection's label, for people.
 -- Reply: the connection's number.
 -- Cost: O(1).

@@ -1,6 +1,8 @@
 -- Counts tasks by state.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
+-- ARGV: no more.
 -- Reply: how many are ready, taken, delayed, buried.
 -- Cost: O(log n).
 local counts = {}

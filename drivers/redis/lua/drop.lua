@@ -2,6 +2,8 @@
 -- open puts anything there.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
+-- ARGV: no more.
 -- Reply: how many tasks are taken; 0: it is gone. And the last id that it gave.
 -- Cost: O(log n); the memory is given back in the background.
 local taken = call('ZCARD', HELD)

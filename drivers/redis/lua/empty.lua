@@ -1,6 +1,7 @@
 -- Empties a temporary tube when the server is not the one any more that its tasks were put to.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the server's run id.
 -- Reply: 1 where it was emptied.
 -- Cost: O(1); the memory is given back in the background.

@@ -1,6 +1,7 @@
 -- Removes the connections that are taken for dead, and ends the sessions that have none any more.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 now, in ms · then for each dead connection its number and the beat it had; if that has changed, it lives.
 -- Reply: the sessions that are over.
 -- Cost: O(sessions).

@@ -2,6 +2,7 @@
 --
 -- include tube
 -- include rules
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where to look: tasks, data, ready, line, busy, held, buried, due, states; or front, for who stands in front of
 -- each sub-queue; or meta, for the next id · 5 where to go on: what the reply before this said, empty at first · 6 at how
 -- many things, about.

@@ -1,6 +1,7 @@
 -- Removes a session that is over and holds nothing any more.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the session.
 -- Reply: 1.
 -- Cost: O(1).

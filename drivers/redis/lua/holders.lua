@@ -1,6 +1,7 @@
 -- Tells which sessions hold tasks, from session to session, for the doctor. Nothing is written.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session after which to begin, or empty · 5 how many at most.
 -- Reply: for each its id, how many tasks it holds, and 1 where it may take here.
 -- Cost: O(log n) each.

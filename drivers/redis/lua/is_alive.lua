@@ -1,6 +1,7 @@
 -- Tells whether a connection and its session live.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the connection · 2 the session.
 -- Reply: 1 or 0.
 -- Cost: O(1).

@@ -1,6 +1,7 @@
 -- Moves a connection to another session that is there, and ends what it leaves if that was its last one.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the connection · 2 the session · 3 now, in ms.
 -- Reply: 1; 0 where that session is unknown or over.
 -- Cost: O(sessions).

@@ -1,6 +1,7 @@
 -- Removes a connection, and ends its session if that was its last one.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the connection · 2 now, in ms.
 -- Reply: 1.
 -- Cost: O(sessions).

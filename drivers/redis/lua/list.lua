@@ -1,6 +1,7 @@
 -- Reads the tasks in a state, by id.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the state · 5 the id after which to begin, or empty · 6 how many at most.
 -- Reply: for each its id, its record and its payload.
 -- Cost: O(log n), and O(1) each.

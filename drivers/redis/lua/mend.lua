@@ -2,6 +2,7 @@
 --
 -- include tube
 -- include rules
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
 -- cannot be read · 7 1 to make it right, 0 to look only.
 -- Reply: 1 where it still is so; 0 where not, and then nothing is written.

@@ -1,6 +1,7 @@
 -- Makes a tube ready for use where it is not.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the last id that tubes gave which were dropped before this one was made: ids never come again.
 -- Reply: 1, or 0 where it was dropped.
 -- Cost: O(1).

@@ -1,6 +1,7 @@
 -- Reads tasks.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: then the ids.
 -- Reply: for each task that is there its id, its record and its payload.
 -- Cost: O(1) each.

@@ -1,6 +1,7 @@
 -- Makes the tasks ready that a session holds, and takes it off the list of those that may take here.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, which is over; - for every session, and then all stay on the list · 5 how many tasks at most.
 -- Reply: changes, by id; those of every session in the order of a take.
 -- Cost: O(log n) each.

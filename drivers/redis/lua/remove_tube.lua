@@ -1,6 +1,7 @@
 -- Removes a tube from the catalogue, unless another has its name by now. Ids of tasks go on after its last one.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 its name · 2 its id · 3 the last id that it gave to a task.
 -- Reply: 1 where it was removed.
 -- Cost: O(1).

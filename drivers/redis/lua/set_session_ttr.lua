@@ -1,6 +1,7 @@
 -- Sets how long a session outlives its last connection.
 --
 -- include queue
+-- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the session · 2 its ttr in ms.
 -- Reply: 1.
 -- Cost: O(1).

@@ -1,6 +1,8 @@
 -- Tells how much lies under the keys of a tube, for the doctor. Nothing is written.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
+-- ARGV: no more.
 -- Reply: the id of the next task, or an empty text · the last id that it gave, where it was dropped, or an empty text ·
 -- how many are in tasks, data, states, ready, line, busy, held, buried, due · how many of those in states are ready,
 -- taken, delayed, buried.

@@ -1,6 +1,7 @@
 -- Says that a process waits no longer. If it was called for nothing, another that waits is called instead.
 --
 -- include tube
+-- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the process · 5 t: for tasks; r: for room · 6 how many calls it did not need.
 -- Reply: 1.
 -- Cost: O(log n).
