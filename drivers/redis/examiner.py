@@ -24,7 +24,7 @@ from .scripts import Argument
 PATIENCE = 0.5
 """Seconds that living processes get to see to what others left, or to do the second half of what they have begun."""
 
-SCAN_LIMIT = 200
+SCAN_LIMIT = 100
 """Things that one script looks at, about: nobody else is served meanwhile."""
 
 MOST_PAYLOADS = 4_000_000
@@ -64,6 +64,9 @@ RULES = {
     "unreadable": Told(Kind.STATE, "the record of task {task} cannot be read", "bury it with a new one"),
     "nobody": Told(Kind.OWNER, "task {task} is taken by nobody", "give it back"),
     "endless": Told(Kind.STATE, "task {task} is delayed in a tube whose type has no delays", "make it ready"),
+    "extra": Told(
+        Kind.STATE, "task {task} has an owner, or times, that it cannot have", "clear what it cannot have"
+    ),
     "due": Told(Kind.STATE, "task {task} has a wrong next time", "set it"),
     "number": Told(Kind.DAMAGE, "in {where} stands {task!r}, which is no id", None),
     "next": Told(
@@ -71,9 +74,6 @@ RULES = {
     ),
 }
 """By the rules of rules.lua."""
-
-ALL_INDEXES = ("line", "busy", "held", "buried", "due", "states", "ready")
-"""Where tasks are led to, in a safe order; what a take looks at comes last, when the rest is right."""
 
 
 class Survey(NamedTuple):
@@ -140,22 +140,32 @@ def redis_checks(
         features = store.features(tube)
         if features is None:
             continue
-        if deep:
-            for index in ALL_INDEXES[:-1]:
-                yield Things(store, tube, index)
-            yield Tasks(store, tube)
-            yield Things(store, tube, "data")
-        else:
+        told: dict[tuple[str, int | None], str] = {}
+        if not deep:
             yield Counts(store, tube, features)
-            if features.grouped:
-                yield Things(store, tube, "busy")
-        if deep or features.grouped:
-            yield Things(store, tube, "ready")
-        if features.grouped:
-            yield Things(store, tube, "front")
+        for where in places(features, deep=deep):
+            yield (Tasks if where == "tasks" else Things)(store, tube, where, told)
     yield Admissions(store)
     yield Owners(store, is_alive, watch)
     yield LonelySessions(store)
+
+
+def places(features: Features, *, deep: bool) -> Iterator[str]:
+    """Where to look in a tube, in a safe order: what a take looks at comes last, when the rest is right.
+
+    A light look leaves out what is as long as the backlog.
+    """
+    if deep:
+        yield from ("line", "buried", "due", "states")
+    yield "held"
+    if deep or features.grouped:
+        yield "busy"
+    if deep:
+        yield from ("tasks", "data")
+    if deep or features.grouped:
+        yield "ready"
+    if features.grouped:
+        yield "front"
 
 
 class RedisCheck(Check):
@@ -377,15 +387,12 @@ class StrayTubes(RedisCheck):
 
 
 def type_of(survey: Survey) -> str:
-    """The type of a tube whose keys are as these: who has no priorities keeps no order of its own."""
+    """The type of a tube whose keys are as these. One without priorities has no times, and no order but that of ids."""
     is_grouped = survey.line or survey.busy
-    if survey.buried_tasks:
-        has_order = survey.buried
-    else:
-        has_order = is_grouped or survey.ready or not survey.ready_tasks
+    has_order = survey.due or survey.buried or not (survey.ready_tasks or survey.buried_tasks)
     if is_grouped:
-        return "utubettl" if has_order else "utube"
-    return "fifottl" if has_order else "fifo"
+        return "utubettl" if has_order or not survey.buried_tasks else "utube"
+    return "fifottl" if has_order or survey.ready else "fifo"
 
 
 class Starts(RedisCheck):
@@ -460,12 +467,18 @@ class Counts(RedisCheck):
 
 
 class Things(RedisCheck):
-    """What stands in one of a tube's keys, each thing by itself; see rules.lua."""
+    """What stands in one of a tube's keys, each thing by itself; see rules.lua.
 
-    def __init__(self, store: Examined, tube: TubeRecord, where: str) -> None:
+    Several may lead to one task that is wrong by itself: ``told`` says of a rule and a task where that was found.
+    """
+
+    def __init__(
+        self, store: Examined, tube: TubeRecord, where: str, told: dict[tuple[str, int | None], str]
+    ) -> None:
         super().__init__(store)
         self._tube = tube
         self._where = where
+        self._told = told
         self._driver = store.driver(tube)
         self.name = f"{'sub-queues' if where == 'front' else where} of {tube.name}"
 
@@ -477,7 +490,14 @@ class Things(RedisCheck):
         given = _looking(self._driver, self._where, after or b"", min(limit, SCAN_LIMIT))
         after, seen, wrong, payloads = tx.read(self._driver, scripts.EXAMINE, given)
         findings = [*_findings(self._tube, self._where, wrong), *self._unreadable(tx, payloads)]
-        return Look(findings, after or None, seen)
+        return Look([finding for finding in findings if self._is_new(finding)], after or None, seen)
+
+    def _is_new(self, finding: Finding) -> bool:
+        about = (finding.rule, finding.task)
+        return (
+            finding.rule not in ("empty", "unreadable")
+            or self._told.setdefault(about, self._where) == self._where
+        )
 
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
         return iter(())
@@ -488,9 +508,6 @@ class Things(RedisCheck):
 
 class Tasks(Things):
     """Each task, and its payload, which never changes."""
-
-    def __init__(self, store: Examined, tube: TubeRecord) -> None:
-        super().__init__(store, tube, "tasks")
 
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
         for ids in _portions(zip(sizes[::2], sizes[1::2], strict=True)):

@@ -229,6 +229,7 @@ DAMAGES = (
         "no task", "utubettl", both(*(do("ZADD", key, 0, member) for key, member in GHOSTS)),
         "ghost", deep=True, follows="owner,line",
     ),
+    Damage("no task, and held", "fifo", do("ZADD", "held", 0, NOBODY + id(99)), "ghost", follows="count,owner"),
     # Payloads and records
     Damage("a torn payload", "utubettl", do("HSET", "data", id(1), '{"torn'), "payload", deep=True, lost=(0,)),
     Damage("a torn record", "utubettl", do("HSET", "tasks", id(1), "r 0 17"), "state", deep=True),
@@ -243,6 +244,8 @@ DAMAGES = (
         both(edit(1, state="~"), do("ZREM", "states", f"r{id(1)}"), do("ZADD", "states", 0, f"~{id(1)}")),
         "state", deep=True,
     ),
+    Damage("ready and owned", "fifo", edit(1, owner=NOBODY), "state", deep=True),
+    Damage("over some time in a type without times", "utube", edit(1, ttl=9, due=9), "state", deep=True),
     Damage("never over", "fifottl", both(edit(1, due="-"), do("ZREM", "due", id(1))), "state", deep=True),
 )  # fmt: skip
 
@@ -473,6 +476,21 @@ def test_each_namespace_is_examined_by_itself(patient: Patient) -> None:
         assert len([*Doctor(shop, deep=True).repair()]) == 3
         assert [*Doctor(shop, deep=True).examine()] == []
         assert len(drain(tube)) == 9
+
+
+def test_tubes_on_all_nodes_of_a_cluster_are_examined(redis_cluster: str) -> None:
+    with tubes.connect(redis_cluster, namespace="doctors", sweep=False) as queue:
+        numbers = [fill(queue, "utubettl", f"jobs{number}").record.id for number in range(4)]
+        assert [*Doctor(queue, deep=True).examine()] == []
+        with redis.RedisCluster.from_url(redis_cluster) as client:
+            for number in numbers:
+                client.delete(f"{{doctors:{number}}}:ready", f"{{doctors:{number}}}:due")
+        assert len([*Doctor(queue).repair()]) == 4 * 3
+        assert len([*Doctor(queue, deep=True).repair()]) == 4 * 9
+        assert [*Doctor(queue, deep=True).examine()] == []
+        for number in range(4):
+            assert len(drain(queue.tube[f"jobs{number}"])) == 9
+            queue.drop_tube(f"jobs{number}")
 
 
 def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient) -> None:

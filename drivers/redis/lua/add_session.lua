@@ -8,8 +8,10 @@
 if call('HEXISTS', SESSIONS, ARGV[1]) == 1 then return 0 end
 for _, stored in ipairs(call('HVALS', CONNECTIONS)) do
   if string.match(stored, '^%S+') == ARGV[1] then
-    even_when_full()
-    if ARGV[3] == '1' then call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' -') end
+    if ARGV[3] == '1' then
+      even_when_full()
+      call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' -')
+    end
     return 1
   end
 end

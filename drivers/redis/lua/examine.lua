@@ -20,12 +20,9 @@ local function look(what)
     local n = #found
     found[n + 1], found[n + 2], found[n + 3] = what, rule, id or ''
     found[n + 4], found[n + 5] = t and t.utube or '', missing or ''
-  elseif where == 'tasks' then
-    local t = load(what)
-    if t and t.kind == 'j' then
-      payloads[#payloads + 1] = what
-      payloads[#payloads + 1] = call('HSTRLEN', DATA, what)
-    end
+  elseif where == 'tasks' and t and t.kind == 'j' then
+    payloads[#payloads + 1] = what
+    payloads[#payloads + 1] = call('HSTRLEN', DATA, what)
   end
 end
 

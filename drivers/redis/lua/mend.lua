@@ -9,10 +9,8 @@
 -- Cost: O(log n), and the length of a payload that nobody knew of.
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
 local rule, id, t = wrong(where, what)
-if broken == 'payload' and not rule then
-  id, t = what, load(what)
-  if t and t.kind == 'j' then rule = broken end
-end
+if broken == 'payload' and not rule and t and t.kind == 'j' then rule = broken end
+if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task was removed, by way of another member
 if rule ~= broken then return 0 end
 if ARGV[7] ~= '1' then return 1 end
 even_when_full()
@@ -42,6 +40,8 @@ end
 
 -- Puts it where it belongs by its record, which is another now. Its id never comes again.
 local function put_in(id, t)
+  if t.state ~= 't' then t.owner = NONE end
+  if not timed then t.due, t.ttl, t.ttr = NONE, NONE, NONE end
   call('HSET', TASKS, id, record(t))
   index(id, t)
   align(t.utube)
@@ -60,9 +60,14 @@ local function set_aside(t, state)
   t.state, t.owner, t.updated, t.due = state, NONE, now, end_of_life(t)
 end
 
-if rule == 'ghost' or rule == 'astray' or rule == 'worse' then
+-- Takes a member out of its index.
+local function remove_member()
   call(where == 'busy' and 'HDEL' or 'ZREM', INDEXES[where], what)
   if where == 'busy' then align(what) end
+end
+
+if rule == 'ghost' or rule == 'astray' or rule == 'worse' then
+  remove_member()
 elseif rule == 'front' then
   align(what)
 elseif rule == 'next' then
@@ -81,11 +86,12 @@ else
     set_aside(t, '!')
   elseif rule == 'due' then
     t.due = right_due(t)
-  elseif rule ~= 'orphan' then
+  elseif rule ~= 'orphan' and rule ~= 'extra' then
     set_aside(t, 'r')
   end
   put_in(id, t)
 end
+if INDEXES[where] and wrong_member(where, what) then remove_member() end  -- what led to a task that was wrong by itself
 waking, freed = 1, 1
 ring_all()
 return 1

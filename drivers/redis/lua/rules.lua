@@ -68,7 +68,8 @@ local function is_in_front(id, t)
     and is_at('ready', {id, t.pri})
 end
 
--- Each of these answers with the rule that is broken, if one is, the task's id, its record, and in which indexes it is not.
+-- Each of these answers with the rule that is broken, if one is, the task's id, its record, and in which indexes it is
+-- not.
 
 local function wrong_member(index, member)
   local found = there(index, member)
@@ -77,6 +78,7 @@ local function wrong_member(index, member)
   local text = call('HGET', TASKS, id)
   if not text then return 'ghost', id end
   local t = sound(text)
+  if call('HEXISTS', DATA, id) == 0 then return 'empty', id, t end
   if not t then return 'unreadable', id end
   if index == 'ready' and grouped then
     if not is_in_front(id, t) then return 'worse', id, t end
@@ -95,6 +97,8 @@ local function wrong_task(id)
   if not t then return 'unreadable', id end
   if t.state == 't' and t.owner == NONE then return 'nobody', id, t end
   if t.state == '~' and not timed then return 'endless', id, t end
+  if t.state ~= 't' and t.owner ~= NONE then return 'extra', id, t end
+  if not timed and (t.due ~= NONE or t.ttl ~= NONE or t.ttr ~= NONE) then return 'extra', id, t end
   if t.due ~= right_due(t) then return 'due', id, t end
   local missing = {}
   for index, place in pairs(places(id, t)) do
@@ -109,6 +113,7 @@ local function wrong_task(id)
     table.sort(missing)
     return 'orphan', id, t, table.concat(missing, ', ')
   end
+  return nil, id, t
 end
 
 local function wrong_payload(id)
@@ -120,7 +125,7 @@ local function wrong_front(utube)
   local first = first_in_line({utube = utube}, 1)[1]
   if not first or call('HEXISTS', BUSY, utube) == 1 then return end
   local rule, id, t = wrong_member('line', first)
-  if rule == 'unreadable' then return rule, id end
+  if rule == 'unreadable' or rule == 'empty' then return rule, id, t end
   id = string.sub(first, -16)
   if rule or not is_in_front(id, load(id)) then return 'front', id, t or load(id) end
 end
