@@ -261,7 +261,13 @@ class OwnersCheck(RedisCheck):
 
 
 class Admissions(OwnersCheck):
-    """Sessions that hold tasks of a tube and are not on its list: nobody would give back what they hold."""
+    """Sessions that hold tasks of a tube and are not on its list: nobody would give back what they hold.
+
+    A rescue takes a session off the list first, and then gives back its tasks in steps.
+    """
+
+    def patience(self) -> float:
+        return PATIENCE
 
     def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
         if holding.is_admitted:
