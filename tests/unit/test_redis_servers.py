@@ -137,10 +137,13 @@ def test_a_server_dies_with_the_process_that_started_it() -> None:
 def test_three_nodes_form_a_cluster(redis_cluster: str) -> None:
     with redis.RedisCluster.from_url(redis_cluster) as client:
         assert len(client.get_primaries()) == RedisCluster.SIZE
-        for number in range(20):  # in slots of each of them
-            client.set(f"{{{number}}}", number)
-        kept = [asked(f"redis://{node.name}", "DBSIZE") for node in client.get_primaries()]
-        assert min(kept) > 0 and sum(kept) == 20
+        keys = [f"{{{number}}} of 20" for number in range(20)]  # in slots of each of them
+        for key in keys:
+            client.set(key, 1)
+        kept = [len(client.keys("*} of 20", target_nodes=node)) for node in client.get_primaries()]
+        for key in keys:
+            client.delete(key)
+        assert min(kept) > 0 and sum(kept) == 20  # whatever else other tests have left there
         client.flushall(target_nodes="primaries")
 
 
