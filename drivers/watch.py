@@ -6,9 +6,31 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
 from tubes.clock import real_monotonic
+from tubes.errors import BadOption
 
 C = TypeVar("C", bound=Hashable)
 """By what a store knows a connection."""
+
+
+DEAD_AFTER = 15.0
+"""Seconds without a beat after which a connection is taken for dead, on the monotonic clock of who looks."""
+
+BEATS = 3
+"""Beats in that time."""
+
+LOOKS = 15
+"""Looks at the others' beats in that time."""
+
+
+def dead_after(given: str) -> float:
+    """Seconds of ``dead_after=`` in a store's URL; BadOption where it cannot be."""
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86400:
+        raise BadOption(f"dead_after must be seconds, from 0.1 to 86400, not {given!r}", option="dead_after")
+    return seconds
 
 
 class Beats(Generic[C]):

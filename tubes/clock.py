@@ -128,6 +128,10 @@ DRIFT_MS = 0.2
 """Milliseconds by which two hosts' clocks may drift apart in a second; quartz does a twentieth of that."""
 
 
+CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
+"""Looks at the server's clock at most, until the time is known to so many milliseconds."""
+
+
 class ServerClock(SystemClock):
     """A server's clock, so that hosts whose clocks differ agree: this host's monotonic clock plus an offset.
 
@@ -138,6 +142,14 @@ class ServerClock(SystemClock):
         self._offset_ms = 0.0
         self._doubt_ms = math.inf
         self._learned = 0.0
+
+    def ask(self, server_ms: Callable[[], float]) -> None:
+        """Learn the time from who asks the server for its milliseconds, again where an answer took long."""
+        for _ in range(CLOCK_LOOKS):
+            asked = real_monotonic()
+            answer = server_ms()
+            if self.learn(answer, asked, real_monotonic()) < CLOCK_DOUBT_MS:
+                break
 
     def learn(self, server_ms: float, asked: float, answered: float) -> float:
         """Note what the server's clock showed, asked and answered at these instants of ``real_monotonic``.

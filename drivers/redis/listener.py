@@ -8,7 +8,6 @@ Under this there is the floor: a BLPOP ends after a while, and then the first in
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 import uuid
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
+from tubes.drivers.stirring import Stir
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
@@ -97,8 +97,7 @@ class Listener:
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
         self._is_over = False
-        self._stirring = threading.Lock()
-        self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stir = Stir()
         self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
 
     def start(self) -> None:
@@ -107,19 +106,16 @@ class Listener:
     def stop(self) -> None:
         """End the thread; waits for it, unless it is the one that calls."""
         self._is_over = True
-        self._stir()
+        self._stir.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        with self._stirring:  # else somebody may write into what has this number next
-            os.close(self._stir_write)
-            os.close(self._stir_read)
-            self._stir_write = -1
+        self._stir.close()
 
     def add_beat(self, beat: Callable[[], None], every: float) -> None:
         """Call ``beat`` every few seconds."""
         with self._lock:
             self._beats[beat] = every, real_monotonic() + every
-        self._stir()
+        self._stir.set()
 
     def remove_beat(self, beat: Callable[[], None]) -> None:
         """No longer."""
@@ -139,11 +135,7 @@ class Listener:
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
         if any((waiters, key) not in self._active for waiters, key, _ in self._waited_for()):
-            self._stir()
-
-    def _stir(self) -> None:
-        with self._stirring, suppress(OSError):
-            os.write(self._stir_write, b"\0")
+            self._stir.set()
 
     def _run(self) -> None:
         while not self._is_over:
@@ -160,7 +152,7 @@ class Listener:
         now = real_monotonic()
         until = self._next_beat()
         poll = select.poll()
-        poll.register(self._stir_read, select.POLLIN)
+        poll.register(self._stir, select.POLLIN)
         by_fd: dict[int, Watch] = {}
         for watch in self._watches.values():
             if watch.is_waiting and watch.wire is not None:
@@ -175,8 +167,7 @@ class Listener:
             if fd in by_fd:
                 self._answered(by_fd[fd])
             else:
-                with suppress(BlockingIOError):
-                    os.read(self._stir_read, 65536)
+                self._stir.clear()
         self._lose_silent()
         self._beat()
 

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from tubes.drivers.watch import Beats, Watch
+from tubes.drivers.renewal import Renewal
+from tubes.drivers.watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
 from tubes.errors import (
-    BadOption,
     Conflict,
     NoSuchSession,
     NoSuchTube,
@@ -50,18 +50,6 @@ MOST_TRIES = 20
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average."""
-
-DEAD_AFTER = 15.0
-"""Seconds without a beat after which a connection is taken for dead, on the monotonic clock of who looks."""
-
-BEATS = 3
-"""Beats in that time."""
-
-LOOKS = 15
-"""Looks at the others' beats in that time."""
-
-CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
-"""Looks at the server's clock at most, until the time is known to so many milliseconds."""
 
 HOSTED = "tubes_hosted"
 """Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""
@@ -136,7 +124,7 @@ class RedisStore:
         self._is_closed = False
         self._is_stale = False
         self._left = False
-        self._renewing = threading.RLock()
+        self._renewal = Renewal()
         self._open()
 
     def __repr__(self) -> str:
@@ -147,7 +135,6 @@ class RedisStore:
         self._order = threading.RLock()
         self._resuming = threading.Lock()
         self._beats: Beats[str] = Beats(self._dead_after)
-        """By connection its last beat, and since when it has that."""
         self._look_at = 0.0
         self._after: dict[int, str] = {}
         self.set_aside: set[str] = set()
@@ -452,18 +439,10 @@ class RedisStore:
 
     def _learn_time(self) -> None:
         clock = self.clock
-        if not isinstance(clock, ServerClock):
-            return
-
-        def ask(wire: Wire) -> None:
-            for _ in range(CLOCK_LOOKS):
-                asked = real_monotonic()
-                seconds, micros = wire.command("TIME")
-                server_ms = int(seconds) * 1000 + int(micros) / 1000
-                if clock.learn(server_ms, asked, real_monotonic()) < CLOCK_DOUBT_MS:
-                    break
-
-        self._hub.nodes.call(self._keys, ask, is_repeatable=True)
+        if isinstance(clock, ServerClock):
+            self._hub.nodes.call(
+                self._keys, lambda wire: clock.ask(partial(_server_ms, wire)), is_repeatable=True
+            )
 
     def _dead(self, connections: Mapping[str, str]) -> list[tuple[str, str]]:
         """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
@@ -590,11 +569,12 @@ class RedisStore:
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
-            with self._renewing:
-                if self._is_stale:
-                    self._left = False
-                    self._open()
-                    self._is_stale = False  # not before: another thread must not use what is the parent's
+            self._renewal.run(lambda: self._is_stale, self._renew)
+
+    def _renew(self) -> None:
+        self._left = False
+        self._open()
+        self._is_stale = False  # not before: another thread must not use what is the parent's
 
     def _check_usable(self) -> None:
         if self._is_closed or self._is_stale:
@@ -608,12 +588,17 @@ class RedisStore:
 
     def forked(self) -> None:
         self._is_stale = True
-        self._renewing = threading.RLock()
+        self._renewal = Renewal()
         self.waiters, self.counts = Waiters(), Counts()
         Hub.forget_all()
 
 
 _warned: set[str] = set()
+
+
+def _server_ms(wire: Wire) -> float:
+    seconds, micros = wire.command("TIME")
+    return int(seconds) * 1000 + int(micros) / 1000
 
 
 def _memory(wire: Wire) -> dict[str, str]:
@@ -629,15 +614,8 @@ def _parsed(url: str) -> tuple[str, float]:
     """The URL without what is ours in its query: seconds to be dead after."""
     base, _, query = url.partition("?")
     options = parse_qsl(query, keep_blank_values=True)
-    given = dict(options).get("dead_after", str(DEAD_AFTER))
-    try:
-        dead_after = float(given)
-    except ValueError:
-        dead_after = 0.0
-    if not 0.1 <= dead_after <= 86400:
-        raise BadOption(f"dead_after must be seconds, from 0.1 to 86400, not {given!r}", option="dead_after")
     rest = urlencode([(name, value) for name, value in options if name != "dead_after"], safe="/")
-    return f"{base}?{rest}" if rest else base, dead_after
+    return f"{base}?{rest}" if rest else base, dead_after(dict(options).get("dead_after", str(DEAD_AFTER)))
 
 
 def _shown(url: str) -> str:

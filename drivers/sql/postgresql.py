@@ -17,7 +17,8 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
-from tubes.drivers.watch import Beats, Watch
+from tubes.drivers.renewal import Renewal
+from tubes.drivers.watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -62,18 +63,6 @@ UNIQUE = "23505"
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average."""
-
-DEAD_AFTER = 15.0
-"""Seconds without a beat after which a connection is taken for dead, on the monotonic clock of who looks."""
-
-BEATS = 3
-"""Beats in that time."""
-
-LOOKS = 15
-"""Looks at the others' beats in that time."""
-
-CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
-"""Looks at the server's clock at most, until the time is known to so many milliseconds."""
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -208,8 +197,7 @@ class PostgresStore:
         self._identity: Identity | None = None
         self._is_closed = False
         self._is_stale = False
-        self._is_opening = False
-        self._renewing = threading.RLock()
+        self._renewal = Renewal()
         self._left = False
         self._open(bool(migrate))
 
@@ -628,11 +616,8 @@ class PostgresStore:
 
     def _learn_time(self, wire: Wire) -> None:
         if isinstance(self.clock, ServerClock):
-            for _ in range(CLOCK_LOOKS):
-                asked = real_monotonic()
-                answer = wire.execute("SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint", ())
-                if self.clock.learn(answer.rows[0][0] / 1000, asked, real_monotonic()) < CLOCK_DOUBT_MS:
-                    break
+            micros = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint"
+            self.clock.ask(lambda: wire.execute(micros, ()).rows[0][0] / 1000)
 
     def _check(self) -> bool:
         return not self._is_closed and self.deaths_suspected()
@@ -752,22 +737,15 @@ class PostgresStore:
             self._shared.leave(self._listener, self._kind, self._idle)
 
     def _renew(self) -> None:
-        """Begin anew in a forked child: one thread does it, and calls the store meanwhile; the others wait for that."""
-        with self._renewing:
-            if self._is_stale and not self._is_opening:
-                self._is_opening = True
-                try:
-                    self._left = False
-                    self._open(migrate=False)
-                    self._is_stale = False  # not before: another thread must not use what is the parent's
-                finally:
-                    self._is_opening = False
+        self._left = False
+        self._open(migrate=False)
+        self._is_stale = False  # not before: another thread must not use what is the parent's
 
     def refresh(self) -> None:
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
-            self._renew()
+            self._renewal.run(lambda: self._is_stale, self._renew)
 
     def _check_usable(self) -> None:
         if self._is_closed or self._is_stale:
@@ -780,8 +758,7 @@ class PostgresStore:
         """Nothing was stopped."""
 
     def forked(self) -> None:
-        self._renewing = threading.RLock()
-        self._is_opening = False
+        self._renewal = Renewal()
         self._is_stale = True
         inherited = (self._idle, self._listener, self._shared)  # never closed here
         self._inherited = [*getattr(self, "_inherited", ()), *inherited]
@@ -868,16 +845,10 @@ def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
             "postgresql+psycopg://user@host/database",
             option="url",
         )
-    given = parsed.query.get("dead_after", str(DEAD_AFTER))
-    try:
-        dead_after = float(str(given))
-    except ValueError:
-        dead_after = 0.0
-    if not 0.1 <= dead_after <= 86400:
-        raise BadOption(f"dead_after must be seconds, from 0.1 to 86400, not {given!r}", option="dead_after")
+    seconds = dead_after(str(parsed.query.get("dead_after", DEAD_AFTER)))
     answers: dict[Any, bool | None] = {"auto": None, "yes": True, "no": False}
     pooled = parsed.query.get("pooled", "auto")
     if pooled not in answers:
         raise BadOption(f"pooled must be yes, no or auto, not {pooled!r}", option="pooled")
     parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(["dead_after", "pooled"])
-    return parsed, dead_after, answers[pooled]
+    return parsed, seconds, answers[pooled]

@@ -9,11 +9,11 @@ pooler, which passes no notifications on, more often.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+
+from tubes.drivers.stirring import Stir
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
@@ -69,7 +69,7 @@ class Listener:
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
         self._connect_at = real_monotonic() + min(CONNECT_AFTER, beat_every)
-        self._stir_read, self._stir_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stir = Stir()
         self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
 
     def start(self) -> None:
@@ -78,27 +78,22 @@ class Listener:
     def stop(self) -> None:
         """End the thread; waits for it, unless it is the one that calls."""
         self._is_over = True
-        self._stir()
+        self._stir.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        os.close(self._stir_write)
-        os.close(self._stir_read)
+        self._stir.close()
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
         if self._is_pooled or real_monotonic() - self._announced_at > SAY_EVERY:
-            self._stir()
+            self._stir.set()
 
     def notify(self, tube: int) -> None:
         """Tell the others that a task of a tube is ready, if anybody waits."""
         if real_monotonic() - self._heard_at < 2 * SAY_EVERY + FLOOR:
             with self._lock:
                 self._calls.add(tube)
-            self._stir()
-
-    def _stir(self) -> None:
-        with suppress(OSError):
-            os.write(self._stir_write, b"\0")
+            self._stir.set()
 
     def _run(self) -> None:
         wire: Wire | None = None
@@ -127,28 +122,23 @@ class Listener:
     def _rest(self) -> None:
         """Wait until there is a reason to connect."""
         poll = select.poll()
-        poll.register(self._stir_read, select.POLLIN)
+        poll.register(self._stir, select.POLLIN)
         while not (self._is_over or self.waiters):
             left = self._connect_at - real_monotonic()
             if left <= 0:
                 return
             poll.poll(left * 1000)
-            self._calm()
-
-    def _calm(self) -> None:
-        """Take note of having been stirred."""
-        with suppress(BlockingIOError):
-            os.read(self._stir_read, 65536)
+            self._stir.clear()
 
     def _turn(self, wire: Wire) -> None:
         poll = select.poll()
         poll.register(wire.fileno(), select.POLLIN)
-        poll.register(self._stir_read, select.POLLIN)
+        poll.register(self._stir, select.POLLIN)
         until = min(self._beat_at, self._look_at if self.waiters else float("inf"))
         poll.poll(max(until - real_monotonic(), 0.0) * 1000)
         if self._is_over:
             return
-        self._calm()
+        self._stir.clear()
         self._send_calls(wire)
         self._hear(wire)
         now = real_monotonic()

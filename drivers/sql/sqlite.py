@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
+from tubes.drivers.renewal import Renewal
 
 from tubes.clock import Clock
 from tubes.doctor import Check
@@ -92,8 +93,7 @@ class SqliteStore:
         self._sql: Statements = statements(DIALECT, namespace)
         self._is_closed = False
         self._is_stale = False
-        self._is_opening = False
-        self._renewing = threading.RLock()
+        self._renewal = Renewal()
         self._is_parked = False
         self._is_gone = False
         self._left = False
@@ -501,8 +501,7 @@ class SqliteStore:
             self.writer.unpark()
 
     def forked(self) -> None:
-        self._renewing = threading.RLock()
-        self._is_opening = False
+        self._renewal = Renewal()
         vars(self).pop("transact", None)
         if self._shared is not None and not self._is_stale:
             if not self._is_parked:
@@ -515,16 +514,9 @@ class SqliteStore:
         self.waiters, self.counts = Waiters(), Counts()
 
     def _renew(self) -> None:
-        """Begin anew in a forked child: one thread does it, and calls the store meanwhile; the others wait for that."""
-        with self._renewing:
-            if self._is_stale and not self._is_opening:
-                self._is_opening = True
-                try:
-                    self._left = False
-                    self._open(migrate=False)
-                    self._is_stale = False  # not before: another thread must not use what is the parent's
-                finally:
-                    self._is_opening = False
+        self._left = False
+        self._open(migrate=False)
+        self._is_stale = False  # not before: another thread must not use what is the parent's
 
     def refresh(self) -> None:
         if self._is_closed:
@@ -538,7 +530,7 @@ class SqliteStore:
                 raise StoreUnavailable(
                     "an in-memory queue does not outlive a fork: connect again in the child"
                 )
-            self._renew()
+            self._renewal.run(lambda: self._is_stale, self._renew)
 
 
 def _path(url: str) -> str | None:
