@@ -101,6 +101,8 @@ class Waiters:
 
     def uncalled(self, key: Key) -> int:
         """How many wait for ``key`` and have not been called yet."""
+        if key not in self.line:
+            return 0
         with self._lock:
             return sum(signal not in self._called for signal in self.line.get(key, ()))
 

@@ -62,7 +62,7 @@ class RedisDriver:
         type: TubeType,
         tube: TubeRecord,
         namespace: str,
-        waiting: Callable[[int], int],
+        waiting: Callable[[], int],
         after: Argument = "0",
     ) -> None:
         features = type.features
@@ -215,12 +215,7 @@ class RedisDriver:
         if isinstance(raw, Task):
             return raw
         id, record, payload = raw
-        state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = record.split(b" ", 10)
-        data = payload if kind == b"b" else decode(payload.decode())
-        return make_task(
-            id, self.name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
-            _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
-        )  # fmt: skip
+        return self._task(id, record.split(b" ", 10), payload)
 
     # Within
 
@@ -235,7 +230,7 @@ class RedisDriver:
         return changes
 
     def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument]) -> Any:
-        return tx.write(self, script, (self.flags, now, self._waiting(self.number), *given))
+        return tx.write(self, script, (self.flags, now, self._waiting(), *given))
 
     def _do(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
         return tx.write(self, script, (self.flags, 0, 0, *given))
@@ -257,19 +252,25 @@ class RedisDriver:
     def _changes(self, flat: Sequence[Any], known: Leases | None = None) -> Sequence[Change]:
         changes = []
         for place in range(0, len(flat), 4):
-            event, id, record = EVENTS[flat[place]], int(flat[place + 1]), flat[place + 2]
-            if event is ACK and known:
-                *_, updated, _, ttl, ttr, attempts, _ = record.split(b" ", 8)
-                lease = known.get((id, int(attempts)))
-                if lease is not None:
-                    task = done(with_times(lease, _ms(ttl), _ms(ttr)), int(updated))
-                    changes.append(new_change((ACK, task, None)))
-                    continue
-            task = self.normalize_task((id, record, flat[place + 3]))
-            changes.append(
-                new_change((event, task, _ms(record.split(b" ", 5)[4]) if self._is_timed else None))
-            )
+            event, id = EVENTS[flat[place]], int(flat[place + 1])
+            fields = flat[place + 2].split(b" ", 10)
+            _, _, _, updated, due, ttl, ttr, attempts, *_ = fields
+            lease = known.get((id, int(attempts))) if known and event is ACK else None
+            if lease is not None:
+                task = done(with_times(lease, _ms(ttl), _ms(ttr)), int(updated))
+            else:
+                task = self._task(id, fields, flat[place + 3])
+            changes.append(new_change((event, task, _ms(due))))
         return changes
+
+    def _task(self, id: int, fields: Sequence[bytes], payload: bytes) -> Task:
+        """A task from the fields of its record; see tube.lua."""
+        state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = fields
+        data = payload if kind == b"b" else decode(payload.decode())
+        return make_task(
+            id, self.name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
+            _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
+        )  # fmt: skip
 
 
 def _text(id: int) -> str:

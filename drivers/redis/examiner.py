@@ -113,7 +113,7 @@ class Examined:
     def driver(self, tube: TubeRecord) -> RedisDriver:
         """Of a tube whose type may be unknown here."""
         type = TubeType(self.features(tube) or Features())
-        return RedisDriver(type, tube, self.namespace, lambda number: 0)
+        return RedisDriver(type, tube, self.namespace, lambda: 0)
 
     def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
         return Survey(*tx.read(driver, scripts.SURVEY, (driver.flags, 0, 0)))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from tubes.clock import SystemClock
@@ -27,6 +27,7 @@ from .driver import RedisDriver
 from .listener import Source
 from .store import HOSTED, RedisStore
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE = 5.0
@@ -59,7 +60,9 @@ class RedisTube:
         self._id = tube.id
         self._url: str = tube.options["url"]
         self._record = replace(tube, id=tube.options["number"])
-        self._redis = RedisDriver(ALL, self._record, HOSTED, self._waiting, tube.options["after"])
+        self._redis = RedisDriver(
+            ALL, self._record, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
+        )
         self._opening = threading.Lock()
         self._opened: HostedStore | None = None
         self._suspects = False
@@ -81,11 +84,11 @@ class RedisTube:
     # Life
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
-        self._store.transact(self._redis.start)
+        self._do(self._redis.start)
 
     def start(self, tx: Any) -> None:
         with suppress(StoreError):  # a queue opens all the same, and the tube's verbs say what is the matter
-            self._store.transact(self._redis.start)
+            self._do(self._redis.start)
 
     def stop(self) -> None:
         with self._opening:
@@ -99,7 +102,7 @@ class RedisTube:
         self._store.follow(self._host.session)
 
     def drop(self, tx: Any) -> None:
-        self._store.transact(self._redis.drop)
+        self._do(self._redis.drop)
         self._store.remove_tube(tx, self._record)
 
     # Steps
@@ -107,10 +110,10 @@ class RedisTube:
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
         now = self._now(now)
         try:
-            return self._store.transact(lambda tx: self._redis.put(tx, items, now=now))
+            return self._do(self._redis.put, items, now=now)
         except NoSuchTube:  # it was dropped, or the server has lost everything: then it is made anew
-            self._store.transact(self._redis.start)
-            return self._store.transact(lambda tx: self._redis.put(tx, items, now=now))
+            self._do(self._redis.start)
+            return self._do(self._redis.put, items, now=now)
 
     def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         return self.ack_and_take(tx, (), limit, owner=owner, now=now)
@@ -123,68 +126,59 @@ class RedisTube:
         if owner is not None:
             store.follow(owner)
         rescued = self._rescue(now) if self._suspects or store.deaths_suspected() else ()
-        taken = store.transact(lambda tx: self._redis.ack_and_take(tx, refs, limit, owner=owner, now=now))
+        taken = self._do(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
         return [*taken, *rescued] if refs else [*rescued, *taken]
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(lambda tx: self._redis.ack(tx, refs, owner=owner, now=now))
+        return self._do(self._redis.ack, refs, owner=owner, now=self._now(now))
 
     def touch(
         self, tx: Any, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(lambda tx: self._redis.touch(tx, refs, delta_ms, owner=owner, now=now))
+        return self._do(self._redis.touch, refs, delta_ms, owner=owner, now=self._now(now))
 
     def release(
         self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
     ) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(
-            lambda tx: self._redis.release(tx, refs, delay_ms=delay_ms, owner=owner, now=now)
-        )
+        return self._do(self._redis.release, refs, delay_ms=delay_ms, owner=owner, now=self._now(now))
 
     def bury(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(lambda tx: self._redis.bury(tx, refs, owner=owner, now=now))
+        return self._do(self._redis.bury, refs, owner=owner, now=self._now(now))
 
     def delete(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(lambda tx: self._redis.delete(tx, refs, owner=owner, now=now))
+        return self._do(self._redis.delete, refs, owner=owner, now=self._now(now))
 
     def kick(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(lambda tx: self._redis.kick(tx, limit, now=now))
+        return self._do(self._redis.kick, limit, now=self._now(now))
 
     def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
         now = self._now(now)
         rescued = self._rescue(now) if self._suspects else ()
-        return [*rescued, *self._store.transact(lambda tx: self._redis.expire(tx, limit, now=now))]
+        return [*rescued, *self._do(self._redis.expire, limit, now=now)]
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        return self._store.transact(lambda tx: self._redis.release_owner(tx, owner, limit, now=now))
+        return self._do(self._redis.release_owner, owner, limit, now=self._now(now))
 
     def truncate(self, tx: Any, limit: int) -> int:
-        return self._store.transact(lambda tx: self._redis.truncate(tx, limit))
+        return self._do(self._redis.truncate, limit)
 
     # Looking
 
     def peek(self, tx: Any, ids: Sequence[int]) -> Sequence[Any]:
-        return self._store.read(lambda tx: self._redis.peek(tx, ids))
+        return self._look(self._redis.peek, ids)
 
     def tasks_by_state(self, tx: Any, state: State, *, after: int, limit: int) -> Sequence[Any]:
-        return self._store.read(lambda tx: self._redis.tasks_by_state(tx, state, after=after, limit=limit))
+        return self._look(self._redis.tasks_by_state, state, after=after, limit=limit)
 
     def can_take(self, tx: Any) -> bool:
         self._store.listen()
-        return self._has_work() or self._store.read(self._redis.can_take)
+        return self._has_work() or self._look(self._redis.can_take)
 
     def count(self, tx: Any) -> Mapping[State, int]:
-        return self._store.read(self._redis.count)
+        return self._look(self._redis.count)
 
     def next_due(self, tx: Any) -> int | None:
-        return 0 if self._has_work() else self._store.read(self._redis.next_due)
+        return 0 if self._has_work() else self._look(self._redis.next_due)
 
     def normalize_task(self, raw: Any) -> Task:
         return self._redis.normalize_task(raw)
@@ -209,9 +203,13 @@ class RedisTube:
         """The clock of record is the server's, unless a test has another."""
         return self._store.clock.now_ms() if isinstance(self._host.clock, SystemClock) else now
 
-    def _waiting(self, number: int) -> int:
-        waiters = self._host.waiters
-        return waiters.uncalled(self._id) if self._id in waiters.line else 0
+    def _do(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do a step of the driver's in Redis."""
+        return self._store.transact(lambda tx: step(tx, *args, **kwargs))
+
+    def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same where it only reads."""
+        return self._store.read(lambda tx: step(tx, *args, **kwargs))
 
     def _has_work(self) -> bool:
         """Whether a session may have ended in Redis; it stays so until that is seen to."""

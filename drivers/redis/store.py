@@ -286,17 +286,21 @@ class RedisStore:
 
     def _ask(self, script: Script, *given: Argument) -> Any:
         """Run a script of the queue that may be run twice."""
-        keys = self._keys
-        return self._hub.nodes.call(keys, lambda wire: wire.evaluate(script, keys, given), is_repeatable=True)
+        return self._evaluate(self._keys, script, given)
+
+    def _evaluate(
+        self, keys: Keys, script: Script, given: Sequence[Argument], *, is_repeatable: bool = True
+    ) -> Any:
+        """Run a script on the node of its keys."""
+        return self._hub.nodes.call(
+            keys, lambda wire: wire.evaluate(script, keys, given), is_repeatable=is_repeatable
+        )
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
-        driver = RedisDriver(type, tube, self._namespace, self._waiting, self._after.get(tube.id, "0"))
+        after = self._after.get(tube.id, "0")
+        driver = RedisDriver(type, tube, self._namespace, lambda: self.waiters.uncalled(tube.id), after)
         self._hub.listener.tubes[tube.id] = driver.flags, driver.capacity
         return driver
-
-    def _waiting(self, tube: int) -> int:
-        waiters = self.waiters
-        return waiters.uncalled(tube) if tube in waiters.line else 0
 
     # The catalogue
 
@@ -316,10 +320,7 @@ class RedisStore:
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
     ) -> TubeRecord:
         entry = json.dumps({"type": type, "options": dict(options), "temporary": temporary})
-        keys = self._keys
-        id, after = self._hub.nodes.call(
-            keys, lambda wire: wire.evaluate(scripts.ADD_TUBE, keys, (name, entry))
-        )
+        id, after = self._evaluate(self._keys, scripts.ADD_TUBE, (name, entry), is_repeatable=False)
         if not id:
             raise Again
         self._after[id] = after.decode()
@@ -354,11 +355,7 @@ class RedisStore:
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
         """Run a tube's script that may be run twice, and asks for nothing of the tube's type."""
         keys = Keys.of_tube(self._namespace, tube)
-        return self._hub.nodes.call(
-            keys,
-            lambda wire: wire.evaluate(script, keys, ("", self.clock.now_ms(), 0, *given)),
-            is_repeatable=True,
-        )
+        return self._evaluate(keys, script, ("", self.clock.now_ms(), 0, *given))
 
     # Sessions
 
@@ -387,16 +384,12 @@ class RedisStore:
         if not self._is_alive():
             self._resume()
         session = self.session
-        keys = driver.keys
         given = (driver.flags, self.clock.now_ms(), 0, session)
-        self._hub.nodes.call(keys, lambda wire: wire.evaluate(scripts.ADMIT, keys, given), is_repeatable=True)
+        self._evaluate(driver.keys, scripts.ADMIT, given)
         if self._is_alive() and session == self.session:
             return
         # It ended meanwhile, and may have been rescued here before: another thread may hold what nobody looks for.
-        no_more = (*given, STEP_LIMIT)
-        while self._hub.nodes.call(
-            keys, lambda wire: wire.evaluate(scripts.RELEASE_OWNER, keys, no_more), is_repeatable=True
-        ):
+        while self._evaluate(driver.keys, scripts.RELEASE_OWNER, (*given, STEP_LIMIT)):
             pass
 
     def join(self, session: str) -> None:
@@ -518,7 +511,7 @@ class RedisStore:
             self.read(partial(self._add_calls, Keys.of_tube(self._namespace, tube), given))
 
     def _add_calls(self, keys: Keys, given: Sequence[Argument], tx: Any) -> None:
-        self._hub.nodes.call(keys, lambda wire: wire.evaluate(scripts.ADD_CALLS, keys, ("", 0, 0, *given)))
+        self._evaluate(keys, scripts.ADD_CALLS, ("", 0, 0, *given), is_repeatable=False)
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         flat = self._run_on(tube, scripts.CALLS)
