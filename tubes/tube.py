@@ -28,7 +28,7 @@ from tubes.options import Seconds
 from tubes.payload import encode, encode_many
 from tubes.stats import statistics
 from tubes.store import Unit
-from tubes.task import TAKE, Event, State, Task, milliseconds
+from tubes.task import ACK, TAKE, Event, State, Task, milliseconds
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -324,7 +324,7 @@ class Tube:
             acked: Sequence[Change] = ()
             if acks and ack_and_take is not None:
                 changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
-                refused = not changes
+                refused = not any(event is ACK for event, _, _ in changes)
             else:
                 if acks:
                     tx.begin()

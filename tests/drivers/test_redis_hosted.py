@@ -17,7 +17,7 @@ import tubes
 from tubes import Queue
 from tubes.testing import ConformanceKit, FakeClock
 from tubes.testing.agreement import shortened
-from tubes.testing.suite import Connect, MakeTube
+from tubes.testing.suite import UNKNOWN_ID, Connect, MakeTube
 from tubes.tube import Tube
 
 
@@ -131,6 +131,23 @@ def test_a_server_that_is_away_disturbs_no_other_tube(
         server.start()
         task = hot.take(0)
         assert task is not None and task.data == "x"
+
+
+def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path, redis_url: str) -> None:
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("hot", "redis", url=redis_url)
+        tube.put("held")
+        held = two.tube.hot.take(0)
+        assert held is not None
+        theirs: Any = two.tube.hot.driver
+        theirs._store.leave()  # in Redis its session has ended
+        ours: Any = tube.driver
+        ours._suspects = True
+        with pytest.raises(tubes.NotTaken):
+            tube.take(0, ack=UNKNOWN_ID)
+        assert tube.peek(held.id).state is tubes.State.READY
+        assert tube.statistics()["calls"]["release"] == 1
 
 
 def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> None:
