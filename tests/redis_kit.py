@@ -7,13 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from hypothesis import settings
+from server_kit import ServerKit
 
 import tubes
 from tubes import Queue
-from tubes.testing import ConformanceKit
-from tubes.testing.agreement import shortened
-from tubes.testing.suite import Connect, MakeTube
 from tubes.tube import Tube
 
 
@@ -24,7 +21,7 @@ class SomeConnection:
         return work(self)
 
 
-class RedisKit(ConformanceKit):
+class RedisKit(ServerKit):
     """Each class of tests names a type."""
 
     transactions = False
@@ -34,25 +31,12 @@ class RedisKit(ConformanceKit):
     def store_url(self, redis_url: str) -> str:
         return f"{redis_url}{'&' if '?' in redis_url else '?'}dead_after=2.5"
 
-    def machine_settings(self) -> settings:
-        """Each call is a round trip, so it runs for a shorter time."""
-        return shortened(super().machine_settings())
-
     def die(self, queue: Queue) -> None:
         """End a connection without a word; then, without waiting for its beats, what is done with the dead."""
         store: Any = queue.store
         super().die(queue)
         with self.client.from_url(store._url) as client:
             client.hdel(store._keys[2], store._connection)
-
-    def test_a_temporary_tube_comes_back_empty(
-        self, queue: Queue, make_tube: MakeTube, make_queue: Connect
-    ) -> None:
-        """After a restart of the server, see the fault tests; not when its last client has gone."""
-        make_tube(temporary=True).put("a")
-        queue.close()
-        task = make_queue().tube.jobs.take(0)
-        assert task is not None and task.data == "a"
 
     def test_there_are_no_transactions_over_several_calls(self, queue: Queue, tube: Tube) -> None:
         with pytest.raises(tubes.NotSupported, match="take\\(ack=task\\)"), queue.transaction():

@@ -10,18 +10,17 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from hypothesis import settings
 from redis_servers import RedisServer
+from server_kit import ServerKit
 
 import tubes
 from tubes import Queue
-from tubes.testing import ConformanceKit, FakeClock
-from tubes.testing.agreement import shortened
-from tubes.testing.suite import UNKNOWN_ID, Connect, MakeTube
+from tubes.testing import FakeClock
+from tubes.testing.suite import UNKNOWN_ID
 from tubes.tube import Tube
 
 
-class TestRedisInSqlite(ConformanceKit):
+class TestRedisInSqlite(ServerKit):
     """All features at once, on a SQLite file."""
 
     type = "redis"
@@ -44,19 +43,6 @@ class TestRedisInSqlite(ConformanceKit):
 
         queue.create_tube = create_tube  # type: ignore[method-assign]
         return queue
-
-    def machine_settings(self) -> settings:
-        """Each call is a round trip, so it runs for a shorter time."""
-        return shortened(super().machine_settings())
-
-    def test_a_temporary_tube_comes_back_empty(
-        self, queue: Queue, make_tube: MakeTube, make_queue: Connect
-    ) -> None:
-        """After a restart of the server, see the fault tests; not when its last client has gone."""
-        make_tube(temporary=True).put("a")
-        queue.close()
-        task = make_queue().tube.jobs.take(0)
-        assert task is not None and task.data == "a"
 
     def test_it_is_part_of_no_transaction(self, queue: Queue, tube: Tube) -> None:
         with queue.transaction() as unit, pytest.raises(tubes.NotSupported, match="several calls"):

@@ -6,10 +6,4 @@
 -- Reply: 1 or 0, and an instant in ms, or an empty text.
 -- Cost: O(log n).
 if not exists() then return redis.error_reply('NOTUBE it was dropped') end
-local is_ready
-if grouped or priority then
-  is_ready = call('EXISTS', READY)
-else
-  is_ready = #call('ZRANGEBYLEX', STATES, '[r', '(r' .. LAST_DIGIT, 'LIMIT', 0, 1)
-end
-return {is_ready, call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or ''}
+return {#in_order('r', 1), call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or ''}

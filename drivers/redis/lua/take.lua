@@ -29,19 +29,7 @@ if timed and settle(most) == most then
   return changes
 end
 
-local function next_ready()
-  if grouped or priority then return call('ZRANGE', READY, 0, limit - 1) end
-  local members
-  if newest then
-    members = call('ZREVRANGEBYLEX', STATES, '(r' .. LAST_DIGIT, '[r', 'LIMIT', 0, limit)
-  else
-    members = call('ZRANGEBYLEX', STATES, '[r', '(r' .. LAST_DIGIT, 'LIMIT', 0, limit)
-  end
-  for n = 1, #members do members[n] = string.sub(members[n], 2) end
-  return members
-end
-
-for _, id in ipairs(next_ready()) do
+for _, id in ipairs(in_order('r', limit)) do
   local t = load(id)
   local due = t.due
   if t.ttr ~= NONE then

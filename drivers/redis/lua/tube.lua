@@ -147,6 +147,26 @@ local function unindex(id, t)
   end
 end
 
+-- The first ready (r) or buried (!) tasks, in the order of a take. Of a grouped tube's ready ones, those a take gets.
+local function in_order(state, limit)
+  if state == 'r' and (grouped or priority) then return call('ZRANGE', READY, 0, limit - 1) end
+  if state == '!' and priority then return call('ZRANGE', BURIED, 0, limit - 1) end
+  local members
+  if newest then
+    members = call('ZREVRANGEBYLEX', STATES, '(' .. state .. LAST_DIGIT, '[' .. state, 'LIMIT', 0, limit)
+  else
+    members = call('ZRANGEBYLEX', STATES, '[' .. state, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, limit)
+  end
+  for n = 1, #members do members[n] = string.sub(members[n], 2) end
+  return members
+end
+
+-- The server's own clock, for what tests' clocks must not touch.
+local function server_ms()
+  local time = call('TIME')
+  return time[1] .. string.sub('00000' .. time[2], -6, -4)
+end
+
 -- What a script answers: for each change its event, the task's id, its record after it, and the payload.
 local changes = {}
 local waking, freed = 0, 0
@@ -212,8 +232,7 @@ end
 -- Calls up to `count` of the processes that wait, each once. The lists hold no more than there are processes.
 local function ring(who, bell, count)
   if count <= 0 or call('ZCARD', who) == 0 then return end
-  local time = call('TIME')
-  call('ZREMRANGEBYSCORE', who, '-inf', time[1] .. string.sub('00000' .. time[2], -6, -4))
+  call('ZREMRANGEBYSCORE', who, '-inf', server_ms())
   local free = call('ZCARD', who) - call('LLEN', bell)
   for _ = 1, math.min(count, free) do
     redis.pcall('LPUSH', bell, 1)  -- where the memory is full they look by themselves, later

@@ -7,12 +7,10 @@
 -- Cost: O(log n).
 if not exists() then return 1 end
 even_when_full()
-local time = call('TIME')
-local until_ = plus(time[1] .. string.sub('00000' .. time[2], -6, -4), ARGV[5])
+local until_ = plus(server_ms(), ARGV[5])
 if ARGV[6] == 'r' then
   call('ZADD', SEEKING, until_, ARGV[4])
   return call('HLEN', TASKS) < tonumber(ARGV[7]) and 1 or 0
 end
 call('ZADD', WAITING, until_, ARGV[4])
-if grouped or priority then return call('EXISTS', READY) end
-return #call('ZRANGEBYLEX', STATES, '[r', '(r' .. LAST_DIGIT, 'LIMIT', 0, 1)
+return #in_order('r', 1)
