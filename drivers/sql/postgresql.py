@@ -683,7 +683,7 @@ class PostgresStore:
         if self.waiters.line:
             count -= self.waiters.wake(tube, count)
         if count > 0:
-            self._listener.notify(tube)
+            self._listener.notify(tube, count)
 
     def add_calls(self, deltas: Sequence[Deltas]) -> None:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())

@@ -1,9 +1,11 @@
 """One thread and connection a store: it hears of tasks that others put, tells others of ours, and beats.
 
-A process that has waiters says so on the channel, at once and every few seconds; whoever has heard that lately sends a
-NOTIFY after each commit that readied a task, from this thread, so that no commit of ours waits for the lock that a
-NOTIFY in a transaction takes. Under all this there is the floor: the first in each line looks by itself, behind a
-pooler, which passes no notifications on, more often.
+A process that has waiters says so on the channel of all, at once and every few seconds, and for which tubes. Whoever
+has heard that lately sends a NOTIFY after each commit that readied a task, from this thread, so that no commit of ours
+waits for the lock that a NOTIFY in a transaction takes. One task is for one process: it is called on a channel of its
+own, so that the others sleep on, and calls all when nobody waits in it any more. Several tasks call all. Under all this
+there is the floor: the first in each line looks by itself, behind a pooler, which passes no notifications on, more
+often.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import logging
 import select
 import threading
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tubes.drivers.stirring import Stir
 
@@ -30,6 +34,9 @@ FLOOR = 0.5
 POOLED_FLOOR = 0.1
 """The same behind a pooler, which passes no notifications on: nobody will ever call."""
 
+KNOWN_FOR = 2 * SAY_EVERY + FLOOR
+"""Seconds for which a process that has said that it waits is taken to do so."""
+
 SOON = 0.02
 """Seconds after it has said that it waits, until a process looks again: what was put meanwhile, nobody announced."""
 
@@ -40,6 +47,9 @@ RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""
 
 WAITING = "waiting"
+
+MOST_TUBES = 500
+"""Tubes that a process names when it says that it waits: a notification is not to exceed 8,000 bytes."""
 
 log = logging.getLogger("tubes.postgresql")
 
@@ -62,7 +72,8 @@ class Listener:
         self._beat = beat
         self._check = check
         self._beat_every = beat_every
-        self._calls: set[int] = set()
+        self._calls: Counter[int] = Counter()
+        self._waiting: dict[int, _Announcement] = {}
         self._lock = threading.Lock()
         self._is_over = False
         self._announced_at = self._heard_at = float("-inf")
@@ -88,11 +99,11 @@ class Listener:
         if self._is_pooled or real_monotonic() - self._announced_at > SAY_EVERY:
             self._stir.set()
 
-    def notify(self, tube: int) -> None:
-        """Tell the others that a task of a tube is ready, if anybody waits."""
-        if real_monotonic() - self._heard_at < 2 * SAY_EVERY + FLOOR:
+    def notify(self, tube: int, count: int) -> None:
+        """Tell the others that so many tasks of a tube are ready, if anybody waits."""
+        if real_monotonic() - self._heard_at < KNOWN_FOR:
             with self._lock:
-                self._calls.add(tube)
+                self._calls[tube] += count
             self._stir.set()
 
     def _run(self) -> None:
@@ -104,7 +115,9 @@ class Listener:
                     wire = self._connect()
                     self._is_pooled = wire.pooled
                     if not wire.pooled:
-                        wire.simple(f'LISTEN "{self._channel}"')
+                        wire.simple(
+                            f'LISTEN "{self._channel}"; LISTEN "{self._channel_of(wire.backend_pid)}"'
+                        )
                     self._announced_at = float("-inf")
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
@@ -150,7 +163,8 @@ class Listener:
         if now - self._announced_at > SAY_EVERY and not self._is_pooled:
             self._announced_at = now
             self._look_at = now + SOON
-            self._send(wire, WAITING)
+            tubes = [str(key) for key in self.waiters.keys() if isinstance(key, int)]
+            self._send(wire, f"{WAITING} {','.join(tubes[:MOST_TUBES])}")
         elif now >= self._look_at:
             self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
             self._check()
@@ -159,18 +173,47 @@ class Listener:
 
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:
-            calls, self._calls = self._calls, set()
-        for tube in calls:
-            self._send(wire, str(tube))
+            calls, self._calls = self._calls, Counter()
+        for tube, count in calls.items():
+            self._send(wire, str(tube), self._next_waiting(tube) if count == 1 else None)
 
-    def _send(self, wire: Wire, payload: str) -> None:
-        wire.execute("SELECT pg_notify($1, $2)", (self._channel, payload))
+    def _next_waiting(self, tube: int) -> int | None:
+        """The process that waits for a task of this tube and was not called for longest, if any is known."""
+        since = real_monotonic() - KNOWN_FOR
+        for process, (heard_at, tubes) in list(self._waiting.items()):
+            if heard_at < since:
+                del self._waiting[process]
+            elif tube in tubes:
+                self._waiting[process] = self._waiting.pop(process)  # to the end of the line
+                return process
+        return None
+
+    def _send(self, wire: Wire, payload: str, process: int | None = None) -> None:
+        channel = self._channel if process is None else self._channel_of(process)
+        wire.execute("SELECT pg_notify($1, $2)", (channel, payload))
+
+    def _channel_of(self, process: int) -> str:
+        return f"{self._channel}_{process}"
 
     def _hear(self, wire: Wire) -> None:
-        for _, payload, sender in wire.notices():
+        for channel, payload, sender in wire.notices():
             if sender == wire.backend_pid:
                 continue
-            if payload == WAITING:
+            word, _, tubes = payload.partition(" ")
+            if word == WAITING:
                 self._heard_at = real_monotonic()
-            elif payload.isdigit():
-                self.waiters.wake(int(payload))
+                known = frozenset(int(tube) for tube in tubes.split(",") if tube.isdigit())
+                self._waiting[sender] = _Announcement(self._heard_at, known)
+            elif word.isdigit():
+                is_called = self.waiters.wake(int(word)) > 0
+                if channel == self._channel:
+                    self._waiting.pop(sender, None)  # it passes a call on, or puts: it does not wait
+                elif not is_called:
+                    self._send(wire, word)
+
+
+class _Announcement(NamedTuple):
+    """A process waits: when it said so, and for which tubes."""
+
+    heard_at: float
+    tubes: frozenset[int]

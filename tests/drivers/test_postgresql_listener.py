@@ -1,0 +1,143 @@
+"""Who is called on PostgreSQL when a task is put: one process for one task, and never nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from servers import conninfo
+from tubes.drivers.sql import postgresql_listener
+from tubes.drivers.sql.postgresql_listener import Listener
+from tubes.drivers.sql.postgresql_wire import Wire
+
+from tubes.clock import Signal
+
+TUBE, OTHER = 7, 8
+
+
+class Process:
+    """A listener with a connection of its own, as each process has one, and who waits there."""
+
+    def __init__(self, url: str) -> None:
+        self.listener = Listener(
+            lambda: Wire(conninfo(url), "the test's database", "off"), "tubes", lambda wire: None, bool, 3600
+        )
+        self.waiters = self.listener.waiters
+        self.waiters._on_wait = self.listener.on_wait
+        self._signals: dict[int, Signal] = {}
+        self.listener.start()
+
+    def wait(self, tube: int = TUBE) -> None:
+        self._signals[tube] = self.waiters.enter(tube)
+
+    def leave(self, tube: int = TUBE) -> None:
+        self.waiters.leave(tube, self._signals.pop(tube))
+
+    def was_called(self, tube: int = TUBE) -> bool:
+        _, is_called = self.waiters.heed(tube, self._signals[tube])
+        return bool(is_called)
+
+    def knows(self, count: int) -> bool:
+        return len(self.listener._waiting) == count
+
+
+@pytest.fixture
+def processes(postgres_db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Process]]:
+    """Three; what they look at by themselves now and then calls nobody, only a call does."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    made = [Process(postgres_db) for _ in range(3)]
+    yield made
+    for process in made:
+        process.listener.stop()
+
+
+def eventually(holds: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def called(*processes: Process) -> list[int]:
+    """Which of these are called; waits for the first, and then for a call too many."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found.extend(place for place, process in enumerate(processes) if process.was_called())
+        return bool(found)
+
+    eventually(look)
+    with suppress(AssertionError):
+        eventually(lambda: look() and False, 0.1)
+    return found
+
+
+def test_one_task_calls_one_process_and_the_next_another(processes: list[Process]) -> None:
+    putter, *waiting = processes
+    for process in waiting:
+        process.wait()
+    eventually(lambda: putter.knows(2))
+    putter.listener.notify(TUBE, 1)
+    (first,) = called(*waiting)
+    putter.listener.notify(TUBE, 1)
+    assert called(*waiting) == [1 - first]
+
+
+def test_several_tasks_call_everybody(processes: list[Process]) -> None:
+    putter, *waiting = processes
+    for process in waiting:
+        process.wait()
+    eventually(lambda: putter.knows(2))
+    putter.listener.notify(TUBE, 2)
+    assert sorted(called(*waiting)) == [0, 1]
+
+
+def test_who_waits_for_another_tube_is_not_called(processes: list[Process]) -> None:
+    putter, mine, theirs = processes
+    theirs.wait(OTHER)
+    mine.wait()
+    eventually(lambda: putter.knows(2))
+    for _ in range(2):
+        putter.listener.notify(TUBE, 1)
+        assert called(mine) == [0]
+    assert not theirs.was_called(OTHER)
+
+
+def test_who_does_not_wait_any_more_passes_the_call_on(processes: list[Process]) -> None:
+    putter, gone, waiting = processes
+    gone.wait()
+    eventually(lambda: putter.knows(1))
+    waiting.wait()
+    eventually(lambda: putter.knows(2))
+    gone.leave()
+    putter.listener.notify(TUBE, 1)  # it is the first in line
+    assert called(waiting) == [0]
+    eventually(lambda: putter.knows(1))
+
+
+def test_a_tube_for_which_nobody_has_said_to_wait_calls_everybody(processes: list[Process]) -> None:
+    """Who has begun to wait since it last said so is heard of later."""
+    putter, waiting, _ = processes
+    waiting.wait(OTHER)
+    eventually(lambda: putter.knows(1))
+    waiting.wait()
+    putter.listener.notify(TUBE, 1)
+    assert called(waiting) == [0]
+
+
+def test_who_said_so_long_ago_is_not_counted_on(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    putter, silent, waiting = processes
+    silent.wait()
+    eventually(lambda: putter.knows(1))
+    silent.leave()
+    monkeypatch.setattr(postgresql_listener, "KNOWN_FOR", 0.05)
+    time.sleep(0.1)  # real time: that of the announcement
+    waiting.wait()
+    eventually(lambda: putter.knows(2))
+    putter.listener.notify(TUBE, 1)
+    assert called(waiting) == [0]
+    assert putter.knows(1)
