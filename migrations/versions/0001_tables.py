@@ -283,7 +283,7 @@ LOCK = """IF current_setting('transaction_isolation') IN ('repeatable read', 'se
 
 # join decides before the row is written; the others run after it was, or the unique index would fail half-way: first
 # one steps back, then another leads. A condition is parsed with every statement, also where there are no sub-queues:
-# those of join and gone are the shortest (a put takes the server 36 µs instead of 40), and their functions ask the rest.
+# those of join and gone are the shortest (a put takes the server 36 µs, not 40), and their functions ask the rest.
 POSTGRESQL_TRIGGERS = (
     """"{table}_join" BEFORE INSERT ON "{table}" FOR EACH ROW
     WHEN (new.utube IS NOT NULL) EXECUTE FUNCTION "{table}_join"()""",
