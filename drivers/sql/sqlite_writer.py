@@ -38,11 +38,13 @@ LOOKS_FOR_COMPANY, LOOK_FOR_COMPANY = 4, 0.00003
 LONGEST_WAIT = 0.1
 """Seconds after which a thread in line looks by itself, should whoever was to stir it have been interrupted."""
 
-FIRST_NAP, LONGEST_NAP = 0.0005, 0.004
-"""Seconds that a thread sleeps while another is at the writer, where commits are not shared."""
+FIRST_NAP, LONGEST_NAP, NAPS_FOR = 0.001, 0.004, 0.05
+"""Seconds that a thread sleeps while another is at the writer, where commits are not shared; after so many it stands
+in line, since it might always wake while another is at it."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
-"""Seconds between two tries for the file's write lock: short, or waiting processes starve."""
+PAUSE, SHORT_PAUSE, PATIENT_FOR = 0.0015, 0.0005, 0.015
+"""Seconds between two tries for the file's write lock: long, so that whoever has it does many steps while what it has
+read is still good; short for who has waited for so many seconds, so that nobody starves."""
 
 
 class SqliteTx:
@@ -368,10 +370,14 @@ class SqliteWriter:
 
     def _snatch_turn(self) -> None:
         self.refuse_to_wait_for_oneself()
-        wait = FIRST_NAP
+        began, nap = real_monotonic(), FIRST_NAP
         while not self._turn.acquire(False):
-            interruptible(pause, wait)
-            wait = min(wait * 2, LONGEST_NAP)
+            if real_monotonic() - began < NAPS_FOR:
+                interruptible(pause, nap)
+                nap = min(nap * 2, LONGEST_NAP)
+            else:
+                self._stand_in_line(_Member(None, None, alone=True))
+                return
 
     def _stand_in_line(self, member: _Member) -> Any:
         self.refuse_to_wait_for_oneself()
@@ -532,17 +538,16 @@ class SqliteWriter:
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
         self._refuse_to_wait_for_the_user()
-        deadline = real_monotonic() + self._busy_timeout
-        wait = FIRST_PAUSE
+        began = now = real_monotonic()
         while True:
-            interruptible(pause, wait)
-            wait = min(wait * 1.5, LONGEST_PAUSE)
+            interruptible(pause, PAUSE if now - began < PATIENT_FOR else SHORT_PAUSE)
             try:
                 return self.db.execute(text, given)
             except sqlite3.OperationalError as error:
                 if not is_busy(error):
                     raise
-                if real_monotonic() >= deadline:
+                now = real_monotonic()
+                if now - began >= self._busy_timeout:
                     raise StoreBusy(
                         f"{self._what} was locked by another process for more than {self._busy_timeout:g} s"
                     ) from error

@@ -235,3 +235,22 @@ def test_who_listens_goes_on_when_a_store_cannot_look(connect: Connect) -> None:
     tube.put("x")
     waiter.join()
     assert taken[0] is not None and taken[0].data == "x"
+
+
+def test_a_thread_that_always_came_too_late_is_handed_the_file(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a busy thread, which lets go of it for a moment only, could keep the others from it for seconds."""
+    monkeypatch.setattr("tubes.drivers.sql.sqlite_writer.NAPS_FOR", 0.0)
+    queue = connect(durability="normal", sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    late: list[tubes.Task] = []
+    thread = threading.Thread(target=lambda: late.append(tube.put("late")))
+    store: Any = queue.store
+    with queue.transaction() as unit:
+        tube.put("busy", unit=unit)
+        thread.start()
+        eventually(lambda: bool(store.writer._line))
+    busy = tube.put("busy")
+    thread.join()
+    assert late[0].id < busy.id
