@@ -147,12 +147,12 @@ def main() -> None:
 
 
 def opened(settings: dict[str, Any]) -> tuple[tubes.Queue, tubes.Tube]:
-    """Open the queue and the tube, when the store can be reached."""
+    """Open the queue and the tube, when the store can be reached, and no stopped process holds its lock."""
     while True:
         try:
             queue = tubes.connect(settings["url"], **settings["connect"])
             return queue, queue.create_tube("jobs", settings["type"], if_not_exists=True, **settings["tube"])
-        except (tubes.StoreUnavailable, tubes.OutcomeUnknown):
+        except (tubes.StoreUnavailable, tubes.StoreBusy, tubes.OutcomeUnknown):
             time.sleep(0.05)
 
 
