@@ -157,6 +157,7 @@ class Listener:
         now = real_monotonic()
         if now >= self._beat_at:
             self._beat_at = now + self._beat_every
+            self._forget_the_silent()  # also where nobody puts
             self._beat(wire)
         if not self.waiters:
             return
@@ -179,14 +180,16 @@ class Listener:
 
     def _next_waiting(self, tube: int) -> int | None:
         """The process that waits for a task of this tube and was not called for longest, if any is known."""
-        since = real_monotonic() - KNOWN_FOR
-        for process, (heard_at, tubes) in list(self._waiting.items()):
-            if heard_at < since:
-                del self._waiting[process]
-            elif tube in tubes:
+        self._forget_the_silent()
+        for process, (_, tubes) in self._waiting.items():
+            if tube in tubes:
                 self._waiting[process] = self._waiting.pop(process)  # to the end of the line
                 return process
         return None
+
+    def _forget_the_silent(self) -> None:
+        since = real_monotonic() - KNOWN_FOR
+        self._waiting = {process: said for process, said in self._waiting.items() if said.heard_at >= since}
 
     def _send(self, wire: Wire, payload: str, process: int | None = None) -> None:
         channel = self._channel if process is None else self._channel_of(process)

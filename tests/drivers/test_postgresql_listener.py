@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 
 import pytest
+from faults.harness import eventually
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql_listener import Listener
@@ -20,9 +20,13 @@ TUBE, OTHER = 7, 8
 class Process:
     """A listener with a connection of its own, as each process has one, and who waits there."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, beat_every: float = 3600) -> None:
         self.listener = Listener(
-            lambda: Wire(conninfo(url), "the test's database", "off"), "tubes", lambda wire: None, bool, 3600
+            lambda: Wire(conninfo(url), "the test's database", "off"),
+            "tubes",
+            lambda wire: None,
+            bool,
+            beat_every,
         )
         self.waiters = self.listener.waiters
         self.waiters._on_wait = self.listener.on_wait
@@ -53,11 +57,11 @@ def processes(postgres_db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
         process.listener.stop()
 
 
-def eventually(holds: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+def all_wait(waiting: Sequence[Process], putter: Process) -> None:
+    """All wait for the same tube, and the putter has heard of it."""
+    for process in waiting:
+        process.wait()
+    eventually(lambda: putter.knows(len(waiting)))
 
 
 def called(*processes: Process) -> list[int]:
@@ -69,16 +73,16 @@ def called(*processes: Process) -> list[int]:
         return bool(found)
 
     eventually(look)
-    with suppress(AssertionError):
-        eventually(lambda: look() and False, 0.1)
+    late = time.monotonic() + 0.1
+    while time.monotonic() < late:
+        look()
+        time.sleep(0.002)
     return found
 
 
 def test_one_task_calls_one_process_and_the_next_another(processes: list[Process]) -> None:
     putter, *waiting = processes
-    for process in waiting:
-        process.wait()
-    eventually(lambda: putter.knows(2))
+    all_wait(waiting, putter)
     putter.listener.notify(TUBE, 1)
     (first,) = called(*waiting)
     putter.listener.notify(TUBE, 1)
@@ -87,9 +91,7 @@ def test_one_task_calls_one_process_and_the_next_another(processes: list[Process
 
 def test_several_tasks_call_everybody(processes: list[Process]) -> None:
     putter, *waiting = processes
-    for process in waiting:
-        process.wait()
-    eventually(lambda: putter.knows(2))
+    all_wait(waiting, putter)
     putter.listener.notify(TUBE, 2)
     assert sorted(called(*waiting)) == [0, 1]
 
@@ -141,3 +143,19 @@ def test_who_said_so_long_ago_is_not_counted_on(
     putter.listener.notify(TUBE, 1)
     assert called(waiting) == [0]
     assert putter.knows(1)
+
+
+def test_who_never_puts_forgets_who_said_so_long_ago(
+    processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a process that lives for long would know all that ever were."""
+    waiting, *_ = processes
+    idle = Process(postgres_db, beat_every=0.02)
+    try:
+        waiting.wait()
+        eventually(lambda: idle.knows(1))
+        waiting.leave()
+        monkeypatch.setattr(postgresql_listener, "KNOWN_FOR", 0.05)
+        eventually(lambda: idle.knows(0))
+    finally:
+        idle.listener.stop()
