@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 import psycopg
 import pytest
+from faults.harness import eventually
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
@@ -33,13 +33,6 @@ def wire(postgres_db: str, db: psycopg.Connection) -> Iterator[Wire]:
     wire = Wire(conninfo(postgres_db), "the test's database", "full")
     yield wire
     wire.close()
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def numbers(db: psycopg.Connection) -> list[int]:

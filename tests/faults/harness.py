@@ -34,6 +34,16 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
         time.sleep(0.002)
 
 
+def take_looking_seldom(tube: tubes.Tube) -> tubes.Task:
+    """Take what a killed process held, looking less often than it takes to be dead."""
+    for _ in range(15):
+        task = tube.take(timeout=0)
+        if task is not None:
+            return task
+        time.sleep(1.2)  # real time: that of the beats, which the killed process stopped
+    raise AssertionError("what a killed process held was not to be had")
+
+
 @dataclass
 class Crew:
     """Worker processes on one tube ``jobs`` of one store, and their shared log."""
