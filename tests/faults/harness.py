@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import signal
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -90,9 +91,18 @@ class Crew:
         worker.wait()
         return self.workers.pop(worker)
 
+    def check_alive(self) -> None:
+        """Fail when a worker ended by itself."""
+        for worker in self.workers:
+            assert worker.poll() is None, f"a worker ended by itself, with status {worker.returncode}"
+
     def lines(self) -> list[list[str]]:
         """The words of each line of the log, in order of time."""
         return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def acked(self) -> int:
+        """How many acks they have seen answered."""
+        return self.log.read_bytes().count(b"\nack!") if self.log.exists() else 0
 
     def said(self, word: str, times: int = 1) -> Callable[[], bool]:
         """A question for ``eventually``: whether the log has that word so often."""
@@ -117,42 +127,90 @@ def torment(
     producers: int = 2,
     consumers: int = 3,
     longest_stop: float = 0.8,
+    meanwhile: Sequence[tuple[Meanwhile, int]] = (),
     seed: int | None = None,
 ) -> int:
     """Kill, stop and continue workers at random moments, replacing the dead; return how many were killed.
 
-    Goes on for at least ``seconds``, until ``kills`` were killed and ``ENOUGH`` tasks acked. In the end everybody is
-    killed.
+    Goes on for at least ``seconds``, until ``kills`` were killed, ``ENOUGH`` tasks acked, and what goes on
+    ``meanwhile`` was done as often as it must. In the end everybody is killed.
     """
     dice = random.Random(seed)
     for role, count in (("produce", producers), ("consume", consumers)):
         for _ in range(count):
             crew.start(role)
-    eventually(crew.said("ack!", 5), within=30)
+    eventually(lambda: crew.acked() >= 5, within=60)
     stopped: list[tuple[float, Process]] = []
     end = time.monotonic() + seconds
+    pace = Pace(crew)
     killed = 0
-    while killed < kills or time.monotonic() < end or not crew.said("ack!", ENOUGH)():
+    while (
+        killed < kills
+        or time.monotonic() < end
+        or crew.acked() < ENOUGH
+        or any(other.times < times for other, times in meanwhile)
+    ):
         time.sleep(dice.random() * max(seconds / kills, 0.05) * 1.2)
-        victim = dice.choice(list(crew.workers))
-        assert victim.poll() is None, f"a worker ended by itself, with status {victim.returncode}"
-        if dice.random() < 0.35:
-            victim.send_signal(signal.SIGSTOP)
-            stopped.append((time.monotonic() + dice.random() * longest_stop, victim))
-        else:
-            crew.start(crew.kill(victim))
-            killed += 1
+        crew.check_alive()
+        assert all(other.is_alive() for other, _ in meanwhile), "what goes on meanwhile has failed"
+        if pace.allows_more():
+            victim = dice.choice(list(crew.workers))
+            if dice.random() < 0.35:
+                victim.send_signal(signal.SIGSTOP)
+                stopped.append((time.monotonic() + dice.random() * longest_stop, victim))
+            else:
+                crew.start(crew.kill(victim))
+                killed += 1
         for until, worker in list(stopped):
             if time.monotonic() >= until:
                 stopped.remove((until, worker))
                 with suppress(ProcessLookupError):
                     worker.send_signal(signal.SIGCONT)
-    for worker in list(crew.workers):
-        assert worker.poll() is None, f"a worker ended by itself, with status {worker.returncode}"
+    crew.check_alive()
+    for worker in crew.workers:
         worker.send_signal(signal.SIGCONT)
     ended = list(crew.workers)
     crew.disband()
     return killed + len(ended)
+
+
+class Pace:
+    """Workers have acked something between two blows, however slow the machine is: else they would get nowhere."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._acked = 0
+
+    def allows_more(self) -> bool:
+        """Tell whether they have, since it last did."""
+        before, self._acked = self._acked, self._crew.acked()
+        return self._acked > before
+
+
+class Meanwhile(threading.Thread):
+    """Does something to a crew again and again, at that pace, until the block is over."""
+
+    def __init__(self, crew: Crew, every: float, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self._pace = Pace(crew)
+        self._every = every
+        self._act = act
+        self._over = threading.Event()
+        self.times = 0
+
+    def run(self) -> None:
+        while not self._over.wait(self._every):
+            if self._pace.allows_more():
+                self._act()
+                self.times += 1
+
+    def __enter__(self) -> Meanwhile:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.join()
 
 
 def drain(crew: Crew) -> dict[int, str]:
