@@ -70,13 +70,25 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
     finally:
         _guard.is_on = False
         try:
-            if callable(terminate):
-                signal(TERM, terminate)
+            _restore(interrupt, terminate)
         finally:
-            if callable(interrupt):
-                signal(INT, interrupt)
             if _guard.noted:
                 _hand_on()
+
+
+def _restore(interrupt: Any, terminate: Any) -> None:
+    """Put the handlers back. The first may raise before the second is: all the same both are."""
+    restores_interrupt = callable(interrupt)
+    try:
+        if callable(terminate):
+            signal(TERM, terminate)
+    finally:
+        if restores_interrupt:
+            try:
+                signal(INT, interrupt)
+            except BaseException:
+                signal(INT, interrupt)
+                raise
 
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:

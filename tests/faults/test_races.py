@@ -52,7 +52,8 @@ def test_a_race_shows_that_a_lock_is_missing(postgres_db: str) -> None:
         )
         db.execute("DROP INDEX tubes_task_first")
     with pytest.raises(AssertionError, match=r"in two hands|stuck"):
-        race(postgres_db, "utube", 2, threads=8, processes=2)
+        for _ in range(20):  # the first shows it, unless the machine is slow
+            race(postgres_db, "utube", 2, threads=8, processes=2)
 
 
 def test_a_task_that_is_kicked_while_it_is_buried_by_its_id_is_buried(tmp_path: Path) -> None:
