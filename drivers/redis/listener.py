@@ -32,6 +32,9 @@ FLOOR = 0.5
 SAID_FOR = 2.0
 """Seconds for which a process that said that it waits is believed."""
 
+REST = 0.002
+"""Seconds that a connection rests after a call: who was called takes before the server is asked anything else."""
+
 RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""
 
@@ -68,8 +71,9 @@ class Watch:
         self.kind = kind
         self.wire: Wire | None = None
         self.is_waiting = False
+        self.is_resting = False
         self.next_at = 0.0
-        """When to look again: without a connection, or when the answer should have come."""
+        """When to look again: without a connection, after a rest, or when the answer should have come."""
         self.used_at = 0.0
 
     @property
@@ -158,7 +162,7 @@ class Listener:
             if watch.is_waiting and watch.wire is not None:
                 by_fd[watch.wire.fileno()] = watch
                 poll.register(watch.wire.fileno(), select.POLLIN)
-            if watch.is_waiting or watch.is_wanted:
+            if watch.is_waiting or watch.is_resting or watch.is_wanted:
                 until = min(until, watch.next_at)
         came = poll.poll(min(max(until - now, 0.0), 60.0) * 1000)
         if self._is_over:
@@ -168,6 +172,7 @@ class Listener:
                 self._answered(by_fd[fd])
             else:
                 self._stir.clear()
+                self._end_rests()
         self._lose_silent()
         self._beat()
 
@@ -192,10 +197,14 @@ class Listener:
             if not watch.is_waiting and real_monotonic() >= watch.next_at:
                 self._wait(watch)
                 self._beat()  # a node that hangs must not keep this process from showing others that it lives
+        for watch in self._watches.values():
+            if watch.is_resting and real_monotonic() >= watch.next_at:
+                self._unwait(watch, 0)
 
     def _wait(self, watch: Watch) -> None:
         """Say that somebody waits here, and wait for a call."""
         self._active.add((watch.waiters, watch.key))
+        watch.is_resting = False
         watch.used_at = real_monotonic()
         try:
             if watch.wire is None:
@@ -224,21 +233,30 @@ class Listener:
         if isinstance(answer, Exception):
             self._lose(watch, answer)
             return
-        spare = 0
+        called = 0
         if answer is None:
             watch.waiters.wake_first(watch.key)
         else:
-            spare = 1 - watch.waiters.wake(watch.key)
+            called = watch.waiters.wake(watch.key)
         self._active.discard(
             (watch.waiters, watch.key)
         )  # before the look: who begins to wait from now on stirs
-        if watch.is_wanted:
+        if called and not watch.waiters.uncalled(watch.key):
+            watch.is_resting, watch.next_at = True, real_monotonic() + REST
+        elif watch.is_wanted:
             self._wait(watch)
         else:
-            self._unwait(watch, spare)
+            self._unwait(watch, 0 if answer is None else 1)
+
+    def _end_rests(self) -> None:
+        """Somebody begins to wait: whoever was called has taken, maybe."""
+        for watch in self._watches.values():
+            if watch.is_resting:
+                watch.next_at = 0.0
 
     def _unwait(self, watch: Watch, spare: int) -> None:
         assert watch.wire is not None
+        watch.is_resting = False
         try:
             watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, self._name, watch.kind, spare))
         except TROUBLE:  # it is not believed for long
@@ -264,7 +282,7 @@ class Listener:
         if watch.wire is not None:
             watch.wire.close()
             watch.wire = None
-        watch.is_waiting = False
+        watch.is_waiting = watch.is_resting = False
 
     # Beats
 

@@ -143,6 +143,25 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server:
     assert [task and task.data for task in got] == ["came"]
 
 
+def test_who_is_called_for_nothing_says_again_that_he_waits(
+    connect: Connect, server: RedisServer, url: str
+) -> None:
+    """Another process was faster. The next task of another process finds him waiting."""
+    thread, got = waiting(connect().create_tube("jobs", "fifo"))
+
+    def said() -> Any:
+        return server.command("ZRANGE", "{tubes:1}:waiting", 0, -1, "WITHSCORES")
+
+    eventually(said)
+    before = said()
+    server.command("LPUSH", "{tubes:1}:bell", 1)
+    eventually(lambda: said() and said() != before)
+    eventually(lambda: server.command("INFO", "clients")["blocked_clients"])
+    run("import sys, tubes\nwith tubes.connect(sys.argv[1]) as q: q.tube.jobs.put('came')", url)
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_restart_empties_a_temporary_tube_and_no_other(
     connect: Connect, server: RedisServer, mode: Any
