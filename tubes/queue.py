@@ -69,7 +69,8 @@ def connect(
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
-        raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {url!r}", option="url")
+        shown = "this" if "@" in str(url) else repr(url)  # there may be a password in it
+        raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {shown}", option="url")
     if durability not in (None, "full", "normal", "off"):
         raise BadOption(
             f"durability must be full, normal or off, not {durability!r}",

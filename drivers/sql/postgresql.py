@@ -835,10 +835,12 @@ def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
     try:
         parsed = sa.engine.make_url(url)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
         raise BadOption(
-            "the store's URL is none: postgresql+psycopg://user@host/database", option="url"
-        ) from error
+            "the store's URL is none: postgresql+psycopg://user@host:5432/database, where a password's / ? # @ : and % "
+            "are written as %2F and so on",
+            option="url",
+        ) from None
     if parsed.drivername not in ("postgresql", "postgresql+psycopg"):
         raise BadOption(
             f"tubes speaks to PostgreSQL through psycopg, not {parsed.drivername!r}: "

@@ -536,7 +536,7 @@ class SqliteStore:
 def _path(url: str) -> str | None:
     try:
         parsed = sa.engine.make_url(url)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:
         raise BadOption(
             "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
             option="url",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 import tubes
@@ -21,3 +23,19 @@ def test_a_wrong_option_is_refused_by_its_name(url: str, named: str) -> None:
     with pytest.raises(tubes.BadOption) as refused:
         tubes.connect(url)
     assert refused.value.option == named
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:s3cret@host:port/db",
+        "://user:s3cret@host",
+        "s3cret@host",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
+    """It may have a password in it, also in what the parser said of it."""
+    with pytest.raises(tubes.BadOption, match="store") as caught:
+        tubes.connect(url)
+    assert caught.value.option == "url"
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
