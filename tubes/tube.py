@@ -207,13 +207,14 @@ class Tube:
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
     ) -> Sequence[Change]:
-        if unit is not None or 0 < self._capacity < wanted:
+        if 0 < self._capacity < wanted:
             raise TubeFull(self.name, self._capacity, wanted)
-        if self.expire():  # what is over takes no room
-            changes = self._run(step)
+        # what is over takes no room
+        if self.expire() if unit is None else self._run(self._expiry, unit):
+            changes = self._run(step, unit)
             if changes:
                 return changes
-        self._check_exists()
+        self._check_exists(unit)
         if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
         waiters, deadline = self._store.waiters, self._deadline(timeout)
@@ -691,7 +692,7 @@ class Tube:
             due = self.next_due_ms()
             if due is None or due > self._clock.now_ms():
                 return expired
-            changes = self._run(lambda tx: self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms()))
+            changes = self._run(self._expiry)
             expired += len(changes)
             if not changes:
                 return expired
@@ -785,6 +786,9 @@ class Tube:
             self.publish(changes)
         self._queue.deliveries.deliver()
         return changes
+
+    def _expiry(self, tx: Any) -> Sequence[Change]:
+        return self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms())
 
     def _one(self, changes: Sequence[Change]) -> Task:
         raw = changes[0][1]

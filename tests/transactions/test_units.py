@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
 
 import tubes
+from tubes.testing import FakeClock
 
 
 class Stop(Exception):
@@ -149,6 +151,30 @@ def test_a_put_in_a_unit_cannot_wait(place: Place) -> None:
         tube.put("x", unit=unit)
         with pytest.raises(tubes.TubeFull):
             tube.put("y", unit=unit)
+
+
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_what_is_over_takes_no_room_from_a_put_in_a_transaction(place: Place, how: str) -> None:
+    """It goes in the same transaction, and is there again after a rollback."""
+    clock = FakeClock()
+    tube = place.connect(clock=clock, sweep=False).create_tube("jobs", "limfifottl", capacity=1)
+    tube.on_task_change(lambda task, event: place.changes.append((str(event), task.data)))
+    tube.put("over", ttl=1)
+    clock.advance(2)
+    place.changes.clear()
+    for is_kept in (False, True):
+        with place.engine.connect() as connection, suppress(Stop):
+            with tube._queue.transaction() if how == "unit" else nullcontext() as unit:
+                where: Any = {"unit": unit} if how == "unit" else {"connection": connection}
+                assert tube.put("new", **where).data == "new"
+                with pytest.raises(tubes.TubeFull):
+                    tube.put("another", **where)
+                if not is_kept:
+                    raise Stop
+            if how == "connection":
+                connection.commit()
+        assert place.changes == ([("ttl", "over"), ("put", "new")] if is_kept else [])
+    assert [task.data for task in tube.tasks("r")] == ["new"]
 
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
