@@ -103,6 +103,10 @@ class Statements:
     hold: Statement
     hold_free: Statement
     ack_leases: Statement
+    ack_leases_unread: Statement
+    mark: Statement
+    back_to_mark: Statement
+    end_mark: Statement
     update: Statement
     ready: Statement
     buried: Statement
@@ -474,12 +478,11 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             "tube",
             "ids",
         ),
-        ack_leases=make(
-            ack_leases.returning(c.id, c.ttl_ms, c.ttr_ms),
-            "leases",
-            "tube",
-            "owner",
-        ),
+        ack_leases=make(ack_leases.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner"),
+        ack_leases_unread=make(ack_leases, "leases", "tube", "owner"),
+        mark=make(sa.text("SAVEPOINT tubes_mark")),
+        back_to_mark=make(sa.text("ROLLBACK TO SAVEPOINT tubes_mark")),
+        end_mark=make(sa.text("RELEASE SAVEPOINT tubes_mark")),
         update=make(
             update, "state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"
         ),
