@@ -187,6 +187,15 @@ class Api(Suite):
         assert tube.ack_many([task]) == []
         assert tube.statistics()["tasks"]["total"] == 1
 
+    def test_ack_many_leaves_what_is_held_no_longer(self, tube: Tube) -> None:
+        for n in range(3):
+            tube.put(n, **self.apart(n))
+        first, lost, last = taken = tube.take_many(3, 0)
+        tube.release(lost)
+        assert ids(tube.ack_many(taken)) == ids([first, last])
+        assert ids(tube.tasks("r")) == [lost.id]
+        assert tube.statistics()["tasks"]["total"] == 1
+
     def test_release_all_returns_how_many(self, tube: Tube) -> None:
         tasks = tube.put_many("abc", **self.apart(0))
         taken = tube.take_many(2, 0)
