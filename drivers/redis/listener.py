@@ -233,20 +233,20 @@ class Listener:
         if isinstance(answer, Exception):
             self._lose(watch, answer)
             return
-        called = 0
+        spare = 0
         if answer is None:
             watch.waiters.wake_first(watch.key)
         else:
-            called = watch.waiters.wake(watch.key)
+            spare = 1 - watch.waiters.wake(watch.key)
         self._active.discard(
             (watch.waiters, watch.key)
         )  # before the look: who begins to wait from now on stirs
-        if called and not watch.waiters.uncalled(watch.key):
+        if answer is not None and not spare and not watch.waiters.uncalled(watch.key):
             watch.is_resting, watch.next_at = True, real_monotonic() + REST
         elif watch.is_wanted:
             self._wait(watch)
         else:
-            self._unwait(watch, 0 if answer is None else 1)
+            self._unwait(watch, spare)
 
     def _end_rests(self) -> None:
         """Somebody begins to wait: whoever was called has taken, maybe."""

@@ -32,7 +32,7 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     deadline = time.monotonic() + within
     while not holds():
         assert time.monotonic() < deadline, f"not so within {within} s: {holds}"
-        time.sleep(0.002)
+        time.sleep(0.002)  # real time: what is waited for happens in other processes
 
 
 def take_looking_seldom(tube: tubes.Tube) -> tubes.Task:

@@ -61,7 +61,7 @@ over.set()
 armed.set()
 for thread in threads:
     thread.join()
-print(unknown)
+print(caught, unknown)
 left = tube.statistics()
 calls, tasks = left["calls"], left["tasks"]
 print(calls["put"] - calls["ack"] == tasks["total"] == tasks["ready"])
@@ -75,7 +75,14 @@ queue.close()
 )
 def test_no_interrupt_strands_a_task(db: Path, manner: str, durability: str, times: int) -> None:
     """A main thread takes and acks while signals rain on it: all it holds is what it was given, and it goes on."""
-    assert run(STRESS, db, manner, durability, times, 20).splitlines() == ["0", "True"]
+    check_stress(run(STRESS, db, manner, durability, times, 20), times)
+
+
+def check_stress(printed: str, times: int) -> None:
+    """All signals were caught, or a tenth at least on a slow machine; no task was stranded, and the counts agree."""
+    counts, agree = printed.splitlines()
+    caught, unknown = map(int, counts.split())
+    assert times / 10 <= caught <= times and unknown == 0 and agree == "True", printed
 
 
 BETWEEN = """

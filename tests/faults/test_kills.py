@@ -14,9 +14,9 @@ def test_kills_and_stops_lose_no_task_and_ack_none_twice(crew: Crew, type: str) 
         crew.tube = {"ttr": 0.5}
     if type == "limfifottl":
         crew.tube |= {"capacity": 100}
-    torment(crew, 1.5, 4)
+    killed = torment(crew, 1.5, 4)
     account = settle(crew.lines(), drain(crew))
-    assert account.acked >= ENOUGH, account
+    assert killed >= 4 and account.acked >= ENOUGH, account
 
 
 def test_the_account_sees_a_lost_task_and_a_second_ack() -> None:
