@@ -213,13 +213,12 @@ class SqlDriver:
             tx.rows(self._sql.lock_groups, _json_ids([ref.id for ref in refs]))
         leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
         leases = f"{{{leases}}}"
-        are_all = not self._reads_acks and self._ack_all(tx, leases, owner, len(refs))
-        if not are_all:
-            rows = tx.rows(self._sql.ack_leases, leases, self._tube, owner)
-            self._give_room(tx, len(rows))
-            are_all = not self._is_timed and len(rows) == len(refs)
-        if are_all:
-            return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]
+        if not self._reads_acks and self._ack_all(tx, leases, owner, len(refs)):
+            return self._all_done(refs, now)
+        rows = tx.rows(self._sql.ack_leases, leases, self._tube, owner)
+        self._give_room(tx, len(rows))
+        if not self._is_timed and len(rows) == len(refs):
+            return self._all_done(refs, now)
         acked = {id: times for id, *times in rows}
         known = {id: task for id, _, task in refs if id in acked}
         return [
@@ -238,6 +237,9 @@ class SqlDriver:
             tx.run(self._sql.back_to_mark)
         tx.run(self._sql.end_mark)
         return are_acked
+
+    def _all_done(self, refs: Sequence[Ref], now: int) -> Sequence[Change]:
+        return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]
 
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
         """Ack in one statement; what is known of the task need not be read again."""

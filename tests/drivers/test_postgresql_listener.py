@@ -76,7 +76,7 @@ def called(*processes: Process) -> list[int]:
     late = time.monotonic() + 0.1
     while time.monotonic() < late:
         look()
-        time.sleep(0.002)
+        time.sleep(0.002)  # real time: whoever else is called is called by another thread
     return found
 
 
