@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import socket
@@ -22,7 +21,7 @@ from tubes.drivers.watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_aft
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
-from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.driver import TubeRecord
 from tubes.errors import (
     BadOption,
     Conflict,
@@ -38,7 +37,7 @@ from tubes.store import Unit
 from tubes.waiting import Waiters
 
 from . import postgresql_joined
-from .driver import SqlDriver
+from .catalogue import Catalogue
 from .examiner import Examined, FeaturesOf, sql_checks
 from .joined import Lender, join
 from .postgresql_errors import RETRIED, translated
@@ -157,7 +156,7 @@ class PostgresTx:
         return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
 
 
-class PostgresStore:
+class PostgresStore(Catalogue):
     """``postgresql+psycopg://user:password@host/database?dead_after=15&pooled=auto``.
 
     ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
@@ -494,38 +493,20 @@ class PostgresStore:
                 self._opened -= 1
         self._shared.close_spares()
 
-    def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
-        return SqlDriver(type, tube, self._sql_of(tube))
-
     def _sql_of(self, tube: TubeRecord) -> Statements:
         return self._sql_temporary if tube.temporary else self._sql
 
     # The catalogue
 
-    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
-        return [
-            TubeRecord(id, name, type, json.loads(options), bool(temporary))
-            for id, name, type, options, temporary in tx.only_rows(self._sql.tubes)
-        ]
-
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
     ) -> TubeRecord:
         try:
-            tx.run(self._sql.add_tube, name, type, json.dumps(dict(options)), temporary)
+            return super().add_tube(tx, name, type, options, temporary)
         except Refused as error:
             if error.code != UNIQUE:
                 raise
             raise Refused(RETRIED[0], "another process has just created it") from error
-        id = tx.rows(self._sql.tube_named, name)[0][0]
-        return TubeRecord(id, name, type, dict(options), temporary)
-
-    def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
-        tx.run(self._sql.remove_calls, tube.id)
-        tx.run(self._sql.remove_tube, tube.id)
-
-    def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
-        return bool(tx.only_rows(self._sql.has_tube, tube.id))
 
     # Sessions
 
@@ -577,10 +558,6 @@ class PostgresStore:
             self.session = session
 
         self.transact(step, joined)
-
-    def set_session_ttr(self, ttr_ms: int) -> None:
-        self.session_ttr_ms = ttr_ms
-        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
 
     def prove_life(self) -> None:
         if self._is_closed or self._is_stale or self._left:
@@ -638,28 +615,13 @@ class PostgresStore:
         def look(tx: Any) -> bool:
             if self._dead(tx) or (thoroughly and self._orphans(tx)):
                 return True
-            ended = tx.rows(self._sql.ended, self.clock.now_ms())
-            return any(session not in self.set_aside for (session,) in ended)
+            return self._is_any_ended(tx, self.clock.now_ms())
 
         try:
             return self.read(look)
         except StoreUnavailable:
             self._beats.forget()
             return False
-
-    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
-        tx.begin()
-        self._notice_the_dead(tx, now)
-        return [*(session for (session,) in tx.rows(self._sql.ended, now)), *self._orphans(tx)]
-
-    def _orphans(self, tx: Any) -> list[str]:
-        """Sessions that hold tasks and are not known."""
-        return [
-            session
-            for tube in self.tubes(tx)
-            for (session,) in tx.rows(self._sql_of(tube).orphans, tube.id)
-            if session not in self.set_aside
-        ]
 
     def _notice_the_dead(self, tx: Any, now: int) -> None:
         for id in self._dead(tx):
@@ -674,9 +636,6 @@ class PostgresStore:
         for (session,) in tx.rows(self._sql.lonely):
             tx.run(self._sql.end_if_lonely, now, session)
 
-    def forget_session(self, tx: Any, session: str) -> None:
-        tx.run(self._sql.remove_session, session)
-
     # Waking and counting
 
     def wake(self, tube: int, count: int) -> None:
@@ -689,9 +648,6 @@ class PostgresStore:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
         if rows:
             self.transact(lambda tx: tx.only_many(self._sql.add_calls, rows))
-
-    def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        return dict(tx.only_rows(self._sql.calls, tube))
 
     # Examining
 

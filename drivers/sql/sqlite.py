@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import socket
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from tubes.drivers.renewal import Renewal
 
 from tubes.clock import Clock
 from tubes.doctor import Check
-from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.driver import TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
@@ -27,6 +26,7 @@ from tubes.store import Unit
 from tubes.waiting import Waiters
 
 from . import sqlite_joined
+from .catalogue import Catalogue
 from .driver import SqlDriver
 from .examiner import Examined, FeaturesOf, sql_checks
 from .joined import join
@@ -51,23 +51,28 @@ DIALECT = dialects.dialect(paramstyle="qmark")
 
 
 class ReadTx:
-    """A snapshot of what is committed."""
+    """Reads what is committed: with ``rows`` as of one instant, with ``only_rows`` before them as of each statement."""
 
-    __slots__ = ("_db",)
+    __slots__ = ("_db", "is_open")
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, *, is_open: bool = False) -> None:
         self._db = db
+        self.is_open = is_open
 
     def begin(self) -> None:
-        """It is open already."""
+        if not self.is_open:
+            self._db.execute("BEGIN")
+            self.is_open = True
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        self.begin()
+        return self.only_rows(statement, *given)
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
         return self._db.execute(statement.text, statement.bind(given)).fetchall()
 
-    only_rows = rows
 
-
-class SqliteStore:
+class SqliteStore(Catalogue):
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite://`` for memory."""
 
     reconnects = False
@@ -228,41 +233,17 @@ class SqliteStore:
         try:
             if self._reader is None:
                 with self.writer.held() as db:
-                    return work(ReadTx(db))
+                    return work(ReadTx(db, is_open=True))  # nobody else writes meanwhile
             with self._reading:
                 reader = self._reader  # another one after a fork
-                reader.execute("BEGIN")
+                tx = ReadTx(reader)
                 try:
-                    return work(ReadTx(reader))
+                    return work(tx)
                 finally:
-                    reader.execute("COMMIT")
+                    if tx.is_open:
+                        reader.execute("COMMIT")
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
-
-    def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
-        return SqlDriver(type, tube, self._sql)
-
-    # The catalogue
-
-    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
-        return [
-            TubeRecord(id, name, type, json.loads(options), bool(temporary))
-            for id, name, type, options, temporary in tx.rows(self._sql.tubes)
-        ]
-
-    def add_tube(
-        self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
-    ) -> TubeRecord:
-        tx.run(self._sql.add_tube, name, type, json.dumps(dict(options)), temporary)
-        id = tx.rows(self._sql.tube_named, name)[0][0]
-        return TubeRecord(id, name, type, dict(options), temporary)
-
-    def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
-        tx.run(self._sql.remove_calls, tube.id)
-        tx.run(self._sql.remove_tube, tube.id)
-
-    def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
-        return bool(tx.rows(self._sql.has_tube, tube.id))
 
     # Sessions
 
@@ -312,10 +293,6 @@ class SqliteStore:
 
         self.transact(step, joined)
 
-    def set_session_ttr(self, ttr_ms: int) -> None:
-        self.session_ttr_ms = ttr_ms
-        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
-
     def prove_life(self) -> None:
         """Take the locks again, which others can make this process lose; notice when that was seen.
 
@@ -332,15 +309,16 @@ class SqliteStore:
             return
         with suppress(OSError):
             shared.prove_life()
-        if self._connection not in [id for id, _ in self.read(lambda tx: tx.rows(self._sql.connections))]:
+        if not self.read(self._is_known):
             with self._resuming:
                 self._resume()
 
-    def _resume(self) -> None:
-        def is_known(tx: ReadTx) -> bool:
-            return any(id == self._connection for id, _ in tx.rows(self._sql.connections))
+    def _is_known(self, tx: ReadTx) -> bool:
+        """Whether nobody has taken this connection for dead."""
+        return any(id == self._connection for id, _ in tx.only_rows(self._sql.connections))
 
-        if self._shared is not None and not self._left and not self.read(is_known):
+    def _resume(self) -> None:
+        if self._shared is not None and not self._left and not self.read(self._is_known):
             self._shared.locks.let_go(self._connection)
             self._begin_session(is_first=False)
 
@@ -356,29 +334,14 @@ class SqliteStore:
             is_alive = shared.locks.is_alive
             if thoroughly and self._orphans(tx):
                 return True
-            if not all(is_alive(id) for id, _ in tx.rows(self._sql.connections)):
+            if not all(is_alive(id) for id, _ in tx.only_rows(self._sql.connections)):
                 return True
-            ended = tx.rows(self._sql.ended, self.clock.now_ms())
-            return any(session not in self.set_aside for (session,) in ended)
+            return self._is_any_ended(tx, self.clock.now_ms())
 
         try:
             return self.read(look)
         except StoreUnavailable:
             return False
-
-    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
-        tx.begin()
-        self._notice_the_dead(tx, now)
-        return [*(session for (session,) in tx.rows(self._sql.ended, now)), *self._orphans(tx)]
-
-    def _orphans(self, tx: Any) -> list[str]:
-        """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""
-        return [
-            session
-            for tube in tx.rows(self._sql.tubes)
-            for (session,) in tx.rows(self._sql.orphans, tube[0])
-            if session not in self.set_aside
-        ]
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         if self._shared is None:
@@ -387,9 +350,6 @@ class SqliteStore:
             if not self._shared.locks.is_alive(id):
                 tx.run(self._sql.remove_connection, id)
         tx.run(self._sql.end_lonely, now)
-
-    def forget_session(self, tx: Any, session: str) -> None:
-        tx.run(self._sql.remove_session, session)
 
     # Waking and counting
 
@@ -403,9 +363,6 @@ class SqliteStore:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
         if rows:
             self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
-
-    def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        return dict(tx.rows(self._sql.calls, tube))
 
     # Examining
 

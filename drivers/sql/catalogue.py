@@ -1,0 +1,94 @@
+"""What the two SQL stores have in common: the catalogue of tubes, and the sessions as they are stored."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tubes.driver import Driver, TubeRecord, TubeType
+
+from .driver import SqlDriver
+from .statements import Statements
+
+T = TypeVar("T")
+
+
+class Catalogue(ABC):
+    """The part of ``tubes.store.Store`` that is the same statements on either database.
+
+    Its looks read with ``only_rows``, so that they open no transaction where a look is all there is. What must hold
+    until a write is done is for the writing step to begin with.
+    """
+
+    session: str
+    session_ttr_ms: int
+    set_aside: set[str]
+    _sql: Statements
+
+    def _sql_of(self, tube: TubeRecord) -> Statements:
+        """The statements for a tube's tasks."""
+        return self._sql
+
+    @abstractmethod
+    def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T: ...
+
+    @abstractmethod
+    def _notice_the_dead(self, tx: Any, now: int) -> None:
+        """Remove the connections that are dead, and end the sessions that have none left."""
+
+    # Tubes
+
+    def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
+        return SqlDriver(type, tube, self._sql_of(tube))
+
+    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
+        return [
+            TubeRecord(id, name, type, json.loads(options), bool(temporary))
+            for id, name, type, options, temporary in tx.only_rows(self._sql.tubes)
+        ]
+
+    def add_tube(
+        self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
+    ) -> TubeRecord:
+        tx.run(self._sql.add_tube, name, type, json.dumps(dict(options)), temporary)
+        id = tx.rows(self._sql.tube_named, name)[0][0]
+        return TubeRecord(id, name, type, dict(options), temporary)
+
+    def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
+        tx.run(self._sql.remove_calls, tube.id)
+        tx.run(self._sql.remove_tube, tube.id)
+
+    def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
+        return bool(tx.only_rows(self._sql.has_tube, tube.id))
+
+    def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
+        return dict(tx.only_rows(self._sql.calls, tube))
+
+    # Sessions
+
+    def set_session_ttr(self, ttr_ms: int) -> None:
+        self.session_ttr_ms = ttr_ms
+        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
+
+    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
+        tx.begin()
+        self._notice_the_dead(tx, now)
+        return [*(session for (session,) in tx.rows(self._sql.ended, now)), *self._orphans(tx)]
+
+    def _orphans(self, tx: Any) -> list[str]:
+        """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""
+        return [
+            session
+            for tube in self.tubes(tx)
+            for (session,) in tx.only_rows(self._sql_of(tube).orphans, tube.id)
+            if session not in self.set_aside
+        ]
+
+    def _is_any_ended(self, tx: Any, now: int) -> bool:
+        """Whether a session is over whose tasks have not been released wherever they can be."""
+        return any(session not in self.set_aside for (session,) in tx.only_rows(self._sql.ended, now))
+
+    def forget_session(self, tx: Any, session: str) -> None:
+        tx.run(self._sql.remove_session, session)
