@@ -15,6 +15,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from tubes.clock import real_monotonic, real_now
+from tubes.errors import StoreError
 
 FLOOR = 1.0
 """Seconds between two looks at what other processes may have left to do."""
@@ -70,18 +71,26 @@ class Sweeper:
 
     def _run(self) -> None:
         self._next = real_monotonic() + FLOOR
-        again, failure = None, ""
         try:
             again = self._work()
         except Exception as error:
-            failure = repr(error)
-            if failure != self._failure:  # a disk that stays full is said once
-                log.exception("a background sweep failed; it is tried again every %s s", FLOOR)
-        if self._failure and not failure:
+            self._report(error)
+            return
+        if self._failure:
             log.warning("the background sweep works again")
-        self._failure = failure
+        self._failure = ""
         if again is not None:
             self.nudge(again)
+
+    def _report(self, error: Exception) -> None:
+        """Say it once: a disk stays full, and a server that is away is so in other words each time."""
+        is_known = isinstance(error, StoreError)
+        failure = "the store" if is_known else repr(error)
+        if failure != self._failure:
+            self._failure = failure
+            level = logging.WARNING if is_known else logging.ERROR
+            says = "a background sweep failed, and is tried again every %s s: %s"
+            log.log(level, says, FLOOR, error, exc_info=not is_known)
 
     def stop(self) -> None:
         """End the background thread; waits for a running sweep, unless it is the one that calls."""
