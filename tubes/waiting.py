@@ -37,7 +37,11 @@ class Waiters:
         with self._lock:
             self.line.setdefault(key, deque()).append(signal)
         if self._on_wait is not None:
-            self._on_wait()
+            try:
+                self._on_wait()
+            except BaseException:
+                self.leave(key, signal)  # or it would be called for tasks that nobody takes
+                raise
         return signal
 
     def leave(self, key: Key, signal: Signal) -> None:

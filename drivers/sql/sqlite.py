@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from tubes.drivers.renewal import Renewal
 
 from tubes.clock import Clock
 from tubes.doctor import Check
-from tubes.driver import TubeType
+from tubes.driver import TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
@@ -245,6 +245,9 @@ class SqliteStore(Catalogue):
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
 
+    def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
+        """Whoever writes is alone."""
+
     # Sessions
 
     def _begin_session(self, *, is_first: bool = True) -> None:
@@ -256,6 +259,7 @@ class SqliteStore(Catalogue):
             )
             return
         locks = self._shared.locks
+        held: list[int] = []
 
         def step(tx: SqliteTx) -> int:
             now = self.clock.now_ms()
@@ -266,9 +270,15 @@ class SqliteStore(Catalogue):
             host = socket.gethostname()
             (id,) = tx.insert(self._sql.add_connection, [(self.session, host, self._pid, now)])
             locks.hold(id)
+            held.append(id)
             return id
 
-        self._connection = self.writer.transact(step, None)
+        try:
+            self._connection = self.writer.transact(step, None)
+        except BaseException:
+            for id in held:  # it was not stored, and will be another's
+                locks.let_go(id)
+            raise
 
     def _empty_temporary(self, tx: SqliteTx) -> None:
         for tube in self.tubes(tx):
@@ -359,7 +369,7 @@ class SqliteStore(Catalogue):
         if count > 0 and self._shared is not None:
             self._shared.locks.call(tube, count)
 
-    def add_calls(self, deltas: Sequence[Deltas]) -> None:
+    def add_calls(self, deltas: list[Deltas]) -> None:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
         if rows:
             self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
@@ -447,9 +457,11 @@ class SqliteStore(Catalogue):
             self._prepare(db)
             self.writer.use(db)
             self._reader = self._connect()
-        except Exception:  # the next call says why, or begins anew
+        except Exception:  # the next call says why, or begins anew, in another session
             self._is_stale = True
             vars(self).pop("transact", None)
+            if self._shared is not None:
+                self._shared.locks.let_go(self._connection)
             raise
         finally:
             if self._shared is not None:
@@ -472,6 +484,9 @@ class SqliteStore(Catalogue):
 
     def _renew(self) -> None:
         self._left = False
+        if self._shared is not None and not self.writer.is_inherited:
+            self._shared.remove_check(self.deaths_suspected)
+            self._shared.release()
         self._open(migrate=False)
         self._is_stale = False  # not before: another thread must not use what is the parent's
 
@@ -498,7 +513,7 @@ def _path(url: str) -> str | None:
             "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
             option="url",
         ) from error
-    if parsed.host or parsed.query or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+    if parsed.host or "?" in url or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise BadOption(
             f"bad SQLite URL {parsed.render_as_string()!r}: write sqlite:///relative.db, sqlite:////absolute.db"
             " or sqlite:// for memory",

@@ -34,7 +34,13 @@ NAP = 0.001
 
 
 class LockFile:
-    """Proof of life, and the bell. One object a process and file."""
+    """Proof of life, and the bell. One object a process and database.
+
+    Two may be on one file for a moment, as one is being closed, or since the database was deleted and made again. As
+    the locks are the process's, what one does to them must spare the other.
+    """
+
+    _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -43,6 +49,16 @@ class LockFile:
         self._is_closed = False
         self._left_behind: list[tuple[int, Board]] = []
         self._open()
+        self._all.add(self)
+
+    def _twins(self) -> list[LockFile]:
+        """The others of this process that are on the same file."""
+        status = os.fstat(self._fd)
+        return [
+            other
+            for other in list(self._all)
+            if other is not self and not other._is_closed and os.path.samestat(os.fstat(other._fd), status)
+        ]
 
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -68,8 +84,13 @@ class LockFile:
     def let_go(self, connection: int) -> None:
         """End the proof."""
         self._held.discard(connection)
-        if not self._is_closed:
+        if self._is_closed:
+            return
+        if not any(connection in twin._held for twin in self._twins()):
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+        if connection == self._mine:  # others call the one that is armed, if it lives
+            self.board.disarm(connection)
+            self._mine = next(iter(self._held), 0)
 
     def is_alive(self, connection: int) -> bool:
         """Tell whether the process of a connection lives: its lock cannot be had."""
@@ -100,10 +121,21 @@ class LockFile:
             ring(bell)
 
     def close(self) -> None:
+        """Close the file, or leave that to another who is on it: closing it would end all proofs of this process."""
+        twins = self._twins()
         self._is_closed = True
-        for fd, board in [*self._left_behind, (self._fd, self.board)]:
+        opened = [*self._left_behind, (self._fd, self.board)]
+        if twins:
+            twins[0]._left_behind += opened
+            return
+        for fd, board in opened:
             board.close()
             os.close(fd)
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: those of the parent are none of ours."""
+        cls._all = weakref.WeakSet()
 
 
 def _is_same(path: str, fd: int) -> bool:
@@ -214,13 +246,15 @@ class SharedFile:
             self._bell.stir()
         if self._listener is not None and self._listener is not threading.current_thread():
             self._listener.join()
-        self.locks.close()
+        with self._all_lock:  # so that nobody opens the file between a look for others and its end
+            self.locks.close()
 
     @classmethod
     def forget_all(cls) -> None:
         """In a forked child: the parent's objects stay open, but are not ours."""
         cls._all = {}
         cls._all_lock = threading.Lock()
+        LockFile.forget_all()
 
     # Around a fork
 
@@ -265,12 +299,18 @@ class SharedFile:
         if self._listener is None:
             with self._all_lock:
                 if self._listener is None:
-                    self._bell = bell = Bell()
-                    self._arm(bell)
-                    self._listener = threading.Thread(
-                        target=self._listen, args=(bell,), name="tubes-listener", daemon=True
-                    )
-                    self._listener.start()
+                    self._bell, self._listener = self._started()
+
+    def _started(self) -> tuple[Bell, threading.Thread]:
+        bell = Bell()
+        try:
+            self._arm(bell)
+            listener = threading.Thread(target=self._listen, args=(bell,), name="tubes-listener", daemon=True)
+            listener.start()
+        except BaseException:
+            bell.close()
+            raise
+        return bell, listener
 
     def _on_nobody(self) -> None:
         if not self._is_over:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tubes.waiting import Waiters
 
 
@@ -84,3 +86,13 @@ def test_the_store_is_told_when_somebody_stands_in_line() -> None:
     waiters.enter("jobs")
     waiters.enter("jobs")
     assert seen == [1, 2]
+
+
+def test_who_cannot_begin_to_wait_leaves_the_line() -> None:
+    def fails() -> None:
+        raise OSError("too many open files")
+
+    waiters = Waiters(on_wait=fails)
+    with pytest.raises(OSError, match="too many"):
+        waiters.enter(1)
+    assert not waiters
