@@ -28,10 +28,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class TubeError(Exception):
-    """Root of all errors of tubes."""
+    """Root of all errors of tubes. Each can be pickled, so that it reaches the parent of a worker process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[TubeError], args: tuple[Any, ...], state: dict[str, Any]) -> TubeError:
+    """An error as it was pickled; its ``__init__``, which makes the message, is not called again."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class UnknownDriver(TubeError, LookupError):
@@ -153,7 +164,12 @@ class Conflict(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The connection died during the commit: the change may have been made, or not."""
+    """The connection died during the commit: the change may have been made, or not.
+
+    ``at_ms`` is the instant that a take would have noted, where that is another than the queue's clock says.
+    """
+
+    at_ms: int | None = None
 
 
 class SchemaMismatch(StoreError):

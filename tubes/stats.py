@@ -51,7 +51,7 @@ class Counts:
             self._sum_up()
             return dict(self._sums.get(tube, {}))
 
-    def drain(self) -> Sequence[Deltas]:
+    def drain(self) -> list[Deltas]:
         """Hand over all counts. Whoever fails to store them gives them back with ``restore``; both say ``flushed``."""
         with self._lock:
             self._flushes += 1

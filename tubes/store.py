@@ -91,6 +91,10 @@ class Store(Protocol):
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool: ...
 
+    def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
+        """Let nobody else put or take there until this transaction is over, where others can."""
+        ...
+
     # Sessions
 
     def join(self, session: str) -> None:
@@ -129,7 +133,9 @@ class Store(Protocol):
 
     # Counters
 
-    def add_calls(self, deltas: Sequence[Deltas]) -> None: ...
+    def add_calls(self, deltas: list[Deltas]) -> None:
+        """Store counts. Where it raises, what it leaves in ``deltas`` is not stored."""
+        ...
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]: ...
 

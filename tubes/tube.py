@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     TaskNotFound,
+    TubeError,
     TubeFull,
 )
 from tubes.events import Listener
@@ -28,7 +30,7 @@ from tubes.options import Seconds
 from tubes.payload import encode, encode_many
 from tubes.stats import statistics
 from tubes.store import Unit
-from tubes.task import ACK, TAKE, Event, State, Task, milliseconds
+from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -95,16 +97,16 @@ class Tube:
         self._record = record
         self._id = record.id
         self.driver = driver
-        self._listeners: tuple[Listener, ...] = ()
         self._callback: Listener | None = None
         self._others: list[Listener] = []
-        self._commit: Callable[[Callable[[Any], Sequence[Change]]], Sequence[Change]] = self._commit_quietly
+        self._in_order = threading.Lock()
         self._unsure: list[int] = []
         features = driver.features
         self._allowed = supported(features, PUT_OPTIONS) | WHERE
         self._is_timed = features.timed
         self._is_transactional = getattr(driver, "transactional", True)
         self.is_hosted: bool = getattr(driver, "is_hosted", False)
+        self._set_listeners()
         self._pri = record.options.get("pri", 0)
         self._ttl_ms = record.options.get("ttl_ms")
         self._ttr_ms = record.options.get("ttr_ms", self._ttl_ms)
@@ -208,6 +210,7 @@ class Tube:
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
     ) -> Sequence[Change]:
         if 0 < self._capacity < wanted:
+            self._check_exists(unit)
             raise TubeFull(self.name, self._capacity, wanted)
         # what is over takes no room
         if self.expire() if unit is None else self._run(self._expiry, unit):
@@ -343,21 +346,25 @@ class Tube:
             self._give_back_unsure()
         try:
             changes = self._commit(step) if unit is None else self._run(step, unit)
-        except OutcomeUnknown:
-            self._unsure.append(now)
+            if refused:
+                raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
+            if kept:
+                return
+            acks = ()
+            while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
+                changes = self._run(step, unit)
+            if not kept and unit is None:
+                if store.deaths_suspected() and queue.rescue():
+                    self._run(step)
+                if not kept:
+                    self._check_exists()
+        except Exception as error:
+            # A step of one statement has committed what it took, if what came after that failed, such as decoding
+            if isinstance(error, OutcomeUnknown):
+                self._unsure.append(now if error.at_ms is None else error.at_ms)
+            elif unit is None and not isinstance(error, TubeError):
+                self._unsure.append(now)
             raise
-        if refused:
-            raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
-        if kept:
-            return
-        acks = ()
-        while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
-            changes = self._run(step, unit)
-        if not kept and unit is None:
-            if store.deaths_suspected() and queue.rescue():
-                self._run(step)
-            if not kept:
-                self._check_exists()
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         waiters, clock, key = self._store.waiters, self._clock, self._id
@@ -474,6 +481,8 @@ class Tube:
         changes = self._run(
             lambda tx: self.driver.ack(tx, refs, owner=store.session, now=self._clock.now_ms()), unit
         )
+        if refs and not changes:
+            self._check_exists(unit)
         return self._tasks(changes)
 
     def release(
@@ -591,10 +600,15 @@ class Tube:
 
     def tasks(self, state: State | str, *, after: int = -1, limit: int = 100) -> list[Task]:
         """Return up to ``limit`` tasks in a state, by id, from the one after ``after`` on."""
+        if not isinstance(state, str) or state not in STATES:
+            known = ", ".join(f"{state.value!r} ({state.name})" for state in State)
+            raise BadOption(f"a state is one of {known}, not {state!r}", option="state", value=state)
         wanted = State(state)
         after = checked.whole("after", after, least=-1)
         limit = checked.whole("limit", limit)
         raws = self._store.read(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
+        if not raws:
+            self._check_exists()
         return [self.driver.normalize_task(raw) for raw in raws]
 
     def release_all(self) -> int:
@@ -671,8 +685,9 @@ class Tube:
 
     def _set_listeners(self) -> None:
         own = () if self._callback is None else (self._callback,)
-        self._listeners = (*own, *self._others)
-        self._commit = self._commit_and_call_back if self._listeners else self._commit_quietly
+        self._listeners: tuple[Listener, ...] = (*own, *self._others)
+        commit = self._commit_and_call_back if self._listeners else self._commit_quietly
+        self._commit = self._commit_elsewhere if self.is_hosted else commit
 
     # Called by the queue
 
@@ -782,6 +797,20 @@ class Tube:
 
     def _commit_and_call_back(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step, self.line_up)
+        if changes:
+            self.publish(changes)
+        self._queue.deliveries.deliver()
+        return changes
+
+    def _commit_elsewhere(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
+        """The driver keeps its tasks in a store of its own: this one must not repeat a step, nor wait for it."""
+        self._store.refresh()
+        if self._listeners:
+            with self._in_order:
+                changes = step(None)
+                self.line_up(changes)
+        else:
+            changes = step(None)
         if changes:
             self.publish(changes)
         self._queue.deliveries.deliver()

@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from tubes.clock import SystemClock
+from tubes.clock import SystemClock, real_monotonic
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
-from tubes.errors import BadOption, NoSuchTube, StoreError, StoreUnavailable
+from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.store import Store
 from tubes.task import State, Task
 
@@ -66,6 +66,7 @@ class RedisTube:
         self._opening = threading.Lock()
         self._opened: HostedStore | None = None
         self._suspects = False
+        _known.add(self)
 
     @staticmethod
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,6 +98,10 @@ class RedisTube:
             opened.leave()
             opened.close()
 
+    def forked(self) -> None:
+        """Called in a forked child: a thread of the parent's may have been at the lock."""
+        self._opening = threading.Lock()
+
     def follow_session(self) -> None:
         """The queue's session is another, or has another ttr."""
         self._store.follow(self._host.session)
@@ -126,7 +131,11 @@ class RedisTube:
         if owner is not None:
             store.follow(owner)
         rescued = self._rescue(now) if self._suspects or store.deaths_suspected() else ()
-        taken = self._do(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
+        try:
+            taken = self._do(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
+        except OutcomeUnknown as error:
+            error.at_ms = now
+            raise
         return [*taken, *rescued] if refs else [*rescued, *taken]
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
@@ -267,11 +276,27 @@ class HostedStore(RedisStore):
             self._begin_session(session)
             self._ask(scripts.LEAVE, left, self.clock.now_ms())
 
+    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+        """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""
+        is_time = thoroughly or real_monotonic() >= self._look_at
+        if super().deaths_suspected(thoroughly=thoroughly):
+            return True
+        if not is_time or self._is_closed or self._is_stale:
+            return False
+        try:
+            return self.read(lambda tx: bool(self._admitted() - self._sessions()[0].keys()))
+        except (StoreUnavailable, OutcomeUnknown):
+            return False
+
+    def _admitted(self) -> set[str]:
+        """The sessions that may take here."""
+        return {session.decode() for session in self._run_on(self._driver.number, scripts.ADMITTED)}
+
     def rescue(self, now: int) -> list[Change]:
         """Release what sessions hold in the tube that are not alive."""
         driver = self._driver
         over = {*self._end_sessions(now)}
-        admitted = {session.decode() for session in self._run_on(driver.number, scripts.ADMITTED)}
+        admitted = self._admitted()
         alive = self._sessions()[0].keys() - over
         changes: list[Change] = []
         for session in admitted - alive:
@@ -287,10 +312,13 @@ class HostedStore(RedisStore):
         return changes
 
 
+_known: weakref.WeakSet[RedisTube] = weakref.WeakSet()
 _open_stores: weakref.WeakSet[HostedStore] = weakref.WeakSet()
 
 
 def _forked() -> None:
+    for tube in list(_known):
+        tube.forked()
     for store in list(_open_stores):
         store.forked()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import redis
+from faults.harness import begin, eventually, finish, heard
 from redis_servers import RedisServer
 from server_kit import ServerKit
 
@@ -134,6 +137,101 @@ def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path
             tube.take(0, ack=UNKNOWN_ID)
         assert tube.peek(held.id).state is tubes.State.READY
         assert tube.statistics()["calls"]["release"] == 1
+
+
+def test_tubes_are_apart_also_when_the_server_forgot_what_it_had(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    server = own_redis_server()
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        mail = queue.create_tube("mail", "redis", url=server.url)
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+        billing = queue.create_tube("billing", "redis", url=server.url)
+        mail.put("for mail")
+        billing.put("for billing")
+        assert [task.data for task in mail.take_many(9, 0)] == ["for mail"]
+        assert [task.data for task in billing.take_many(9, 0)] == ["for billing"]
+
+
+def test_a_step_does_not_wait_for_the_queue_s_own_store(tmp_path: Path, redis_url: str) -> None:
+    """Nor is it done again where a commit of that fails."""
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False, busy_timeout=0.2) as queue:
+        hot = queue.create_tube("hot", "redis", url=redis_url)
+        told: list[str] = []
+        hot.on_task_change(lambda task, event: told.append(event.value))
+        with queue.transaction():
+            hot.put("x")
+            task = hot.take(0)
+            assert task is not None
+            hot.ack(task)
+        assert told == ["put", "take", "ack"]
+    with pytest.raises(tubes.StoreUnavailable, match="closed"):
+        hot.put("y")
+
+
+def test_a_take_of_unknown_outcome_is_given_back_whatever_the_clocks_say(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        hot = queue.create_tube("hot", "redis", url=redis_url)
+        hot.put("x")
+        driver: Any = hot.driver
+        take = driver._redis.ack_and_take
+
+        def lost(*given: Any, **options: Any) -> Any:
+            take(*given, **options)
+            raise tubes.OutcomeUnknown("the answer was lost")
+
+        ours = driver._now
+        monkeypatch.setattr(driver, "_now", lambda now: ours(now) + 137)  # the server's clock is another
+        with monkeypatch.context() as patch:
+            patch.setattr(driver._redis, "ack_and_take", lost)
+            with pytest.raises(tubes.OutcomeUnknown):
+                hot.take(0)
+        task = hot.take(0)
+        assert task is not None and (task.data, task.attempts) == ("x", 2)
+
+
+HOLDER = """
+import sys, tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+for name in "xy":
+    assert queue.tube[name].take(0) is not None
+print("holds", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """The first tube that sees to it forgets the session."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(url) as queue:
+        for name in "xy":
+            joined = "&" if "?" in redis_url else "?"
+            queue.create_tube(name, "redis", url=f"{redis_url}{joined}dead_after=1.5").put(name)
+        holder = begin(HOLDER, url)
+        try:
+            assert heard(holder) == "holds"
+            holder.send_signal(signal.SIGSTOP)
+            eventually(lambda: all(queue.tube[name].statistics()["tasks"]["ready"] == 1 for name in "xy"))
+        finally:
+            holder.send_signal(signal.SIGCONT)
+            finish(holder)
+
+
+def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
+    tmp_path: Path, redis_url: str
+) -> None:
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        driver: Any = queue.create_tube("hot", "redis", url=redis_url).driver
+        with driver._opening:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if driver._opening.acquire(timeout=5) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> None:

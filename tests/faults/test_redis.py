@@ -568,3 +568,27 @@ def test_a_server_that_loses_nothing_is_not_warned_of(url: str, caplog: Any) -> 
     with caplog.at_level(logging.WARNING), tubes.connect(url):
         pass
     assert not caplog.records
+
+
+def test_counts_are_stored_once_though_those_of_another_tube_cannot_be(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = connect(sweep=False)
+    first, second = queue.create_tube("first", "fifo"), queue.create_tube("second", "fifo")
+    first.put("x")
+    second.put("x")
+    store: Any = queue.store
+    stored = store._add_calls
+
+    def refuses_the_second(keys: Any, given: Any, tx: Any) -> None:
+        if keys == scripts.Keys.of_tube("tubes", second.record.id):
+            raise tubes.StoreUnavailable("no")
+        stored(keys, given, tx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_add_calls", refuses_the_second)
+        for _ in range(3):
+            with pytest.raises(tubes.StoreUnavailable):
+                queue.flush_counts()
+    assert first.statistics()["calls"]["put"] == 1
+    assert second.statistics()["calls"]["put"] == 1

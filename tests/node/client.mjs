@@ -127,7 +127,8 @@ export class Client {
     const session = this.session
     await this.#onTube('admit', 0, session)
     if (session !== this.session || !(await this.#isAlive())) {
-      await this.#onTube('release_owner', this.#now(), session, 0) // it ended meanwhile: nobody else may look here again
+      // It ended meanwhile, and nobody else may look here again
+      while ((await this.#onTube('release_owner', this.#now(), session, MOST_SETTLED)).length >= MOST_SETTLED);
     }
   }
 

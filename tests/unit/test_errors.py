@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
@@ -73,3 +74,27 @@ def test_a_near_miss_is_suggested_and_otherwise_everything_that_there_is() -> No
     assert errors.suggestion("zzz", ["utube", "fifo"]) == "; there are: fifo, utube"
     assert errors.suggestion("zzz", []) == ""
     assert str(tubes.NoSuchTube("job", ["jobs"])) == "there is no tube 'job'; did you mean 'jobs'?"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tubes.UnknownDriver("fifi", ["fifo"]),
+        tubes.IncompleteDriver("d", ["put"]),
+        tubes.BadOption("bad", option="pri", value=-1),
+        tubes.NotSupported("no", option="ttl"),
+        tubes.TubeExists("t"),
+        tubes.NoSuchTube("t", ["tt"]),
+        tubes.NoSuchSession("s"),
+        tubes.TaskNotFound("t", 1),
+        tubes.NotTaken("t", 1),
+        tubes.LeaseLost("t", 1, 2),
+        tubes.TubeFull("t", 3, 4),
+        tubes.TubeBusy("t", "why"),
+        tubes.OutcomeUnknown("lost"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_reaches_the_parent_of_a_worker_process_as_it_was(error: tubes.TubeError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
