@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import unquote
 
 import click
 
@@ -69,8 +70,8 @@ class Place:
 
     def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
         """Open the store. Only who makes something may make its file: a mistyped path is not an empty queue."""
-        path = re.sub(r"^sqlite(\+\w+)?:///", "", self.url)
-        if not makes_file and path not in (self.url, "", ":memory:") and not Path(path).exists():
+        path = unquote(re.sub(r"^sqlite(\+\w+)?:///", "", self.url))
+        if not makes_file and path not in (unquote(self.url), "", ":memory:") and not Path(path).exists():
             raise tubes.StoreUnavailable(
                 f"there is no file {path}; 'tubes create' makes it with its first tube"
             )
@@ -155,7 +156,8 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
         data = repr(task.data) if isinstance(task.data, bytes) else line(task.data)
         data = data if len(data) <= 60 else f"{data[:57]}..."
         state = task.state.name.lower()
-        row = (str(task.id), state, data, task.utube or "", str(task.pri), str(task.attempts), due)
+        utube = line(task.utube or "")[1:-1]  # what a terminal would obey is shown as what it is
+        row = (str(task.id), state, data, utube, str(task.pri), str(task.attempts), due)
         table.add_row(*map(Text, row))
     print_table(table)
 
@@ -633,7 +635,11 @@ def migrate(sql: bool) -> None:
 
 @command("demo")
 @click.option(
-    "--pages", type=click.IntRange(min=50), default=1500, show_default=True, help="Most pages to crawl."
+    "--pages",
+    type=click.IntRange(min=50),
+    default=1500,
+    show_default=True,
+    help="Pages to crawl; those under way are finished too.",
 )
 @click.option(
     "--workers", type=click.IntRange(2, 64), default=4, show_default=True, help="Crawlers, a process each."
@@ -689,7 +695,7 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except tubes.TubeError as error:
-        say(str(error))
+        say(str(error).replace("pass if_not_exists=True", "pass --if-not-exists"))
         return status_of(error)
     except Closed:
         return CLOSED

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import click
 
 import tubes
+from tubes.interrupts import guarded
 from tubes.task import Task
 
 BATCH = 500
@@ -50,7 +51,7 @@ def _without_secrets(text: str) -> str:
 
 def say(text: str) -> None:
     """Tell a person, on stderr."""
-    click.echo(f"tubes: {_without_secrets(text)}", err=True)
+    click.echo(f"tubes: {_without_secrets('; '.join(text.splitlines()))}", err=True)
 
 
 def line(value: object) -> str:
@@ -129,6 +130,7 @@ class Putting:
         self._batch = 1 if tube.features.bounded else BATCH  # a full tube takes what it has room for
         self._waiting: list[tuple[int, Any]] = []
         self._stored = self._bad = 0
+        self._next = 1
         self._moved: Callable[[int], None] = lambda count: None
 
     def run(self) -> int:
@@ -149,7 +151,7 @@ class Putting:
         return self._bad
 
     def _where(self) -> str:
-        return f"; line {self._waiting[0][0]} and what follows it were not" if self._waiting else ""
+        return f"; line {self._waiting[0][0] if self._waiting else self._next} and what follows it were not"
 
     def _add(self, number: int, raw: bytes) -> None:
         try:
@@ -163,27 +165,33 @@ class Putting:
 
     def _store(self) -> None:
         while self._waiting:
-            batch = self._waiting[: self._batch]
+            count = min(self._batch, len(self._waiting))
             try:
-                self._put(batch)
+                self._put(count)
             except TypeError:  # JSON that cannot be carried, such as NaN: find it
-                self._put_one_by_one(batch)
-            del self._waiting[: self._batch]
+                self._put_one_by_one(count)
 
-    def _put_one_by_one(self, batch: list[tuple[int, Any]]) -> None:
-        for number, value in batch:
+    def _put_one_by_one(self, count: int) -> None:
+        for _ in range(count):
             try:
-                self._put([(number, value)])
+                self._put(1)
             except TypeError as error:
-                self._report(number, error)
+                self._report(self._waiting.pop(0)[0], error)
 
-    def _put(self, batch: list[tuple[int, Any]]) -> None:
-        tasks = self._tube.put_many([value for _, value in batch], **self._options)
-        self._stored += len(tasks)
-        self._moved(len(tasks))
+    def _put(self, count: int) -> None:
+        tasks = guarded(self._put_first, count)
+        self._moved(count)
         if self._is_json:
             for task in tasks:
                 write_line(line(shown(task)))
+
+    def _put_first(self, count: int) -> list[Task]:
+        """Put the first lines that wait; Ctrl-C finds them either stored and counted, or neither."""
+        tasks = self._tube.put_many([value for _, value in self._waiting[:count]], **self._options)
+        self._stored += count
+        self._next = self._waiting[count - 1][0] + 1
+        del self._waiting[:count]
+        return tasks
 
     def _report(self, number: int, error: Exception) -> None:
         self._bad += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -40,6 +41,8 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
         raise TypeError(
             "data cannot be carried as JSON: it is nested too deeply, or contains itself"
         ) from None
+    except ValueError as error:  # of a number with thousands of digits
+        raise TypeError(f"data cannot be carried as JSON: {error}") from error
 
 
 def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
@@ -59,6 +62,14 @@ def decode(payload: str | bytes) -> Any:
     if isinstance(payload, bytes):
         return payload
     try:
+        return _decoded(payload)
+    except RecursionError:  # the caller's calls left too few for it: in a thread of its own it has them all
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(_decoded, payload).result()
+
+
+def _decoded(payload: str) -> Any:
+    try:
         return _decode(payload)
     except msgspec.DecodeError:  # escaped lone surrogates, which only the standard library accepts
         return json.loads(payload)
@@ -70,7 +81,7 @@ def decode_many(payloads: Sequence[str]) -> list[Any]:
         datas: list[Any] = _decode(f"[{','.join(payloads)}]")
         if len(datas) == len(payloads):
             return datas
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     return [decode(payload) for payload in payloads]
 

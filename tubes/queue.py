@@ -87,7 +87,12 @@ def connect(
         migrate=migrate,
         busy_timeout=checked.seconds("busy_timeout", busy_timeout),
     )
-    return Queue(store, sweep=sweep)
+    try:
+        return Queue(store, sweep=sweep)
+    except BaseException:
+        store.leave()
+        store.close()
+        raise
 
 
 class Tubes:
@@ -141,6 +146,8 @@ class Queue:
         self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
         _open_queues.add(self)
         self._open_all()
+        if sweep:
+            self._sweeper.nudge(FLOOR)  # also in a process that only looks or listens
 
     # Tubes
 
@@ -170,24 +177,23 @@ class Queue:
         if not isinstance(temporary, bool):
             raise BadOption(f"temporary must be true or false, not {temporary!r}", option="temporary")
         stored = self._stored_options(definition, type, name, options)
-        with self._lock:
 
-            def step(tx: Any) -> tuple[TubeRecord, Driver, bool]:
-                tx.begin()
-                record = next((known for known in self.store.tubes(tx) if known.name == name), None)
-                if record is None:
-                    record = self.store.add_tube(tx, name, type, stored, temporary)
-                    driver = self._make_driver(definition, record)
-                    driver.create_space(tx, record)
-                    return record, driver, True
-                if not if_not_exists:
-                    raise TubeExists(name)
-                if record.type != type:
-                    raise TubeExists(name, f" as a {record.type}, not a {type}")
-                return record, self._make_driver(definition, record), False
+        def step(tx: Any) -> tuple[TubeRecord, Driver]:
+            tx.begin()
+            record = next((known for known in self.store.tubes(tx) if known.name == name), None)
+            if record is None:
+                record = self.store.add_tube(tx, name, type, stored, temporary)
+                driver = self._make_driver(definition, record)
+                driver.create_space(tx, record)
+                return record, driver
+            if not if_not_exists:
+                raise TubeExists(name)
+            if record.type != type:
+                raise TubeExists(name, f" as a {record.type}, not a {type}")
+            return record, self._make_driver(definition, record)
 
-            record, driver, _ = guarded(self.store.transact, step)
-            tube = self._opened(record, driver)
+        record, driver = guarded(self.store.transact, step)
+        tube = self._opened(record, driver)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
         if driver.features.timed and record.options.get("ttl_ms") is not None:
@@ -202,16 +208,17 @@ class Queue:
 
     def get_tube(self, name: str) -> Tube:
         """Return a tube that exists; NoSuchTube if not, UnknownDriver if its type is not registered."""
+        if not isinstance(name, str):
+            raise BadOption(f"a tube is given by its name, not {name!r}", option="name", value=name)
         tube = self._tubes.get(name)
         if tube is not None and self.store.read(lambda tx: self.store.has_tube(tx, tube.record)):
             return tube
         self.check_open()
-        with self._lock:
-            records = {record.name: record for record in self.store.read(self.store.tubes)}
-            if name not in records:
-                raise NoSuchTube(name, records)
-            record = records[name]
-            return self._opened(record, self._make_driver(find_driver(record.type), record))
+        records = {record.name: record for record in self.records()}
+        if name not in records:
+            raise NoSuchTube(name, records)
+        record = records[name]
+        return self._opened(record, self._make_driver(find_driver(record.type), record))
 
     def tubes(self) -> list[str]:
         """The names of all tubes in the store, in the order of their creation (``queue.tube()``)."""
@@ -223,14 +230,13 @@ class Queue:
 
     def drop_tube(self, tube: Tube | str) -> None:
         """Remove a tube and its tasks; TubeBusy while tasks are taken or consumers of this process wait."""
-        if isinstance(tube, str):
-            tube = self.get_tube(tube)
-        dropped = tube
+        dropped = tube if isinstance(tube, Tube) else self.get_tube(tube)
         if self.store.waiters.count(dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
 
         def step(tx: Any) -> None:
             tx.begin()
+            self.store.lock_tube(tx, dropped.record)
             if not self.store.has_tube(tx, dropped.record):
                 raise NoSuchTube(dropped.name)
             taken = dropped.driver.count(tx).get(State.TAKEN, 0)
@@ -239,8 +245,8 @@ class Queue:
             dropped.driver.drop(tx)
             self.store.remove_tube(tx, dropped.record)
 
+        guarded(self.store.transact, step)
         with self._lock:
-            guarded(self.store.transact, step)
             if self._tubes.get(dropped.name) is dropped:
                 del self._tubes[dropped.name]
         dropped.driver.stop()
@@ -521,24 +527,36 @@ class Queue:
     def _open_all(self) -> list[Tube]:
         """Open every tube whose type is registered here; the others wait until theirs is."""
         known = set(driver_names())
+        records = self.records()
+        for record in records:
+            if record.type in known and self._open_tube(record) is None:
+                self._opened(record, self._make_driver(find_driver(record.type), record))
+        ids = {record.id for record in records}
         with self._lock:
-            records = self.records()
-            for record in records:
-                if record.type in known and self._is_new(record):
-                    self._opened(record, self._make_driver(find_driver(record.type), record))
-            ids = {record.id for record in records}
             return [tube for tube in self._tubes.values() if tube.record.id in ids]
 
-    def _is_new(self, record: TubeRecord) -> bool:
+    def _open_tube(self, record: TubeRecord) -> Tube | None:
+        """This very tube, not one of its name that was dropped, if it is open."""
         tube = self._tubes.get(record.name)
-        return tube is None or tube.record.id != record.id
+        return tube if tube is not None and tube.record.id == record.id else None
 
     def _opened(self, record: TubeRecord, driver: Driver) -> Tube:
-        if self._is_new(record):
-            guarded(self.store.transact, driver.start)
-            self.store.set_aside.clear()
-            self._tubes[record.name] = Tube(self, record, driver)
-        return self._tubes[record.name]
+        """Open a tube, unless another thread has done so.
+
+        The lock is never held while one waits for the store: who has that, in a transaction, may want the lock.
+        """
+        tube = self._open_tube(record)
+        if tube is not None:
+            return tube
+        guarded(self.store.transact, driver.start)
+        with self._lock:
+            tube = self._open_tube(record)
+            if tube is None:
+                self.store.set_aside.clear()
+                tube = self._tubes[record.name] = Tube(self, record, driver)
+                return tube
+        driver.stop()
+        return tube
 
     def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
         if isinstance(definition, TubeType):

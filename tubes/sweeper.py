@@ -27,6 +27,18 @@ scheduler_log.setLevel(
 )  # it warns of every turn that a long sweep makes it skip; the next one does it
 
 
+class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
+    """Plans by the wall clock, as APScheduler does, and goes on where that is set back."""
+
+    def _process_jobs(self) -> float:
+        latest = real_now() + timedelta(seconds=2 * FLOOR)
+        for job in self.get_jobs():
+            if job.next_run_time is not None and job.next_run_time > latest:
+                job.modify(next_run_time=real_now())
+        wait: float | None = super()._process_jobs()
+        return FLOOR if wait is None else min(wait, FLOOR)
+
+
 class Sweeper:
     """Calls ``work`` in a background thread. ``work`` returns seconds to its next turn, ``None``: no hurry."""
 
@@ -48,16 +60,20 @@ class Sweeper:
                 return
             self._next = at
             when = real_now() + timedelta(seconds=max(seconds, 0.0))
-            if self._scheduler is None:
-                self._start(when)
-            else:
+            if self._scheduler is not None:
                 self._scheduler.modify_job("sweep", next_run_time=when)
+            else:
+                try:
+                    self._scheduler = self._started(when)
+                except RuntimeError as error:  # no thread can be had just now: the next nudge tries again
+                    self._next = float("inf")
+                    self._report(error)
 
-    def _start(self, when: datetime) -> None:
-        self._scheduler = BackgroundScheduler(
+    def _started(self, when: datetime) -> BackgroundScheduler:
+        scheduler = _Scheduler(
             timezone=UTC, executors={"default": ThreadPoolExecutor(1)}, daemon=True, logger=scheduler_log
         )
-        self._scheduler.add_job(
+        scheduler.add_job(
             self._run,
             "interval",
             seconds=FLOOR,
@@ -67,7 +83,8 @@ class Sweeper:
             coalesce=True,
             max_instances=1,
         )
-        self._scheduler.start()
+        scheduler.start()
+        return scheduler
 
     def _run(self) -> None:
         self._next = real_monotonic() + FLOOR

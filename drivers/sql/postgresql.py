@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
 
 import psycopg
 import sqlalchemy as sa
@@ -508,6 +509,10 @@ class PostgresStore(Catalogue):
                 raise
             raise Refused(RETRIED[0], "another process has just created it") from error
 
+    def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
+        """Wait for whoever is writing a task, of whatever tube: one that is put or taken now would be lost with it."""
+        tx.run(self._sql_of(tube).lock_tasks)
+
     # Sessions
 
     def _begin_session(self) -> None:
@@ -644,7 +649,7 @@ class PostgresStore(Catalogue):
         if count > 0:
             self._listener.notify(tube, count)
 
-    def add_calls(self, deltas: Sequence[Deltas]) -> None:
+    def add_calls(self, deltas: list[Deltas]) -> None:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
         if rows:
             self.transact(lambda tx: tx.only_many(self._sql.add_calls, rows))
@@ -790,6 +795,8 @@ class _Shared:
 def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
     try:
+        if urlsplit(url).netloc.count("@") > 1:  # a part of the password would pass for the host's name
+            raise ValueError
         parsed = sa.engine.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
         raise BadOption(

@@ -75,6 +75,7 @@ class Statements:
     is_shared: bool
     """Whether others write while a step is under way: then it locks what it writes, and looks again."""
 
+    lock_tasks: Statement
     lock_groups: Statement
     put: Statement
     put_plain: Statement
@@ -422,6 +423,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 
     return Statements(
         is_shared=is_server,
+        lock_tasks=make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE')),  # a server's only
         lock_groups=make(locking(among(members.c.id, ids), members), "ids"),
         put=put(values, insert_names),
         put_plain=put(plain, plain_names),

@@ -7,8 +7,11 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from interpreter import Process
@@ -216,3 +219,33 @@ def test_a_misspelt_option_is_refused_with_a_suggestion(shell: Shell, jobs: tube
     assert refused.returncode == USAGE
     assert b"--timeout" in refused.stderr
     assert b"Traceback" not in refused.stderr
+
+
+def test_ctrl_c_finds_each_line_either_put_and_counted_or_neither(shell: Shell, jobs: tubes.Tube) -> None:
+    """So that whoever goes on from the line that is named puts none twice."""
+    for _ in range(20):
+        jobs.truncate()
+        process = shell.start("put", "jobs", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdin is not None and process.stderr is not None
+        feeder = threading.Thread(target=feed, args=(process.stdin, b"1\n" * 300_000))
+        feeder.start()
+        until(lambda: count(jobs, "total") > 1000)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+        feeder.join()
+        if process.wait(20) == INTERRUPTED:
+            break
+    stored = count(jobs, "total")
+    assert f"{stored} tasks were put; line {stored + 1} and what follows it were not" in said
+
+
+def feed(pipe: Any, data: bytes) -> None:
+    """Write until the reader has gone."""
+    with suppress(BrokenPipeError), pipe:
+        pipe.write(data)
+
+
+def test_a_file_is_found_by_the_url_that_made_it(shell: Shell) -> None:
+    url = f"sqlite:///{shell.folder}/my%20queue.db"
+    assert shell.run("create", "jobs", "--url", url).returncode == 0
+    assert shell.run("put", "jobs", "1", "--url", url).returncode == 0

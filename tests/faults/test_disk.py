@@ -197,6 +197,13 @@ def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_question_mark_in_a_url_is_refused(tmp_path: Path) -> None:
+    """What follows it would be left out of the file's name."""
+    with pytest.raises(tubes.BadOption, match="bad SQLite URL"):
+        tubes.connect(f"sqlite:///{tmp_path}/jobs?1.db")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
     """A file of no bytes is what SQLite makes of a new database."""
     db.touch()

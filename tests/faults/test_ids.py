@@ -133,3 +133,17 @@ def test_counts_and_limits_are_checked(tube: tubes.Tube) -> None:
         with pytest.raises(tubes.BadOption):
             tube.tasks("r", limit=number)
     assert shape(tube) == before
+
+
+@pytest.mark.parametrize("name", [5, None, 5.0, b"jobs"])
+def test_what_is_no_name_of_a_tube_is_a_bad_option(connect: Connect, name: Any) -> None:
+    queue = connect()
+    for verb in (queue.get_tube, queue.drop_tube, queue.tube.__getitem__):
+        with pytest.raises(tubes.BadOption, match="by its name"):
+            verb(name)
+
+
+@pytest.mark.parametrize("state", ["x", "READY", None, 5])
+def test_what_is_no_state_is_a_bad_option_that_names_them(tube: tubes.Tube, state: Any) -> None:
+    with pytest.raises(tubes.BadOption, match="'r' \\(READY\\)"):
+        tube.tasks(state)

@@ -52,6 +52,7 @@ REFUSED: dict[str, Any] = {
     "a circle in a dict": {"a": circular()},
     "far too deep": deep(100_000),
     "a generator": (n for n in range(3)),
+    "a number of five thousand digits": 10**5000,
 }
 
 CARRIED: dict[str, Any] = {

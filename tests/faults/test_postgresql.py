@@ -477,3 +477,53 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
     assert ends == [(None,)]
     assert joiner.identify() == session
     assert tube.ack(task).state is tubes.State.DONE
+
+
+@pytest.mark.parametrize("verb", ["put", "take"])
+def test_a_drop_waits_for_who_is_at_the_tube(connect: Connect, url: str, verb: str) -> None:
+    """It is refused where a task was taken meanwhile; what was put goes with the tube, and no row is left."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "utube")
+    tube.put("x")
+    failures: list[tubes.TubeError] = []
+
+    def drop() -> None:
+        try:
+            connect(sweep=False).tube.jobs.drop()
+        except tubes.TubeBusy as error:
+            failures.append(error)
+
+    dropping = threading.Thread(target=drop)
+    with queue.transaction() as unit:
+        if verb == "put":
+            tube.put("y", unit=unit)
+        else:
+            assert tube.take(0, unit=unit) is not None
+        dropping.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+    dropping.join(20)
+    with psycopg.connect(plain(url)) as db:
+        rows = db.execute("SELECT state FROM tubes_task").fetchall()
+    assert (len(failures), rows) == ((0, []) if verb == "put" else (1, [("t",)]))
+
+
+def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str) -> None:
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    with psycopg.connect(plain(url)) as db:
+        db.execute("LOCK TABLE tubes_task IN SHARE ROW EXCLUSIVE MODE")  # as a drop does
+        failures: list[type[Exception]] = []
+
+        def put() -> None:
+            try:
+                tube.put("x")
+            except tubes.TubeError as error:
+                failures.append(type(error))
+
+        putting = threading.Thread(target=put)
+        putting.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+        db.execute("DELETE FROM tubes_tube")
+    putting.join(20)
+    assert failures == [tubes.NoSuchTube]
+    with psycopg.connect(plain(url)) as db:
+        assert db.execute("SELECT count(*) FROM tubes_task").fetchone() == (0,)

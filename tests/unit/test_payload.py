@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tubes.payload import decode, encode
+from tubes.payload import decode, decode_many, encode
 
 json_values = st.recursive(
     st.none()
@@ -143,3 +143,16 @@ def test_a_foreign_equality_that_raises_does_no_harm() -> None:
 
     with pytest.raises(TypeError, match="Odd is not"):
         encode([Odd()])
+
+
+def test_a_payload_is_decoded_however_deep_in_calls_its_reader_is() -> None:
+    def read(calls: int) -> Any:
+        return read(calls - 1) if calls else [decode(text), *decode_many([text, text])]
+
+    text = "[" * 800 + "]" * 800
+    for nested in read(200):
+        levels = 0
+        while nested:
+            (nested,) = nested
+            levels += 1
+        assert levels == 799

@@ -29,6 +29,7 @@ def test_a_wrong_option_is_refused_by_its_name(url: str, named: str) -> None:
     "url",
     [
         "postgresql://user:s3cret@host:port/db",
+        "postgresql://user:pa@s3cret@nohost.invalid/db",
         "://user:s3cret@host",
         "s3cret@host",
     ],

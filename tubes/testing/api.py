@@ -214,6 +214,10 @@ class Api(Suite):
         assert tube.take(0) is None
         assert tube.truncate() == 0
 
+    def test_a_take_may_ask_for_more_than_any_tube_has(self, tube: Tube) -> None:
+        tube.put_many("ab")
+        assert [task.data for task in tube.take_many(2**63 - 1, 0)][:1] == ["a"]
+
     def test_a_truncated_tube_works_on(self, tube: Tube) -> None:
         tube.put_many("abc")
         held = take(tube)
@@ -241,6 +245,7 @@ class Api(Suite):
         assert tube.name not in queue.tubes()
         verbs: list[Callable[[], Any]] = [
             lambda: tube.put("x"), lambda: tube.take(0), lambda: tube.peek(1), lambda: tube.kick(), tube.drop,
+            lambda: tube.tasks("r"), lambda: tube.ack_many([1]),
         ]  # fmt: skip
         for verb in verbs:
             with pytest.raises(NoSuchTube, match=tube.name):

@@ -1,0 +1,187 @@
+"""What proves that a connection lives, and what it holds, when things fail or come at once. On SQLite files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import eventually
+
+import tubes
+from tubes.driver import Change, Driver, TubeRecord
+from tubes.store import Store
+
+Connect = Callable[..., tubes.Queue]
+
+FULL = """
+import resource, signal, sys, tubes
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = sys.argv[1]
+queue = tubes.connect("sqlite:///" + path, sweep=False)
+import os
+size = os.path.getsize(path + "-wal")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+try:
+    tubes.connect("sqlite:///" + path, sweep=False)
+    print("connected", flush=True)
+except tubes.StoreUnavailable:
+    print("full", flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+sys.stdin.readline()
+"""
+
+
+def test_a_connect_that_finds_the_disk_full_keeps_no_number_from_others(
+    db: Path, connect: Connect, process: Callable[..., Any]
+) -> None:
+    worker = process(FULL, db)
+    assert worker.stdout.readline() == "full\n"
+    connect().create_tube("jobs", "fifo").put("x")
+
+
+def test_what_a_queue_held_is_others_when_a_fork_left_it_unusable(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    held = tube.take(0)
+    assert held is not None
+    store: Any = queue.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connect", lambda: (_ for _ in ()).throw(tubes.StoreUnavailable("no file")))
+        store.before_fork()
+        with pytest.raises(tubes.StoreUnavailable):
+            store.after_fork()
+    with pytest.raises(tubes.NotTaken):
+        tube.ack(held)  # in a session of its own, from now on
+    task = other.tube.jobs.take(timeout=10)
+    assert task is not None and task.data == "x"
+
+
+def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
+    putter = connect(sweep=False)
+    tube = putter.create_tube("jobs", "fifottl")
+    told: list[str] = []
+    listener = connect()
+    listener.tube.jobs.on_task_change(lambda task, event: told.append(event.value))
+    tube.put("x", ttl=0.2)
+    eventually(lambda: told == ["ttl"])
+
+
+def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = connect(), connect()
+    tube = queue.create_tube("jobs", "fifo")
+
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            tube.take(timeout=5)
+    got: list[Any] = []
+    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    other.tube.jobs.put("x")
+    waiter.join(30)
+    assert [task.data for task in got] == ["x"]
+    queue.drop_tube(other.tube.jobs) if tube.ack(got[0]) else None
+
+
+def test_who_creates_and_who_is_in_a_transaction_do_not_wait_for_each_other(connect: Connect) -> None:
+    connect(sweep=False).create_tube("jobs", "fifo")
+    queue = connect(sweep=False)
+    queue._tubes.clear()  # as for a tube that another process has just created
+    inside, asked = threading.Event(), threading.Event()
+
+    def transact() -> None:
+        with queue.transaction():
+            inside.set()
+            asked.wait(10)
+            with pytest.raises(tubes.StoreBusy, match="wait for itself"):
+                queue.tube["jobs"]
+
+    threads = [
+        threading.Thread(target=transact),
+        threading.Thread(target=queue.create_tube, args=("new", "fifo")),
+    ]
+    threads[0].start()
+    inside.wait(10)
+    threads[1].start()
+    asked.set()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert queue.tubes() == ["jobs", "new"]
+
+
+class Breaks:
+    """A driver that fails after its step is done; else it is what it wraps."""
+
+    features = tubes.Features()
+    is_broken = False
+    starts_badly = False
+
+    def __init__(self, store: Store, record: TubeRecord) -> None:
+        self._driver: Driver = store.realise(tubes.TubeType(self.features), record)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def start(self, tx: Any) -> None:
+        if self.starts_badly:
+            raise OSError("no")
+
+    def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
+        changes = self._driver.take(tx, limit, owner=owner, now=now)
+        if type(self).is_broken:
+            raise ValueError("it cannot be read")
+        return changes
+
+
+def breaking(store: Store, record: TubeRecord) -> Driver:
+    """A factory is not looked into before it makes something."""
+    made: Any = Breaks(store, record)
+    return made  # type: ignore[no-any-return]
+
+
+tubes.register_driver("breaks", breaking)
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> type[Breaks]:
+    monkeypatch.setattr(Breaks, "is_broken", False)
+    monkeypatch.setattr(Breaks, "starts_badly", False)
+    return Breaks
+
+
+def test_what_a_take_took_before_it_failed_is_given_back(connect: Connect, breaks: type[Breaks]) -> None:
+    tube = connect(sweep=False).create_tube("jobs", "breaks")
+    tube.put("x")
+    breaks.is_broken = True
+    with pytest.raises(ValueError, match="cannot be read"):
+        tube.take(timeout=0)
+    breaks.is_broken = False
+    task = tube.take(timeout=0)
+    assert task is not None and (task.data, task.attempts) == ("x", 2)
+
+
+def test_a_connect_that_fails_leaves_nothing_open(connect: Connect, breaks: type[Breaks]) -> None:
+    connect(sweep=False).create_tube("jobs", "breaks")
+    path = connect(sweep=False).store.path  # type: ignore[attr-defined]
+    breaks.starts_badly = True
+    opened = []
+    for _ in range(6):
+        with pytest.raises(OSError, match="no"):
+            tubes.connect(f"sqlite:///{path}")
+        opened.append(len(os.listdir("/dev/fd")))
+    assert opened[-1] <= opened[1], opened  # SQLite keeps a few while others have the file open
