@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from tubes.errors import BadOption
 from tubes.interrupts import guarded, interruptible
 from tubes.task import Event, Task
 
@@ -14,6 +16,20 @@ Listener = Callable[[Task, Event], object]
 """A user's callback: the task after the change, and what happened to it."""
 
 log = logging.getLogger("tubes.events")
+
+
+def check_listener(listener: object) -> None:
+    """Refuse what cannot be called back, and what nobody here would await."""
+    if not callable(listener):
+        raise BadOption(
+            f"a callback must be callable, not {listener!r}", option="on_task_change", value=listener
+        )
+    if inspect.iscoroutinefunction(listener):
+        raise BadOption(
+            f"{listener!r} is a coroutine function, which nobody would await here: tubes.aio calls such callbacks",
+            option="on_task_change",
+            value=listener,
+        )
 
 
 class Deliveries:

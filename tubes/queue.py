@@ -26,7 +26,7 @@ from tubes.errors import (
     TubeExists,
     TubesWarning,
 )
-from tubes.events import Deliveries, Listener
+from tubes.events import Deliveries, Listener, check_listener
 from tubes.interrupts import guarded
 from tubes.options import Seconds
 from tubes.registry import driver_names, find_driver, find_store
@@ -172,8 +172,8 @@ class Queue:
         if not isinstance(type, str):
             raise BadOption(f"a tube type is given by its name, not {type!r}", option="type", value=type)
         definition = find_driver(type)
-        if on_task_change is not None and not callable(on_task_change):
-            raise BadOption(f"a callback must be callable, not {on_task_change!r}", option="on_task_change")
+        if on_task_change is not None:
+            check_listener(on_task_change)
         if not isinstance(temporary, bool):
             raise BadOption(f"temporary must be true or false, not {temporary!r}", option="temporary")
         stored = self._stored_options(definition, type, name, options)

@@ -24,7 +24,7 @@ from tubes.errors import (
     TubeError,
     TubeFull,
 )
-from tubes.events import Listener
+from tubes.events import Listener, check_listener
 from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
 from tubes.payload import encode, encode_many
@@ -663,16 +663,15 @@ class Tube:
         It runs after the commit, outside every lock, one at a time in commit order, and may call the tube
         again. If it raises, that is logged and changes nothing (Tarantool: ``tube:on_task_change``).
         """
-        if callback is not None and not callable(callback):
-            raise BadOption(f"a callback must be callable, not {callback!r}", value=callback)
+        if callback is not None:
+            check_listener(callback)
         old, self._callback = self._callback, callback
         self._set_listeners()
         return old
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
         """Add one more callback beside ``on_task_change``'s; return a function that removes it."""
-        if not callable(listener):
-            raise BadOption(f"a listener must be callable, not {listener!r}", value=listener)
+        check_listener(listener)
         self._others.append(listener)
         self._set_listeners()
 

@@ -111,8 +111,8 @@ def test_who_creates_and_who_is_in_a_transaction_do_not_wait_for_each_other(conn
                 queue.tube["jobs"]
 
     threads = [
-        threading.Thread(target=transact),
-        threading.Thread(target=queue.create_tube, args=("new", "fifo")),
+        threading.Thread(target=transact, daemon=True),
+        threading.Thread(target=queue.create_tube, args=("new", "fifo"), daemon=True),
     ]
     threads[0].start()
     inside.wait(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from faults.harness import TYPES, eventually, heard, run, take_looking_seldom, tell
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_stress
@@ -19,6 +21,7 @@ from faults.test_postgresql import SKEWED, WORKER, Load
 from redis_servers import RedisServer
 
 import tubes
+import tubes.aio
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
@@ -592,3 +595,23 @@ def test_counts_are_stored_once_though_those_of_another_tube_cannot_be(
                 queue.flush_counts()
     assert first.statistics()["calls"]["put"] == 1
     assert second.statistics()["calls"]["put"] == 1
+
+
+def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url: str) -> None:
+    """The server answers when nobody waits any more."""
+    pid = server.pid
+    assert pid is not None
+
+    async def main(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        going_on = threading.Timer(2.5, lambda: os.kill(pid, signal.SIGCONT))
+        going_on.start()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tubes.aio.connect(url), 0.3)
+        going_on.join()
+
+    asyncio.run(main(pid))
+    with redis.Redis.from_url(server.url) as client:
+        eventually(lambda: client.hget("{tubes}:last", "connection"))
+        eventually(lambda: client.hlen("{tubes}:sessions") == 0, within=10)
+        assert client.hlen("{tubes}:connections") == 0

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+import tubes
 from tubes.events import Deliveries
 from tubes.task import Event, State, Task, make_task
 
@@ -101,3 +102,13 @@ def test_an_interrupt_in_a_callback_reaches_the_caller_and_the_line_goes_on_late
         deliveries.deliver()
     deliveries.deliver()
     assert seen == [2]
+
+
+def test_a_coroutine_function_is_refused_where_nobody_would_await_it() -> None:
+    async def callback(task: tubes.Task, event: tubes.Event) -> None: ...
+
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        for verb in (tube.on_task_change, tube.add_listener):
+            with pytest.raises(tubes.BadOption, match=r"tubes\.aio"):
+                verb(callback)
