@@ -216,7 +216,8 @@ class Api(Suite):
 
     def test_a_take_may_ask_for_more_than_any_tube_has(self, tube: Tube) -> None:
         tube.put_many("ab")
-        assert [task.data for task in tube.take_many(2**63 - 1, 0)][:1] == ["a"]
+        taken = {task.data for task in tube.take_many(2**63 - 1, 0)}
+        assert taken in ({"a", "b"}, {"a"})  # all of them, or one of the unnamed sub-queue
 
     def test_a_truncated_tube_works_on(self, tube: Tube) -> None:
         tube.put_many("abc")
