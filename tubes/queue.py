@@ -519,6 +519,8 @@ class Queue:
             unit.is_open = False
         self._units = weakref.WeakSet()
         self._lock = threading.RLock()
+        for tube in self._tubes.values():
+            tube.forked()
         self.deliveries = Deliveries()
         self._sweeper = Sweeper(self._background)
 

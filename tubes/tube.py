@@ -690,6 +690,10 @@ class Tube:
 
     # Called by the queue
 
+    def forked(self) -> None:
+        """Called in a forked child: a thread of the parent's may have held the lock."""
+        self._in_order = threading.Lock()
+
     def give_back(self, tasks: Sequence[Task]) -> None:
         """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it."""
         try:

@@ -118,7 +118,7 @@ def public(cls: type) -> dict[str, Callable[..., object]]:
 
 
 INTERNAL = {
-    tubes.Tube: {"expire", "give_back", "next_due_ms", "release_owner", "publish", "line_up"},
+    tubes.Tube: {"expire", "forked", "give_back", "next_due_ms", "release_owner", "publish", "line_up"},
     tubes.Queue: {
         "begin_to_wait",
         "check_open",
