@@ -7,7 +7,6 @@ server than a tube: what is about both is looked at in an order in which living 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from tubes.payload import decode
 
 from . import scripts
 from .driver import RedisDriver, RedisTx
+from .nodes import Cursor
 from .scripts import Argument
 
 PATIENCE = 0.5
@@ -100,13 +100,16 @@ class Survey(NamedTuple):
 class Examined:
     """The store as the checks see it.
 
-    ``ask`` runs a script of the queue; ``sessions`` reads its sessions and connections, as they are stored. Whoever is
-    admitted to a tube was known there before.
+    ``add_tube`` adds one to the catalogue, and tells whether its name was free. ``numbers`` goes through the keys that
+    there are. ``ask`` runs a script of the queue; ``sessions`` reads its sessions and connections, as they are stored.
+    Whoever is admitted to a tube was known there before.
     """
 
     namespace: str
     features: FeaturesOf
     tubes: Callable[[Any], Sequence[TubeRecord]]
+    add_tube: Callable[[TubeRecord], bool]
+    numbers: Callable[[Cursor | None, int], tuple[set[int], Cursor | None]]
     ask: Callable[..., Any]
     sessions: Callable[[], tuple[dict[str, str], dict[str, str]]]
 
@@ -133,7 +136,6 @@ def redis_checks(
     when all that is right, the dead's tasks go back.
     """
     yield UnknownSessions(store)
-    yield Numbers(store)
     yield StrayTubes(store)
     yield Starts(store)
     for tube in read(store.tubes):
@@ -329,44 +331,27 @@ class Owners(OwnersCheck):
 # Tubes
 
 
-class Numbers(RedisCheck):
-    """The number that was given last. The next tube must not get the keys of another."""
-
-    name = "tubes"
-
-    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        highest = self._highest(tx)
-        if self._store.ask(scripts.LAST) >= highest:
-            return Look((), seen=1)
-        what = f"the number {highest} would be given to another tube"
-        return Look([Finding(Kind.COUNT, what, "go on after it", key=highest)], seen=1)
-
-    def _highest(self, tx: RedisTx) -> int:
-        return max((tube.id for tube in self._store.tubes(tx)), default=0)
-
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        if dry:
-            return bool(self._store.ask(scripts.LAST) < finding.key)
-        return bool(self._store.ask(scripts.ADOPT, finding.key, "", ""))
-
-
 class StrayTubes(RedisCheck):
     """Tubes that have keys and are not in the catalogue, so that no verb reaches them.
 
-    A number is given in one step with its entry, and a tube's keys are removed before its entry. So a number that was
-    given before the catalogue was read, and is not in it, has no keys after that.
+    A tube has an entry before it has keys, and keeps it until they are removed. So one that had keys before the
+    catalogue was read, and is not in it, has none after that.
     """
 
-    name = "tubes"
+    name = "keys"
+
+    def __init__(self, store: Examined) -> None:
+        super().__init__(store)
+        self._seen: set[int] = set()
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        """Look at some numbers, each of which is a round trip."""
-        last: int = self._store.ask(scripts.LAST)
+        """Look at some keys, those of others in the same database too."""
+        numbers, after = self._store.numbers(after, limit)
         known = {tube.id for tube in self._store.tubes(tx)}
-        numbers = range((after or 0) + 1, last + 1)[:limit]
-        found = [number for number in numbers if number not in known and self._lies(tx, number) is not None]
-        after = numbers[-1] if numbers and numbers[-1] < last else None
-        return Look([self._finding(number) for number in found], after, seen=len(numbers))
+        unknown = sorted(numbers - known - self._seen)
+        self._seen |= numbers
+        found = [number for number in unknown if self._lies(tx, number) is not None]
+        return Look([self._finding(number) for number in found], after, seen=limit if after else 1)
 
     def _finding(self, number: int) -> Finding:
         what = f"there are keys of tube number {number}, which is not in the catalogue"
@@ -387,9 +372,7 @@ class StrayTubes(RedisCheck):
         name = f"lost_{finding.key}"
         while name in {tube.name for tube in tubes}:
             name += "_"
-        entry = {"id": finding.key, "after": 0, "type": type_of(survey), "options": {}, "temporary": False}
-        text = json.dumps(entry, separators=(",", ":"))
-        return bool(self._store.ask(scripts.ADOPT, finding.key, name, text))
+        return self._store.add_tube(TubeRecord(finding.key, name, type_of(survey), {}, False))
 
 
 def type_of(survey: Survey) -> str:

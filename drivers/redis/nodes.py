@@ -22,6 +22,8 @@ from .wire import NOT_NOW, Lost, Refused, Wire
 
 T = TypeVar("T")
 Address = tuple[str, int]
+Cursor = tuple[Address | None, bytes]
+"""How far a scan is: the node, and the cursor there."""
 
 MOST_IDLE = 16
 """Connections to a node that are kept for later."""
@@ -78,12 +80,26 @@ class Nodes:
 
     def each(self, use: Callable[[Wire], T]) -> list[T]:
         """Use a connection to every server, for what may be repeated."""
-        if not self.is_cluster:
-            return [self._use(None, use, is_repeatable=True)]
-        return [
-            self._use(None, use, is_repeatable=True, at=address)
-            for address in sorted(set(self._slots.values()))
-        ]
+        return [self._use(None, use, is_repeatable=True, at=address) for address in self._all()]
+
+    def scan(self, pattern: str, after: Cursor | None, count: int) -> tuple[list[bytes], Cursor | None]:
+        """Look at about ``count`` keys; return those of that pattern, and where to go on, if not at the end."""
+        nodes = self._all()
+        address, cursor = after or (nodes[0], b"0")
+        cursor, keys = self._use(
+            None,
+            lambda wire: wire.command("SCAN", cursor, "MATCH", pattern, "COUNT", count),
+            is_repeatable=True,
+            at=address,
+        )
+        if cursor != b"0":
+            return keys, (address, cursor)
+        further = [node for node in nodes if address is not None and node is not None and node > address]
+        return keys, (further[0], b"0") if further else None
+
+    def _all(self) -> list[Address | None]:
+        """One server, or those of the Cluster that have slots."""
+        return [*sorted(set(self._slots.values()))] if self.is_cluster else [None]
 
     def call(self, keys: Keys, use: Callable[[Wire], T], *, is_repeatable: bool = False) -> T:
         """Use a connection to the node that has these keys.

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import secrets
 import socket
 import threading
@@ -40,7 +41,7 @@ from . import scripts
 from .driver import RedisDriver
 from .examiner import Examined, FeaturesOf, redis_checks
 from .hub import Hub
-from .nodes import Nodes
+from .nodes import Cursor, Nodes
 from .scripts import Argument, Keys, Script
 from .wire import NO_SESSION, NO_TUBE, Refused, Wire
 
@@ -184,10 +185,7 @@ class RedisStore:
 
     @staticmethod
     def new_number(url: str, namespace: str, patience: float) -> tuple[int, int]:
-        """Return a number for a tube that no other has, there and in that namespace, and after which id its begin.
-
-        A random one: what a counter says is forgotten with the server's data, and then two tubes would share one.
-        """
+        """Return a number for a tube that no other has, and after which id its begin there, in that namespace."""
         url, _ = _parsed(url)
         nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
         keys = Keys.of_queue(namespace)
@@ -197,7 +195,7 @@ class RedisStore:
 
         try:
             nodes.open()
-            return secrets.randbelow(2**52) + 1, nodes.call(keys, ask, is_repeatable=True)
+            return new_number(), nodes.call(keys, ask, is_repeatable=True)
         except Refused as error:
             raise StoreUnavailable(f"{nodes.what} refused: {error}") from error
         finally:
@@ -313,22 +311,27 @@ class RedisStore:
             (name.decode(), json.loads(entry)) for name, entry in zip(flat[::2], flat[1::2], strict=True)
         ]
         self._after = {entry["id"]: str(entry["after"]) for _, entry in entries}
-        records = [
+        return [
             TubeRecord(entry["id"], name, entry["type"], entry["options"], entry["temporary"])
-            for name, entry in entries
+            for name, entry in sorted(entries, key=lambda each: (each[1]["order"], each[1]["id"]))
         ]
-        return sorted(records, key=lambda record: record.id)
 
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
     ) -> TubeRecord:
-        entry = json.dumps({"type": type, "options": dict(options), "temporary": temporary})
-        id, after = self._evaluate(self._keys, scripts.ADD_TUBE, (name, entry), is_repeatable=False)
-        if not id:
+        tube = TubeRecord(new_number(), name, type, dict(options), temporary)
+        if not self._add_tube(tube):
             raise Again
-        self._after[id] = after.decode()
-        self._run_on(id, scripts.OPEN, self._after[id])
-        return TubeRecord(id, name, type, dict(options), temporary)
+        return tube
+
+    def _add_tube(self, tube: TubeRecord) -> bool:
+        """Add it to the catalogue, unless its name is taken there."""
+        entry = json.dumps({"type": tube.type, "options": dict(tube.options), "temporary": tube.temporary})
+        after: bytes = self._ask(scripts.ADD_TUBE, tube.name, tube.id, entry)
+        if after:
+            self._after[tube.id] = after.decode()
+            self._run_on(tube.id, scripts.OPEN, after)
+        return bool(after)
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
         _, last = self._run_on(tube.id, scripts.DROP)
@@ -371,8 +374,9 @@ class RedisStore:
     def _begin_session(self, session: str) -> None:
         """Add a session and its connection, which beats from now on."""
         label = f"{socket.gethostname()}/{self._pid}"
-        self._connection: int = self._ask(scripts.BEGIN_SESSION, session, self.session_ttr_ms, label)
-        self.session = session
+        connection = uuid.uuid4().hex
+        self._ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
+        self._connection, self.session = connection, session
 
     def _is_alive(self) -> bool:
         return bool(self._ask(scripts.IS_ALIVE, self._connection, self.session))
@@ -403,6 +407,7 @@ class RedisStore:
             if session == self.session:
                 return
             self._end_sessions(self.clock.now_ms())
+            self._resume()
             if not self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms()):
                 raise NoSuchSession(uuid.UUID(session))
             self.session = session
@@ -446,7 +451,7 @@ class RedisStore:
     def _dead(self, connections: Mapping[str, str]) -> list[tuple[str, str]]:
         """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
         silent = self._beats.see({id: stored.split(" ", 2)[1] for id, stored in connections.items()})
-        return [(id, beat) for id, beat in silent if id != str(self._connection)]
+        return [(id, beat) for id, beat in silent if id != self._connection]
 
     def _sessions(self) -> tuple[dict[str, str], dict[str, str]]:
         """Sessions and connections as they are stored, by id."""
@@ -542,14 +547,29 @@ class RedisStore:
             self._dead(self._sessions()[1])  # looks at all beats, so that a rescue knows the dead as soon
             return self._beats.last_of(connection)
 
-        watch = Watch(beat_of, str(self._connection), self._dead_after)
+        watch = Watch(beat_of, self._connection, self._dead_after)
         return redis_checks(
-            Examined(self._namespace, features, self.tubes, self._ask, self._sessions),
+            Examined(
+                self._namespace,
+                features,
+                self.tubes,
+                self._add_tube,
+                self._numbers,
+                self._ask,
+                self._sessions,
+            ),
             self.read,
             deep=deep,
             is_alive=watch.is_alive if deep else lambda tx, connection: True,
             watch=watch.seconds,
         )
+
+    def _numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
+        """The numbers of the tubes to which the next keys belong, about so many; and where to go on."""
+        place = re.compile(rf"{{{self._namespace}:(\d+)}}:")
+        keys, after = self._hub.nodes.scan(f"{{{self._namespace}:*", after, limit)
+        found = [place.match(key.decode(errors="replace")) for key in keys]
+        return {int(each[1]) for each in found if each}, after
 
     # Life
 
@@ -599,6 +619,11 @@ class RedisStore:
 
 
 _warned: set[str] = set()
+
+
+def new_number() -> int:
+    """Return a number for a tube that no other has."""
+    return secrets.randbelow(2**52) + 1
 
 
 def _server_ms(wire: Wire) -> float:

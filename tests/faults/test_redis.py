@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -134,6 +135,50 @@ def test_forgotten_scripts_alone_are_no_error(connect: Connect, server: RedisSer
         assert tube.ack(task).data == number
 
 
+@contextmanager
+def lost_end(server: RedisServer) -> Iterator[None]:
+    """What is done within is not on the server's disk when it is started again."""
+    kept = {file: file.read_bytes() for file in server.folder.rglob("*.aof*") if file.is_file()}
+    yield
+    server.stop("immediate")
+    for file in server.folder.rglob("*.aof*"):
+        if file.is_file():
+            file.unlink()
+    for file, content in kept.items():
+        file.write_bytes(content)
+    server.start()
+
+
+def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(server: RedisServer) -> None:
+    """Nor ends another's session when it leaves."""
+    with tubes.connect(server.url) as queue:
+        queue.create_tube("jobs", "fifo").put("x")
+        with lost_end(server):
+            lost = tubes.connect(server.url)
+        with tubes.connect(server.url) as worker:
+            task = worker.tube.jobs.take(timeout=0)
+            assert task is not None
+            lost.close()
+            assert queue.tube.jobs.take(timeout=0.5) is None
+            assert worker.tube.jobs.ack(task).data == "x"
+
+
+def test_a_tube_whose_creation_is_lost_is_not_taken_for_another(server: RedisServer) -> None:
+    with tubes.connect(server.url) as queue, tubes.connect(server.url) as other:
+        queue.create_tube("old", "fifo")
+        with lost_end(server):
+            emails = queue.create_tube("emails", "fifo")
+        images = other.create_tube("images", "utubettl")
+        with pytest.raises(tubes.NoSuchTube):
+            emails.put("an email")
+        images.put("an image")
+        with pytest.raises(tubes.NoSuchTube):
+            emails.take(timeout=0)
+        assert [task.data for task in images.take_many(9)] == ["an image"]
+        assert other.tubes() == ["old", "images"]
+        assert queue.create_tube("emails", "fifo", if_not_exists=True).put("again").id == 1
+
+
 def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: RedisServer) -> None:
     """It is called again afterwards, not only found by a look now and then."""
     queue, other = connect(), connect()
@@ -150,14 +195,15 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
     connect: Connect, server: RedisServer, url: str
 ) -> None:
     """Another process was faster. The next task of another process finds him waiting."""
-    thread, got = waiting(connect().create_tube("jobs", "fifo"))
+    tube = connect().create_tube("jobs", "fifo")
+    thread, got = waiting(tube)
 
     def said() -> Any:
-        return server.command("ZRANGE", "{tubes:1}:waiting", 0, -1, "WITHSCORES")
+        return server.command("ZRANGE", f"{{tubes:{tube.record.id}}}:waiting", 0, -1, "WITHSCORES")
 
     eventually(said)
     before = said()
-    server.command("LPUSH", "{tubes:1}:bell", 1)
+    server.command("LPUSH", f"{{tubes:{tube.record.id}}}:bell", 1)
     eventually(lambda: said() and said() != before)
     eventually(lambda: server.command("INFO", "clients")["blocked_clients"])
     run("import sys, tubes\nwith tubes.connect(sys.argv[1]) as q: q.tube.jobs.put('came')", url)
@@ -612,6 +658,6 @@ def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url:
 
     asyncio.run(main(pid))
     with redis.Redis.from_url(server.url) as client:
-        eventually(lambda: client.hget("{tubes}:last", "connection"))
+        eventually(lambda: "cmdstat_hset" in client.info("commandstats"))  # it had begun one
         eventually(lambda: client.hlen("{tubes}:sessions") == 0, within=10)
         assert client.hlen("{tubes}:connections") == 0

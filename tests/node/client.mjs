@@ -136,7 +136,8 @@ export class Client {
 
   async #beginSession() {
     this.session = randomUUID().replaceAll('-', '')
-    this.#connection = await this.#onQueue('begin_session', this.session, 0, `${hostname()}/${process.pid} node`)
+    this.#connection = randomUUID().replaceAll('-', '')
+    await this.#onQueue('begin_session', this.#connection, this.session, 0, `${hostname()}/${process.pid} node`)
   }
 
   async #isAlive() {

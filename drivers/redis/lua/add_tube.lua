@@ -1,12 +1,16 @@
--- Adds a tube to the catalogue.
+-- Adds a tube to the catalogue. Once more with the same number it changes nothing, and answers the same.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 its name · 2 its entry, JSON without id and after.
--- Reply: its id; 0 where the name is taken. And the id of a task after which its own begin.
+-- ARGV: 1 its name · 2 its number, which no other ever had · 3 its entry, JSON without id, order and after.
+-- Reply: the id of a task after which its own begin; an empty text where the name is taken.
 -- Cost: O(1).
-if call('HEXISTS', TUBES, ARGV[1]) == 1 then return {0, '0'} end
-local id = string.format('%.0f', call('HINCRBY', LAST, 'tube', 1))
+local known = call('HGET', TUBES, ARGV[1])
+if known then
+  return string.match(known, '^{"id":(%d+)') == ARGV[2] and string.match(known, '"after":(%d+)') or ''
+end
 local after = call('HGET', LAST, 'task') or '0'
-call('HSET', TUBES, ARGV[1], '{"id":' .. id .. ',"after":' .. after .. ',' .. string.sub(ARGV[2], 2))
-return {tonumber(id), after}
+local order = string.format('%.0f', call('HINCRBY', LAST, 'tube', 1))
+local begin = '{"id":' .. ARGV[2] .. ',"order":' .. order .. ',"after":' .. after .. ','
+call('HSET', TUBES, ARGV[1], begin .. string.sub(ARGV[3], 2))
+return after

@@ -1,12 +1,11 @@
--- Adds a connection to a session, which is made if it is not there.
+-- Adds a connection to a session, which is made if it is not there. Once more it changes nothing.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 the session · 2 its ttr in ms · 3 the connection's label, for people.
--- Reply: the connection's number.
+-- ARGV: 1 the connection, which nobody else ever was · 2 the session · 3 its ttr in ms · 4 the connection's label, for people.
+-- Reply: 1.
 -- Cost: O(1).
 even_when_full()
-local id = call('HINCRBY', LAST, 'connection', 1)
-call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' -')
-call('HSET', CONNECTIONS, id, ARGV[1] .. ' 0 ' .. ARGV[3])
-return id
+call('HSET', SESSIONS, ARGV[2], ARGV[3] .. ' -')
+call('HSET', CONNECTIONS, ARGV[1], ARGV[2] .. ' 0 ' .. ARGV[4])
+return 1

@@ -2,7 +2,7 @@
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 now, in ms · then for each dead connection its number and the beat it had; if that has changed, it lives.
+-- ARGV: 1 now, in ms · then for each dead connection its id and the beat it had; if that has changed, it lives.
 -- Reply: the sessions that are over.
 -- Cost: O(sessions).
 for n = 2, #ARGV, 2 do

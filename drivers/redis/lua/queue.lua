@@ -1,13 +1,14 @@
 -- Included by every script of a queue: the catalogue of its tubes, its sessions and their connections.
 --
 -- KEYS, always all of them and in this order; the namespace as hash tag makes them one slot of a Cluster:
---   tubes        hash   name -> JSON: id, after (see open), type, options (times in ms), temporary
+--   tubes        hash   name -> JSON: id, order (of creation), after (see open), type, options (times in ms), temporary
 --   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
 --                       - while it has connections
 --   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds
---   last         hash   tube, connection: the last number given · task: the last id that a dropped tube gave
+--   last         hash   tube: how many were created · task: the last id that a dropped tube gave
 --
--- An id of a session is 32 hexadecimal digits.
+-- The ids of sessions and connections, 32 hexadecimal digits, and the numbers of tubes are drawn at random by who makes
+-- them: a server that has lost the end of its log knows nothing of those that it lost, and would give them again.
 local TUBES, SESSIONS, CONNECTIONS, LAST = unpack(KEYS)
 local call = redis.call
 local NONE = '-'
