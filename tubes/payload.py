@@ -59,16 +59,39 @@ def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
 
 def decode(payload: str | bytes) -> Any:
     """Return what a stored payload means."""
-    if isinstance(payload, bytes):
-        return payload
+    return payload if isinstance(payload, bytes) else decode_json(payload)
+
+
+def decode_json(text: str | bytes) -> Any:
+    """Return what a text means; the text itself, as bytes, if it is no JSON that Python can read.
+
+    Another client may have written that, or it was damaged. Who takes the task can tell, and bury it; an error would
+    bring it back again and again, and hold up what is behind it.
+    """
     try:
-        return _decoded(payload)
+        return _strictly(text)
+    except (ValueError, RecursionError):
+        return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+
+
+def why_unreadable(text: str | bytes) -> str:
+    """Return why a text is no JSON that Python can read; an empty text if it is."""
+    try:
+        _strictly(text)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return ""
+
+
+def _strictly(text: str | bytes) -> Any:
+    try:
+        return _decoded(text)
     except RecursionError:  # the caller's calls left too few for it: in a thread of its own it has them all
         with ThreadPoolExecutor(1) as executor:
-            return executor.submit(_decoded, payload).result()
+            return executor.submit(_decoded, text).result()
 
 
-def _decoded(payload: str) -> Any:
+def _decoded(payload: str | bytes) -> Any:
     try:
         return _decode(payload)
     except msgspec.DecodeError:  # escaped lone surrogates, which only the standard library accepts

@@ -31,6 +31,7 @@ from tubes.payload import encode, encode_many
 from tubes.stats import statistics
 from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
+from tubes.unknown import UnknownTakes
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -100,7 +101,7 @@ class Tube:
         self._callback: Listener | None = None
         self._others: list[Listener] = []
         self._in_order = threading.Lock()
-        self._unsure: list[int] = []
+        self._unknown = UnknownTakes(self._clock.monotonic)
         features = driver.features
         self._allowed = supported(features, PUT_OPTIONS) | WHERE
         self._is_timed = features.timed
@@ -342,8 +343,8 @@ class Tube:
                     kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
             return [*acked, *changes] if acked else changes
 
-        if self._unsure and unit is None:
-            self._give_back_unsure()
+        if self._unknown and unit is None:
+            self._give_back_unknown()
         try:
             changes = self._commit(step) if unit is None else self._run(step, unit)
             if refused:
@@ -361,9 +362,9 @@ class Tube:
         except Exception as error:
             # A step of one statement has committed what it took, if what came after that failed, such as decoding
             if isinstance(error, OutcomeUnknown):
-                self._unsure.append(now if error.at_ms is None else error.at_ms)
+                self._unknown.add(now if error.at_ms is None else error.at_ms)
             elif unit is None and not isinstance(error, TubeError):
-                self._unsure.append(now)
+                self._unknown.add(now)
             raise
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
@@ -397,8 +398,8 @@ class Tube:
 
     def _look_and_take(self, limit: int, kept: list[Task]) -> float | None:
         """Take where there is something to do; if nothing came of it, return the seconds until there may be."""
-        if self._unsure:
-            self._give_back_unsure()
+        if self._unknown:
+            self._give_back_unknown()
         is_ready, due = self._look()
         if is_ready or due == 0.0 or self._store.deaths_suspected():
             self._take_now(limit, kept)
@@ -430,14 +431,14 @@ class Tube:
             )
         )
 
-    def _give_back_unsure(self) -> None:
+    def _give_back_unknown(self) -> None:
         """Release what was taken, maybe, by takes of which nobody knows how they ended: nobody was told of these tasks.
 
         They are known by the millisecond of the take. Should another thread have taken one in that very
         millisecond, it loses its lease.
         """
-        unsure, after = set(self._unsure), -1
-        while True:
+        unknown, after = self._unknown.due(), -1
+        while unknown:
             tasks = self.tasks(State.TAKEN, after=after, limit=STEP_LIMIT)
             session = self._store.session
             self._give_back(
@@ -446,11 +447,11 @@ class Tube:
                     for task in tasks
                     if task.owner is not None
                     and task.owner.hex == session
-                    and milliseconds(task.updated_at) in unsure
+                    and milliseconds(task.updated_at) in unknown
                 ]
             )
             if len(tasks) < STEP_LIMIT:
-                self._unsure = [now for now in self._unsure if now not in unsure]
+                self._unknown.looked_for(unknown)
                 return
             after = tasks[-1].id
 
@@ -699,12 +700,13 @@ class Tube:
         try:
             self._give_back(tasks)
         except StoreError:
-            self._unsure += [milliseconds(task.updated_at) for task in tasks]
+            for task in tasks:
+                self._unknown.add(milliseconds(task.updated_at))
 
     def expire(self) -> int:
         """Do what time asks for; return how many tasks that changed. Called by ``queue.sweep``."""
-        if self._unsure:
-            self._give_back_unsure()
+        if self._unknown:
+            self._give_back_unknown()
         expired = 0
         while True:
             due = self.next_due_ms()

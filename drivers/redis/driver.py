@@ -17,7 +17,7 @@ from tubes.driver import (
     put_change,
 )
 from tubes.errors import BadOption, NoSuchTube, NotSupported, TubeBusy
-from tubes.payload import decode
+from tubes.payload import decode_json
 from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
 
 from . import scripts
@@ -266,7 +266,7 @@ class RedisDriver:
     def _task(self, id: int, fields: Sequence[bytes], payload: bytes) -> Task:
         """A task from the fields of its record; see tube.lua."""
         state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = fields
-        data = payload if kind == b"b" else decode(payload.decode())
+        data = payload if kind == b"b" else decode_json(payload)
         return make_task(
             id, self.name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
             _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tubes.doctor import LOOK_LIMIT, Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord, TubeType
-from tubes.payload import decode
+from tubes.payload import why_unreadable
 
 from . import scripts
 from .driver import RedisDriver, RedisTx
@@ -501,7 +501,7 @@ class Tasks(Things):
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
         for ids in _portions(zip(sizes[::2], sizes[1::2], strict=True)):
             for id, _, payload in self._driver.peek(tx, ids):
-                why = _why_unreadable(payload)
+                why = why_unreadable(payload or b"0")
                 if why:
                     (finding,) = _findings(
                         self._tube, "tasks", (b"%016d" % id, b"payload", b"%016d" % id, b"", why.encode())
@@ -521,14 +521,6 @@ def _portions(sizes: Any) -> Iterator[list[int]]:
         total += size
     if some:
         yield some
-
-
-def _why_unreadable(payload: bytes | None) -> str:
-    try:
-        decode((payload or b"0").decode())
-    except (ValueError, RecursionError) as error:
-        return str(error)
-    return ""
 
 
 def _looking(driver: RedisDriver, where: str, after: bytes = b"", limit: int = 1) -> Sequence[Argument]:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Dialect
 
 from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord
-from tubes.payload import decode
+from tubes.payload import why_unreadable
 
 from .driver import SqlTx
 from .examiner_statements import Looks, looks
@@ -441,7 +441,7 @@ class Tasks(SqlCheck):
         found = {}
         for some in _portions(rows):
             for id, text in tx.rows(self._looks.payloads, json.dumps([row.id for row in some])):
-                why = _why_unreadable(text)
+                why = why_unreadable(text)
                 if why:
                     remedy = "keep it as bytes, and bury the task"
                     found[id] = [
@@ -519,14 +519,6 @@ def _portions(rows: Iterable[Facts]) -> Iterator[list[Facts]]:
         size += row.text_size
     if some:
         yield some
-
-
-def _why_unreadable(text: str | bytes) -> str:
-    try:
-        decode(text.decode() if isinstance(text, bytes) else text)
-    except (ValueError, RecursionError) as error:
-        return str(error)
-    return ""
 
 
 # What all the rest stands on

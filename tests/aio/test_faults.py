@@ -75,7 +75,7 @@ async def test_what_a_cancelled_take_cannot_give_back_at_once_is_given_back_late
         take.cancel()
         with pytest.raises(asyncio.CancelledError):
             await take
-        await until(lambda: jobs._plain._unsure)
+        await until(lambda: jobs._plain._unknown)
         await asyncio.to_thread(postgres_server.start)
         task = await jobs.take(20)
         assert task is not None and task.data == "x"

@@ -15,12 +15,15 @@ class Proxy:
     """Listens on ``port`` for clients of the server at that Unix socket.
 
     ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``is_silent``: answers
-    are lost, and nobody is told.
+    are lost, and nobody is told. ``hold_back``: bytes of the next request that gets stuck on its way, while its sender
+    loses the connection; ``deliver`` lets it arrive.
     """
 
     def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
         self.cut_after: bytes | None = None
+        self.hold_back: bytes | None = None
         self.is_silent = False
+        self._held: tuple[socket.socket, bytes] | None = None
         self._server = server
         self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -35,6 +38,14 @@ class Proxy:
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
+
+    def deliver(self) -> None:
+        """Let the request that was held back arrive, and wait for the answer, which nobody gets."""
+        assert self._held is not None, "nothing was held back"
+        server, data = self._held
+        with server:
+            server.sendall(data)
+            server.recv(1 << 20)
 
     def _start(self, work: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -65,6 +76,9 @@ class Proxy:
                 if not data or (ready is server and is_cut):
                     return
                 if ready is client:
+                    if self.hold_back is not None and self.hold_back in data:
+                        self.hold_back, self._held = None, (server.dup(), data)
+                        return
                     if self.cut_after is not None and self.cut_after in data:
                         self.cut_after, is_cut = None, True
                     server.sendall(data)

@@ -110,6 +110,21 @@ def test_what_json_can_carry_comes_back_as_it_was(connect: Connect, data: Any) -
         assert got == data and type(got) is type(data) and repr(got) == repr(data)
 
 
+@pytest.mark.parametrize("text", ['{"torn', "[" * 100_000 + "]" * 100_000], ids=["torn", "deep"])
+def test_what_is_no_json_is_taken_as_bytes_and_holds_up_nobody(connect: Connect, text: str) -> None:
+    """Another client has put it, or it was damaged."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifottl")
+    ids = [task.id for task in tube.put_many(["other's", "next"])]
+    with queue.transaction() as unit:
+        unit.connection.exec_driver_sql("UPDATE tubes_task SET data = ? WHERE id = ?", (text, ids[0]))
+    taken = tube.take(timeout=0)
+    assert taken is not None and taken.data == text.encode()
+    assert tube.bury(taken).data == tube.peek(ids[0]).data == text.encode()
+    following = tube.take(timeout=0)
+    assert following is not None and following.data == "next"
+
+
 @pytest.mark.parametrize("data", ["é" * 25_000_000, b"\xff\0" * 25_000_000], ids=["text", "bytes"])
 def test_fifty_megabytes_make_the_round_trip(connect: Connect, data: Any) -> None:
     """A task of 50 MB is put, taken and acked like any other, among small ones."""

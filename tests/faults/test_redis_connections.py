@@ -88,6 +88,24 @@ def test_a_take_whose_answer_is_lost_strands_nothing(
     unlucky.ack(task)
 
 
+def test_a_take_that_arrives_when_its_sender_has_looked_already_strands_nothing(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    """A network mends, and sends again what was stuck in it."""
+    proxy.hold_back = scripts.TAKE.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown):
+        unlucky.take(timeout=0)
+    assert unlucky.take(timeout=0) is None
+    tube.put("x")
+    proxy.deliver()
+    assert tube.statistics()["tasks"]["taken"] == 1
+    task = unlucky.take(timeout=5)
+    assert task is not None and task.attempts == 2
+    time.sleep(1.5)
+    assert unlucky.take(timeout=0) is None, "what it has told of is not given back"
+    unlucky.ack(task)
+
+
 def test_a_waiting_take_whose_answer_is_lost_goes_on(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tubes.payload import decode, decode_many, encode
+from tubes.payload import decode, decode_json, decode_many, encode, why_unreadable
 
 json_values = st.recursive(
     st.none()
@@ -143,6 +143,22 @@ def test_a_foreign_equality_that_raises_does_no_harm() -> None:
 
     with pytest.raises(TypeError, match="Odd is not"):
         encode([Odd()])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"torn', "", "[" * 100_000 + "]" * 100_000, "nan", '"\xff"'],
+    ids=["torn", "empty", "deep", "nan", "latin-1"],
+)
+def test_what_is_no_json_comes_back_as_it_is(text: str) -> None:
+    """Or as bytes; see ``decode_json``."""
+    raw = text.encode("latin-1")
+    is_text = text.isascii()
+    if is_text:
+        assert decode(text) == raw
+        assert decode_many(["1", text]) == [1, raw]
+    assert decode_json(raw) == raw
+    assert why_unreadable(raw) and not why_unreadable(b'{"whole": 1}')
 
 
 def test_a_payload_is_decoded_however_deep_in_calls_its_reader_is() -> None:

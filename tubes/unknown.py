@@ -1,0 +1,45 @@
+"""Takes of which nobody knows how they ended: what they may hold is looked for and given back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+LOOKS_FOR = 120.0
+"""Seconds for which what such a take may hold is looked for.
+
+A request that its sender has given up may be delivered all the same when a network mends; a system sends it again for
+so long, about.
+"""
+
+SOONEST = 1.0
+"""Seconds between the first looks. Each further one comes when twice as long has passed."""
+
+
+class UnknownTakes:
+    """Those of one tube, by the millisecond of each. ``monotonic`` is the clock that the looks go by."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._since: dict[int, float] = {}
+        self._look_at = math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def add(self, at_ms: int) -> None:
+        """Note the take of that millisecond. It is to be looked for at once."""
+        self._since[at_ms] = self._look_at = self._monotonic()
+
+    def due(self) -> set[int]:
+        """The milliseconds of those to look for now."""
+        return {*self._since} if self._monotonic() >= self._look_at else set()
+
+    def looked_for(self, some: set[int]) -> None:
+        """What these held has been given back. They are to be looked for again later, unless they are too old."""
+        now, known = self._monotonic(), list(self._since.items())
+        for at_ms, since in known:
+            if at_ms in some and now - since >= LOOKS_FOR:
+                self._since.pop(at_ms, None)
+        newest = max((since for _, since in known), default=now)
+        self._look_at = now + max(SOONEST, now - newest) if self._since.keys() <= some else now
