@@ -32,7 +32,9 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Condition(threading.Lock())
-        self._flushes = 0
+        self.flushes = 0
+        """How many have begun."""
+        self._under_way = 0
         self._notes: deque[tuple[int, Event, int]] = deque()
         self._sums: dict[int, Counter[str]] = {}
         self.is_dirty = False
@@ -45,16 +47,21 @@ class Counts:
         self.is_dirty = True
         return True
 
-    def pending(self, tube: int) -> Mapping[str, int]:
-        """The counts of one tube that are not stored yet."""
+    def pending(self, tube: int) -> tuple[Mapping[str, int], int]:
+        """The counts of one tube that are not stored yet, and how many flushes have begun until now.
+
+        What a flush has drained is nowhere to be seen until it is stored, so this waits until none is under way.
+        """
         with self._lock:
+            self._lock.wait_for(lambda: not self._under_way, FLUSH_TAKES)
             self._sum_up()
-            return dict(self._sums.get(tube, {}))
+            return dict(self._sums.get(tube, {})), self.flushes
 
     def drain(self) -> list[Deltas]:
         """Hand over all counts. Whoever fails to store them gives them back with ``restore``; both say ``flushed``."""
         with self._lock:
-            self._flushes += 1
+            self.flushes += 1
+            self._under_way += 1
             self.is_dirty = False  # before the notes are read: who notes meanwhile says so again
             self._sum_up()
             sums, self._sums = self._sums, {}
@@ -63,13 +70,8 @@ class Counts:
     def flushed(self) -> None:
         """What ``drain`` handed over is stored, or restored."""
         with self._lock:
-            self._flushes -= 1
+            self._under_way -= 1
             self._lock.notify_all()
-
-    def await_flushes(self) -> None:
-        """Wait until no other thread is at a flush: what it has drained is in no place where one could look."""
-        with self._lock:
-            self._lock.wait_for(lambda: not self._flushes, FLUSH_TAKES)
 
     def restore(self, deltas: Sequence[Deltas]) -> None:
         """Take back counts that could not be stored."""

@@ -642,18 +642,15 @@ class Tube:
         """
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
-            found = self.driver.count(tx), self._store.calls(tx, self._id)
-            if not self._store.has_tube(tx, self._record):  # or no longer, while one looked
+            states, calls = self.driver.count(tx), self._store.calls(tx, self._id)
+            if not (calls or any(states.values()) or self._store.has_tube(tx, self._record)):
                 raise NoSuchTube(self.name)
-            return found
+            return states, calls
 
-        unstored: Mapping[str, int] = {}
-        try:
-            self._queue.flush_counts()
-        except (StoreUnavailable, StoreBusy):  # a full disk, a locked file: one may look all the same
-            unstored = self._store.counts.pending(self._id)
-        self._store.counts.await_flushes()
-        states, calls = self._store.read(look)
+        counts, flushes = self._store.counts, -1
+        while counts.flushes != flushes:  # else one may have stored some meanwhile of what was not stored yet
+            unstored, flushes = counts.pending(self._id)
+            states, calls = self._store.read(look)
         return statistics(states, Counter(calls) + Counter(unstored))
 
     # Callbacks

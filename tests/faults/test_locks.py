@@ -68,6 +68,19 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
     assert second is not None and second.data == "second"
 
 
+def test_statistics_wait_for_no_writer(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
+    """And are right all the same, though what this process has counted cannot be stored now."""
+    tube = connect(busy_timeout=60, sweep=False).create_tube("jobs", "fifo")
+    tube.put("x")
+    other = process(LOCKING, db, "BEGIN IMMEDIATE")
+    assert heard(other) == "locked"
+    began = time.monotonic()
+    assert tube.statistics()["calls"]["put"] == 1
+    assert time.monotonic() - began < 30
+    tell(other)
+    assert heard(other) == "free"
+
+
 def test_connecting_to_a_locked_file_is_an_error(db: Path, process: Callable[..., Any]) -> None:
     """A file that another program locks while it is made a queue: StoreBusy after the timeout, then it works."""
     with closing(sqlite3.connect(db)) as raw:
