@@ -32,7 +32,7 @@ from tubes.cli_pipes import (
 )
 from tubes.errors import suggestion
 from tubes.options import tube_name
-from tubes.payload import decode
+from tubes.payload import parse
 from tubes.registry import driver_names, find_store
 from tubes.task import STORED, State, Task
 
@@ -336,18 +336,18 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     With --json, the tasks are printed as they are stored; else the id of a single one.
     """
     given = {option: value for option, value in options.items() if value is not None}
-    parse = base64_payload if as_bytes else decode
+    read = base64_payload if as_bytes else parse
     with place.connect() as queue:
         tube = queue.get_tube(name)
         if data is None:
-            if Putting(tube, parse, given, as_json).run():
+            if Putting(tube, read, given, as_json).run():
                 raise click.exceptions.Exit(BAD_INPUT)
             return
         try:
-            task = tube.put(parse(data), **given)
+            task = tube.put(read(data), **given)
         except tubes.TubeError:
             raise
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise click.BadParameter(f"{error}: {short(data)}", param_hint="DATA") from error
         write_line(line(shown(task)) if as_json else str(task.id))
 

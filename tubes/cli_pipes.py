@@ -158,7 +158,7 @@ class Putting:
             text = raw.decode()
             if text.strip():
                 self._waiting.append((number, self._parse(text)))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self._report(number, error)
         if len(self._waiting) >= self._batch:
             self._store()

@@ -69,26 +69,30 @@ def decode_json(text: str | bytes) -> Any:
     bring it back again and again, and hold up what is behind it.
     """
     try:
-        return _strictly(text)
-    except (ValueError, RecursionError):
+        return parse(text)
+    except ValueError:
         return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
 
 
 def why_unreadable(text: str | bytes) -> str:
     """Return why a text is no JSON that Python can read; an empty text if it is."""
     try:
-        _strictly(text)
-    except (ValueError, RecursionError) as error:
+        parse(text)
+    except ValueError as error:
         return str(error)
     return ""
 
 
-def _strictly(text: str | bytes) -> Any:
+def parse(text: str | bytes) -> Any:
+    """Return what a text means; ValueError if it is no JSON that Python can read."""
     try:
         return _decoded(text)
     except RecursionError:  # the caller's calls left too few for it: in a thread of its own it has them all
         with ThreadPoolExecutor(1) as executor:
-            return executor.submit(_decoded, text).result()
+            parsed = executor.submit(_decoded, text)
+        if isinstance(parsed.exception(), RecursionError):
+            raise ValueError("it is nested too deeply") from None
+        return parsed.result()
 
 
 def _decoded(payload: str | bytes) -> Any:

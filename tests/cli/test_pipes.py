@@ -54,7 +54,8 @@ def test_what_is_put_through_a_pipe_is_taken_through_a_pipe(shell: Shell, jobs: 
 
 
 def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell, jobs: tubes.Tube) -> None:
-    put = shell.run("put", "jobs", input=b'1\n\n{"a": \nNaN\n"\xff"\n[1e999]\n2\n"\\ud800"')
+    deep = b"[" * 100_000 + b"]" * 100_000
+    put = shell.run("put", "jobs", input=b'1\n\n{"a": \nNaN\n"\xff"\n[1e999]\n2\n"\\ud800"\n' + deep)
     assert put.returncode == BAD_INPUT
     told = put.stderr.decode().splitlines()
     assert {line.split(":")[1].strip() for line in told} == {
@@ -62,7 +63,8 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
         "line 4",
         "line 5",
         "line 6",
-        "3 tasks were put, 4 lines were bad",
+        "line 9",
+        "3 tasks were put, 5 lines were bad",
     }
     assert [task.data for task in jobs.tasks("r")] == [1, 2, "\ud800"]
 

@@ -90,7 +90,7 @@ def test_the_tubes_of_a_queue_lie_on_all_nodes(redis_cluster: str) -> None:
     """And what a dead process holds in any of them is rescued."""
     url = f"{redis_cluster}?dead_after=1"
     with tubes.connect(url, namespace="spread") as queue, tubes.connect(url, namespace="spread") as other:
-        made = [queue.create_tube(f"tube_{number}", "utube") for number in range(9)]
+        made = [queue.create_tube(f"tube_{number}", "utube") for number in range(40)]
         with redis.RedisCluster.from_url(redis_cluster) as client:
             owners = {client.nodes_manager.get_node_from_slot(slot_of(tube, "spread")).name for tube in made}
         assert len(owners) == 3
