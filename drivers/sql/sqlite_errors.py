@@ -29,7 +29,7 @@ def translated(error: sqlite3.Error, what: str) -> TubeError:
             "roll it back and try again, or begin it with BEGIN IMMEDIATE"
         )
     if base in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(f"{what} is locked by another process")
+        return StoreBusy(f"{what} is locked by another connection")
     if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:

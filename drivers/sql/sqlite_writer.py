@@ -349,7 +349,8 @@ class SqliteWriter:
     def refuse_to_wait_for_oneself(self) -> None:
         if self._holder == get_ident():
             raise StoreBusy(
-                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call"
+                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call, and "
+                "create or open tubes before"
             )
         self._refuse_to_wait_for_the_user()
 
@@ -549,7 +550,7 @@ class SqliteWriter:
                 now = real_monotonic()
                 if now - began >= self._busy_timeout:
                     raise StoreBusy(
-                        f"{self._what} was locked by another process for more than {self._busy_timeout:g} s"
+                        f"{self._what} was locked by another connection for more than {self._busy_timeout:g} s"
                     ) from error
 
     def _roll_back(self) -> None:

@@ -54,7 +54,7 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
     ]
     for write in writes:
         began = time.monotonic()
-        with pytest.raises(tubes.StoreBusy, match=r"locked by another process for more than 0\.2 s"):
+        with pytest.raises(tubes.StoreBusy, match=r"locked by another connection for more than 0\.2 s"):
             write()
         assert 0.15 < time.monotonic() - began < 3
     assert tube.peek(first).data == "first" and queue.tubes() == ["jobs"]
