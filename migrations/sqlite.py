@@ -10,6 +10,7 @@ from tubes.errors import SchemaMismatch
 from . import HEAD, running
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
 
 
@@ -35,11 +36,23 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
         tx.begin()
         version = schema_version(writer.db, namespace)  # another process may have been faster
         if version != HEAD:
-            with engine.connect() as connection:
-                running.upgrade(connection, namespace, version, what)
+            try:
+                with engine.connect() as connection:
+                    running.upgrade(connection, namespace, version, what)
+            except sa.exc.DBAPIError as error:
+                raise _without_sqlalchemy(error, namespace, what) from error
         return bool(version != HEAD)
 
     return bool(writer.transact(step, None))
+
+
+def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> BaseException:
+    original = error.orig
+    if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return SchemaMismatch(
+            f"{what} has tables that are in the way ({original}): give the queue another namespace than {namespace!r}"
+        )
+    return original or error
 
 
 class _Lent:

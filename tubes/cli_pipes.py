@@ -56,11 +56,11 @@ def say(text: str) -> None:
 
 def line(value: object) -> str:
     """One line of NDJSON, readable; with escapes where text is not valid Unicode."""
-    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=repr)
     try:
         text.encode()
     except UnicodeEncodeError:
-        text = json.dumps(value)
+        text = json.dumps(value, default=repr)
     return text
 
 

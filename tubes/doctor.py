@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from tubes.clock import pause, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
-from tubes.errors import NotSupported, StoreBusy, UnknownDriver
+from tubes.errors import NotSupported, StoreBusy, StoreError, TubeError, UnknownDriver
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 
@@ -182,13 +182,22 @@ class Doctor:
 
     def _steps(self, check: Check) -> Iterator[Sequence[Finding]]:
         """The findings of a check, step by step."""
-        size = guarded(self._store.read, check.size)
-        seen, after = 0, None
+        seen = size = 0
+        after: Any = None
         while True:
-            look = self._look(check, after)
-            findings = self._lasting(check, after, look.findings)
-            if check.doubtful:
-                findings = [finding for finding in findings if self._mend(check, finding, dry=True)]
+            try:
+                if after is None:
+                    size = guarded(self._store.read, check.size)
+                look = self._look(check, after)
+                findings = self._lasting(check, after, look.findings)
+                if check.doubtful:
+                    findings = [finding for finding in findings if self._mend(check, finding, dry=True)]
+            except Exception as error:
+                if not _is_of_damage(error):
+                    raise
+                what = f"what is stored is so strange that {check.name} cannot be looked at: {error}"
+                yield [Finding(Kind.DAMAGE, what, None)]
+                return
             seen += look.seen
             self._on_progress(check.name, seen, max(size, seen) if size else 0)
             yield findings
@@ -219,7 +228,7 @@ class Doctor:
         ready: Counter[str] = Counter()
         try:
             for finding in curable:
-                if self._mend(check, finding, dry=False):
+                if self._is_mended(check, finding):
                     ready[finding.tube or ""] += 1
                     yield finding
         finally:
@@ -234,6 +243,15 @@ class Doctor:
             if look.after is None:
                 return [finding for finding in findings if finding not in left]
             after = look.after
+
+    def _is_mended(self, check: Check, finding: Finding) -> bool:
+        """Mend it. What cannot be mended, since something else is strange about it, is left to a person."""
+        try:
+            return self._mend(check, finding, dry=False)
+        except Exception as error:
+            if not _is_of_damage(error):
+                raise
+            return False
 
     def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
         """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them."""
@@ -258,6 +276,11 @@ class Doctor:
                 if tubes[record.name]:
                     self._store.wake(record.id, tubes[record.name])
                     self._store.waiters.wake_first((record.id, "room"))
+
+
+def _is_of_damage(error: Exception) -> bool:
+    """Whether an error is of what is stored: a text where a number must be, say, or one that is too large."""
+    return not isinstance(error, TubeError) or type(error) is StoreError
 
 
 def _features(record: TubeRecord) -> Features | None:

@@ -238,9 +238,9 @@ def api_methods() -> tuple[str, ...]:
 def check_driver(driver: object) -> None:
     """Raise IncompleteDriver that names everything that a driver, or a driver class, lacks.
 
-    A factory function cannot be looked into: what it makes is checked when the first tube is opened.
+    A factory that is no class cannot be looked into: what it makes is checked when the first tube is opened.
     """
-    if isinstance(driver, TubeType) or inspect.isroutine(driver):
+    if isinstance(driver, TubeType) or (callable(driver) and not isinstance(driver, type)):
         return
     missing = [name for name in api_methods() if not callable(getattr(driver, name, None))]
     if isinstance(driver, type):

@@ -355,7 +355,7 @@ class Queue:
             nonlocal is_inside
             is_inside = False
             if unit is not None:
-                unit.is_open = False
+                unit.end()
             block.__exit__(*error)
             if unit is not None and error[0] is None:
                 self._publish(unit)
@@ -444,7 +444,7 @@ class Queue:
                 counts.restore(deltas)
                 raise
             finally:
-                counts.flushed()
+                counts.flushed(deltas)
 
     def _background(self) -> float | None:
         self._next_sweep_ms = self.clock.now_ms() + FLOOR * 1000
@@ -570,9 +570,9 @@ class Queue:
     def _stored_options(
         self, definition: Any, type: str, name: str, options: dict[str, Any]
     ) -> dict[str, Any]:
-        features = getattr(definition, "features", None)
-        if not isinstance(features, Features):  # a factory function: what it makes knows
-            features = self._make_driver(definition, TubeRecord(0, name, type, {}, False)).features
+        if not isinstance(getattr(definition, "features", None), Features):  # a function: what it makes knows
+            definition = self._make_driver(definition, TubeRecord(0, name, type, {}, False))
+        features = definition.features
         where = f"{type} tube {name!r}"
         own: Sequence[str] = getattr(definition, "tube_options", ())
         known = supported(features, TUBE_OPTIONS).union(own)

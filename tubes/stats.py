@@ -34,7 +34,7 @@ class Counts:
         self._lock = threading.Condition(threading.Lock())
         self.flushes = 0
         """How many have begun."""
-        self._under_way = 0
+        self._under_way: list[list[Deltas]] = []
         self._notes: deque[tuple[int, Event, int]] = deque()
         self._sums: dict[int, Counter[str]] = {}
         self.is_dirty = False
@@ -50,27 +50,34 @@ class Counts:
     def pending(self, tube: int) -> tuple[Mapping[str, int], int]:
         """The counts of one tube that are not stored yet, and how many flushes have begun until now.
 
-        What a flush has drained is nowhere to be seen until it is stored, so this waits until none is under way.
+        Nobody can tell whether what a flush has drained is stored already, so this waits until none is under way. One
+        that takes that long is waiting itself, and has stored nothing.
         """
         with self._lock:
             self._lock.wait_for(lambda: not self._under_way, FLUSH_TAKES)
             self._sum_up()
-            return dict(self._sums.get(tube, {})), self.flushes
+            unstored = Counter(self._sums.get(tube, {}))
+            for deltas in self._under_way:
+                for which, calls in [*deltas]:
+                    if which == tube:
+                        unstored.update(calls)
+            return unstored, self.flushes
 
     def drain(self) -> list[Deltas]:
         """Hand over all counts. Whoever fails to store them gives them back with ``restore``; both say ``flushed``."""
         with self._lock:
             self.flushes += 1
-            self._under_way += 1
             self.is_dirty = False  # before the notes are read: who notes meanwhile says so again
             self._sum_up()
-            sums, self._sums = self._sums, {}
-        return [Deltas(tube, calls) for tube, calls in sums.items()]
+            deltas = [Deltas(tube, calls) for tube, calls in self._sums.items()]
+            self._sums = {}
+            self._under_way.append(deltas)
+        return deltas
 
-    def flushed(self) -> None:
+    def flushed(self, deltas: list[Deltas]) -> None:
         """What ``drain`` handed over is stored, or restored."""
         with self._lock:
-            self._under_way -= 1
+            self._under_way = [other for other in self._under_way if other is not deltas]
             self._lock.notify_all()
 
     def restore(self, deltas: Sequence[Deltas]) -> None:

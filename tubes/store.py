@@ -6,6 +6,7 @@ counters, and wakes those who wait. It knows nothing of states and verbs; those 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -167,7 +168,7 @@ class Store(Protocol):
 
 
 class Unit:
-    """A transaction that spans several calls: they pass it as ``unit=``.
+    """A transaction that spans several calls: they pass it as ``unit=``. Threads that share it wait for each other.
 
     Its changes reach the listeners after the commit; a rollback emits nothing.
     """
@@ -178,6 +179,7 @@ class Unit:
         self._store = store
         self._ended = ended
         self._changes: list[tuple[Tube, Sequence[Change]]] = []
+        self._lock = threading.RLock()
 
     @property
     def connection(self) -> Any:
@@ -185,8 +187,9 @@ class Unit:
 
         It belongs to the unit, which alone commits it and rolls it back; savepoints (``begin_nested``) are yours.
         """
-        self.check(self._store)
-        return self._store.connection(self)
+        with self._lock:
+            self.check(self._store)
+            return self._store.connection(self)
 
     def check(self, store: Store) -> None:
         """Raise BadOption unless this is an open transaction of that store."""
@@ -195,14 +198,24 @@ class Unit:
         if not self.is_open:
             raise BadOption("this transaction is over", option="unit")
 
-    def run(self, work: Callable[[Any], T]) -> T:
-        """Run a driver's step in it."""
-        return self._store.within(self.tx, work)
+    def run(self, step: Callable[[Any], Sequence[Change]], tube: Tube) -> Sequence[Change]:
+        """Run a driver's step in it, and keep the changes that it made."""
+        with self._lock:
+            changes = self.read(step)
+            if changes:
+                self._changes.append((tube, changes))
+            return changes
 
-    def add(self, tube: Tube, changes: Sequence[Change]) -> None:
-        """Keep the changes that a step made in this transaction."""
-        if changes:
-            self._changes.append((tube, changes))
+    def read(self, look: Callable[[Any], T]) -> T:
+        """Look at what is committed, and at what this transaction has done."""
+        with self._lock:
+            self.check(self._store)
+            return self._store.within(self.tx, look)
+
+    def end(self) -> None:
+        """Accept no more calls, when those under way are done."""
+        with self._lock:
+            self.is_open = False
 
     def changes(self) -> Sequence[tuple[Tube, Sequence[Change]]]:
         """All changes so far, in order."""

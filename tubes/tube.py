@@ -354,11 +354,10 @@ class Tube:
             acks = ()
             while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
                 changes = self._run(step, unit)
-            if not kept and unit is None:
-                if store.deaths_suspected() and queue.rescue():
-                    self._run(step)
-                if not kept:
-                    self._check_exists()
+            if not kept and unit is None and store.deaths_suspected() and queue.rescue():
+                self._run(step)
+            if not kept:
+                self._check_exists(unit)
         except Exception as error:
             # A step of one statement has committed what it took, if what came after that failed, such as decoding
             if isinstance(error, OutcomeUnknown):
@@ -782,14 +781,12 @@ class Tube:
     def _run(self, step: Callable[[Any], Sequence[Change]], unit: Unit | None = None) -> Sequence[Change]:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
-            changes = unit.run(step)
-            unit.add(self, changes)
-            return changes
+            return unit.run(step, self)
         return guarded(self._commit, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None) -> T:
         """Look at what is committed; in a unit also at what it has done."""
-        return self._store.read(look) if unit is None else unit.run(look)
+        return self._store.read(look) if unit is None else unit.read(look)
 
     def _commit_quietly(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step)

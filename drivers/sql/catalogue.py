@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.errors import StoreError
 
 from .driver import SqlDriver
 from .statements import Statements
@@ -45,7 +46,7 @@ class Catalogue(ABC):
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         return [
-            TubeRecord(id, name, type, json.loads(options), bool(temporary))
+            TubeRecord(id, name, type, _options(name, options), bool(temporary))
             for id, name, type, options, temporary in tx.only_rows(self._sql.tubes)
         ]
 
@@ -92,3 +93,11 @@ class Catalogue(ABC):
 
     def forget_session(self, tx: Any, session: str) -> None:
         tx.run(self._sql.remove_session, session)
+
+
+def _options(tube: str, stored: str) -> dict[str, Any]:
+    try:
+        options: dict[str, Any] = json.loads(stored)
+    except ValueError as error:
+        raise StoreError(f"what is stored as the options of tube {tube!r} cannot be read: {error}") from error
+    return options

@@ -20,7 +20,7 @@ from tubes.payload import why_unreadable
 
 from .driver import SqlTx
 from .examiner_statements import Looks, looks
-from .rules import WORDS, Facts, Wrong, wrongs
+from .rules import WORDS, Facts, Wrong, no_numbers, wrongs
 from .statements import Statements, statements
 
 MOST_PAYLOADS = 4_000_000
@@ -357,7 +357,8 @@ def put_in_line(
     members |= {row.id: row for row in (Facts(*row) for row in tx.rows(looks.best_behind, tube, utube))}
     if also is not None:
         members[also.id] = also
-    best = min((row for row in members.values() if row.state in "rt"), key=_precedence, default=None)
+    sound = [row for row in members.values() if row.state in ("r", "t") and not no_numbers(row)]
+    best = min(sound, key=_precedence, default=None)
     lost = [row for row in members.values() if row is not best and row.state == "t"]
     leave = [row for row in members.values() if row is not best and row.state != "t" and row.front == 1]
     leads = best is not None and best.front != 1

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -100,11 +101,16 @@ class Joined:
 
     def __init__(self, stands: Callable[[Any], bool]) -> None:
         self.units: dict[Store, Unit] = {}
-        self.stands = stands
-        """Whether the transaction can still be committed: databases roll back by themselves, and say nothing."""
+        self._stands = stands
+        self.is_dead = False
+        """It was seen that the database has rolled back this transaction: what is open now is another one."""
         self.is_lent = False
         """It is a queue's own, lent to the user, who cannot end it."""
         self._savepoints: list[tuple[str, dict[Unit, int]]] = []
+
+    def stands(self, connection: Any) -> bool:
+        """Whether it can still be committed: databases roll back by themselves, and say nothing."""
+        return not self.is_dead and self._stands(connection)
 
     def savepoint(self, name: str) -> None:
         self._savepoints.append((name, {unit: unit.mark() for unit in self.units.values()}))
@@ -129,11 +135,16 @@ class Joined:
     def ended(self, *, committed: bool) -> None:
         for unit in self.units.values():
             unit.tx.is_open = False
+        interruption: BaseException | None = None
         for unit in self.units.values():
             try:
                 unit.ended(committed=committed)
             except Exception:
                 log.exception("what was committed could not be published")
+            except BaseException as error:  # a Ctrl-C in a callback is not the other queues' matter
+                interruption = error
+        if interruption is not None:
+            raise interruption
 
 
 def join(
@@ -142,11 +153,11 @@ def join(
     store: Store,
     begin: Callable[[sa.Connection], JoinedTx],
     open: Callable[[Any], Unit],
-    stands: Callable[[Any], bool],
+    stands: Callable[[Dialect, Any], bool],
 ) -> Unit:
     """Return the unit of a store in the transaction on a connection, a new one if the store has none there.
 
-    ``begin`` looks whether the store can join it.
+    ``begin`` looks whether the store can join it; ``stands`` whether a transaction can still be committed.
     """
     try:
         connection = connection_of(given)
@@ -169,10 +180,10 @@ def join(
             raise BadOption("this connection is another queue's: it is its unit's", option="connection")
         tx = begin(connection)
     except sa.exc.InvalidRequestError as error:  # a Session that has failed, for one
-        raise BadOption(f"this connection cannot be joined: {error}", option="connection") from error
+        raise unusable(error) from error
     watch(connection.dialect)
     if joined is None:
-        joined = connection.info[KEY] = Joined(stands)
+        joined = connection.info[KEY] = Joined(partial(stands, connection.dialect))
     unit = joined.units[store] = open(tx)
     return unit
 
@@ -207,6 +218,11 @@ def connection_of(given: Any) -> sa.Connection:
     if given.invalidated and given.get_transaction() is not None:
         raise StoreUnavailable("this connection was lost, and its transaction with it: roll it back")
     return given
+
+
+def unusable(error: sa.exc.InvalidRequestError) -> BadOption:
+    """The error of our tree for what SQLAlchemy does not do with the user's connection as it is now."""
+    return BadOption(f"this connection cannot be used: {error}", option="connection")
 
 
 def watch(dialect: Dialect) -> None:
@@ -302,11 +318,18 @@ def watch_savepoints(dialect: Dialect) -> None:
 
 
 class Lender:
-    """Lends the database connection of a store's own transactions to users, as a SQLAlchemy Connection."""
+    """Lends the database connection of a store's own transactions to users, as a SQLAlchemy Connection.
 
-    def __init__(self, url: str, raw: Any) -> None:
+    ``check``, if given, is called before each statement of theirs, and may refuse it.
+    """
+
+    def __init__(self, url: str, raw: Any, check: Callable[[], None] | None = None) -> None:
         self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
         self._lent: sa.Connection | None = None
+        self._check = check
+        self._cursors: weakref.WeakSet[Any] = weakref.WeakSet()
+        if check is not None:
+            sa.event.listen(self._engine, "before_cursor_execute", self._about_to_execute)
         dialect = self._engine.dialect
         watch_savepoints(dialect)
         vars(dialect).update(
@@ -331,6 +354,15 @@ class Lender:
         if connection is not None and not connection.closed:
             connection.info.pop(KEY, None)
             connection.close()
+        while (
+            self._cursors
+        ):  # a result that was not read to its end would keep what it sees from all that follow
+            self._cursors.pop().close()
+
+    def _about_to_execute(self, connection: sa.Connection, cursor: Any, *_: Any) -> None:
+        if self._check is not None:
+            self._check()
+        self._cursors.add(cursor)
 
     def _refuse(self, _: Any) -> None:
         if self._lent is not None:

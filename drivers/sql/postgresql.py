@@ -40,7 +40,7 @@ from tubes.waiting import Waiters
 from . import postgresql_joined
 from .catalogue import Catalogue
 from .examiner import Examined, FeaturesOf, sql_checks
-from .joined import Lender, join
+from .joined import Lender, join, unusable
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
@@ -456,6 +456,8 @@ class PostgresStore(Catalogue):
             raise translated(refused, self._what) from error
         except Lost as error:
             raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
+        except sa.exc.InvalidRequestError as error:
+            raise unusable(error) from error
 
     def connection(self, unit: Unit) -> sa.Connection:
         if isinstance(unit.tx, PostgresJoinedTx):

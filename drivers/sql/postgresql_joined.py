@@ -94,9 +94,9 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
     return PostgresJoinedTx(connection), (started, database, table)
 
 
-def stands(connection: Any) -> bool:
+def stands(dialect: Any, connection: Any) -> bool:
     """Whether no statement has failed: then the server takes COMMIT for ROLLBACK, and does not say so."""
-    info = getattr(connection.driver_connection, "info", None)
+    info = getattr(dialect.get_driver_connection(connection.dbapi_connection), "info", None)
     status = getattr(info, "transaction_status", None)
     if status is not None:
         return int(status) == IN_TRANSACTION

@@ -64,10 +64,15 @@ class Wrong:
     is_empty: bool = False
 
 
+def no_numbers(row: Facts) -> list[str]:
+    """The columns in which a number must be, and is not."""
+    odd = [name for name in NUMBERS if type(getattr(row, name)) is not int]
+    return odd + [name for name in MAYBE_NUMBERS if type(getattr(row, name)) not in (int, type(None))]
+
+
 def wrongs(row: Facts, features: Features | None) -> list[Wrong]:
     """All that is wrong with a row of a tube whose type has these features; ``None``: nobody knows which."""
-    odd = [name for name in NUMBERS if type(getattr(row, name)) is not int]
-    odd += [name for name in MAYBE_NUMBERS if type(getattr(row, name)) not in (int, type(None))]
+    odd = no_numbers(row)
     if odd:
         return [Wrong("number", Kind.STATE, f"has no number in {', '.join(odd)}")]
     if row.state not in WORDS:

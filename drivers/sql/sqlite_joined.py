@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
 
-from .joined import JoinedTx
+from .joined import KEY, Joined, JoinedTx, unusable
 from .sqlite_errors import translated
 from .sqlite_shared import SharedFile
 from .sqlite_writer import in_savepoint
@@ -36,6 +36,8 @@ class SqliteJoinedTx(JoinedTx):
         super().use(connection)
         self.thread = get_ident()
         """Who would wait for itself, with a call outside of this transaction."""
+        if not sa.event.contains(connection, "before_cursor_execute", _notice_its_end):
+            sa.event.listen(connection, "before_cursor_execute", _notice_its_end)
 
     def only_insert(self, statement: Statement, given: Row) -> int:
         self._check_tube(given)
@@ -81,20 +83,30 @@ def begin(
     return SqliteJoinedTx(connection, sql)
 
 
-def stands(connection: Any) -> bool:
+def stands(dialect: Any, connection: Any) -> bool:
     """Whether SQLite has not rolled back the transaction, which it does when the disk is full, for one."""
-    return bool(connection.driver_connection.in_transaction)
+    return bool(dialect.get_driver_connection(connection.dbapi_connection).in_transaction)
+
+
+def _notice_its_end(connection: sa.Connection, *_: Any) -> None:
+    """Called before each statement: pysqlite would begin another transaction with it, and say nothing."""
+    joined: Joined | None = connection.info.get(KEY)
+    if joined is not None and not _raw(connection).in_transaction:
+        joined.is_dead = True
 
 
 def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
     """Run ``work`` in the user's transaction; an error takes back what it did, and nothing else."""
-    raw = _raw(tx.connection)
-    if not raw.in_transaction:
+    connection = tx.connection
+    raw = _raw(connection)
+    if connection.info[KEY].is_dead or not raw.in_transaction:
         raise StoreError(f"{what}: SQLite has rolled back this transaction: roll it back, too")
     try:
         return in_savepoint(raw, tx.execute, work, tx)
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
+    except sa.exc.InvalidRequestError as error:
+        raise unusable(error) from error
 
 
 def of_user(error: sa.exc.DBAPIError, what: str) -> TubeError:
@@ -112,7 +124,8 @@ def read_only(what: str) -> BadOption:
 
 
 def _raw(connection: sa.Connection) -> Any:
-    return connection.connection.driver_connection
+    dialect: Any = connection.dialect
+    return dialect.get_driver_connection(connection.connection.dbapi_connection)  # a detached one too
 
 
 def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None:

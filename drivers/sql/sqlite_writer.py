@@ -302,17 +302,20 @@ class SqliteWriter:
 
     def within(self, tx: SqliteTx, work: Callable[[Any], T]) -> T:
         """Run ``work`` in such a transaction; an error takes back what it did, and nothing else."""
-        if not self.db.in_transaction:
-            raise StoreError("SQLite has rolled back this transaction after an error")
+        self._check_stands()
         try:
             return in_savepoint(self.db, self.db.execute, work, tx)
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
 
+    def _check_stands(self) -> None:
+        if not self.db.in_transaction:
+            raise StoreError("SQLite has rolled back this transaction after an error")
+
     def lend(self, tx: SqliteTx) -> Lender:
         """The SQLAlchemy form of such a transaction's connection."""
         if self._lender is None:
-            self._lender = Lender("sqlite://", self.db)
+            self._lender = Lender("sqlite://", self.db, self._check_stands)
         tx.lender = self._lender
         return self._lender
 
@@ -349,8 +352,8 @@ class SqliteWriter:
     def refuse_to_wait_for_oneself(self) -> None:
         if self._holder == get_ident():
             raise StoreBusy(
-                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call, and "
-                "create or open tubes before"
+                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call; what "
+                "takes none is done before or after"
             )
         self._refuse_to_wait_for_the_user()
 

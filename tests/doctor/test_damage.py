@@ -389,6 +389,30 @@ def test_each_namespace_is_examined_by_itself(fresh: Patient) -> None:
         assert len(drain(tube)) == 9
 
 
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "UPDATE tubes_task SET pri = 'high' WHERE id = 1",
+        "UPDATE tubes_task SET created_ms = 9223372036854775807, ttl_ms = 9223372036854775807 WHERE id = 1",
+        "UPDATE tubes_task SET state = 't', attempts = 1, owner = x'ff' WHERE id = 1",
+        f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, 'soon')",
+    ],
+    ids=["text", "huge", "blob", "session"],
+)
+def test_what_takes_a_person_keeps_nothing_else_from_being_repaired(file: Patient, strange: str) -> None:
+    queue = file.opened[0]
+    for name in ("one", "two"):
+        queue.create_tube(name, "utubettl").put_many(["first", "second"], utube="a", ttl=3600)
+    file.sql(strange)
+    if "session" in strange:
+        file.sql("UPDATE tubes_task SET state = 't', attempts = 1, owner = ? WHERE id = 1", NOBODY)
+    file.sql("UPDATE tubes_task SET front = 0 WHERE id > 2")
+    for options in (["--fix"], ["--deep", "--fix"]):
+        assert file.doctor(*options).status in (0, 1)
+    task = queue.tube.two.take(timeout=0)
+    assert task is not None and task.data == "first"
+
+
 def test_a_queue_in_memory_can_be_examined() -> None:
     with tubes.connect("sqlite://") as queue:
         tube = fill(queue, "utube")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,20 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> 
     set_version(file, HEAD)
     with tubes.connect(f"sqlite:///{file}") as queue:
         assert queue.statistics("utube")["tasks"]["total"] == 3
+
+
+@pytest.mark.parametrize("damage", ["CREATE TABLE tubes_task (what)", "DROP TABLE tubes_version"])
+def test_tables_that_are_in_the_way_are_left_alone(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "jobs.db"
+    if damage.startswith("DROP"):
+        fill(file)
+    with closing(sqlite3.connect(file)) as db:
+        db.execute(damage)
+        before = [*db.iterdump()]
+    with pytest.raises(tubes.SchemaMismatch, match=r"already exists.*another namespace than 'tubes'"):
+        tubes.connect(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as db:
+        assert [*db.iterdump()] == before
 
 
 def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: Path) -> None:

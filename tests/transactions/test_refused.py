@@ -193,6 +193,35 @@ def test_a_session_of_several_engines_is_asked_for_its_connection(place: Place) 
     assert place.changes == [("put", "x")]
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_savepoint_that_is_over_within_its_block_is_refused(place: Place, is_joined: bool) -> None:
+    """As SQLAlchemy has it, in our words; the transaction round it goes on."""
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        if is_joined:
+            tube.put("before", connection=connection)
+        with connection.begin_nested() as savepoint:
+            savepoint.rollback()
+            with pytest.raises(tubes.BadOption, match="closed transaction inside"):
+                tube.put("inside", connection=connection)
+        tube.put("after", connection=connection)
+    assert [task.data for task in tube.tasks("r")] == ["before"] * is_joined + ["after"]
+
+
+def test_a_detached_connection_will_do(place: Place) -> None:
+    """Before it is joined, and after that."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        connection.detach()
+        tube.put("x", connection=connection)
+        connection.commit()
+    with place.engine.connect() as connection:
+        tube.put("y", connection=connection)
+        connection.detach()
+        connection.commit()
+    assert place.changes == [("put", "x"), ("put", "y")]
+
+
 # On SQLite
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,104 @@ def test_a_transaction_that_sqlite_has_rolled_back_publishes_nothing(sqlite_plac
             tube.put("y", unit=unit)
     assert sqlite_place.changes == [("put", "z")]
     assert [task.data for task in tube.tasks("r")] == ["z"]
+
+
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_a_statement_after_such_a_rollback_does_not_hide_it(sqlite_place: Place, how: str) -> None:
+    """pysqlite begins another transaction with it; on a unit's own connection it would be committed at once."""
+    place = sqlite_place
+    tube = place.tube()
+    again = sa.text("INSERT OR ROLLBACK INTO mine (what) VALUES ('row')")
+    with place.engine.begin() as connection:
+        connection.execute(INSERT, {"what": "row"})
+    if how == "connection":
+        with place.engine.connect() as connection:
+            tube.put("lost", connection=connection)
+            with pytest.raises(sa.exc.IntegrityError):
+                connection.execute(again)
+            connection.execute(INSERT, {"what": "mine"})
+            with pytest.raises(tubes.StoreError, match="rolled back"):
+                tube.put("too late", connection=connection)
+            connection.commit()
+        assert place.rows() == ["mine", "row"]
+    else:
+        with pytest.raises(tubes.StoreError, match="rolled back"), place.queue.transaction() as unit:
+            tube.put("lost", unit=unit)
+            with pytest.raises(sa.exc.IntegrityError):
+                unit.connection.execute(again)
+            unit.connection.execute(INSERT, {"what": "mine"})
+        assert place.rows() == ["row"]
+    assert place.changes == [] and tube.tasks("r") == []
+
+
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_threads_may_share_a_unit(place: Place, how: str) -> None:
+    """They wait for each other."""
+    tube = place.tube()
+    got: list[tubes.Task] = []
+
+    def put(unit: tubes.Unit, number: int) -> None:
+        got.extend(tube.put([number, n], unit=unit) for n in range(50))
+
+    def share(unit: tubes.Unit) -> None:
+        threads = [threading.Thread(target=put, args=(unit, number)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    if how == "unit":
+        with place.queue.transaction() as unit:
+            share(unit)
+    else:
+        with place.engine.begin() as connection:
+            share(place.queue.join_transaction(connection))
+    stored = {task.id: task.data for task in tube.tasks("r", limit=1000)}
+    assert len(got) == 200 and stored == {task.id: task.data for task in got}
+    assert len(place.changes) == 200
+
+
+def test_a_result_that_is_not_read_to_its_end_keeps_nobody_from_writing(sqlite_place: Place) -> None:
+    """It would hold on to what it saw, and SQLite refuses to write on top of that."""
+    place = sqlite_place
+    tube = place.tube()
+    with place.queue.transaction() as unit:
+        for what in "abc":
+            unit.connection.execute(INSERT, {"what": what})
+    with place.queue.transaction() as unit:
+        result = unit.connection.execute(sa.text("SELECT what FROM mine"))
+        assert result.fetchone() == ("a",)
+    with place.engine.begin() as connection:
+        connection.execute(INSERT, {"what": "another's"})
+    tube.put("x")
+    with pytest.raises(sa.exc.SQLAlchemyError):
+        result.fetchone()
+
+
+def test_an_interrupt_in_one_queue_s_callback_hides_no_commit_from_another(place: Place) -> None:
+    one, two = place.tube(), place.connect().tube.jobs
+    seen: list[object] = []
+    two.on_task_change(lambda task, event: seen.append(task.data))
+
+    def interrupt(task: tubes.Task, event: tubes.Event) -> None:
+        raise KeyboardInterrupt
+
+    one.on_task_change(interrupt)
+    with place.engine.connect() as connection:
+        one.put("one", connection=connection)
+        two.put("two", connection=connection)
+        with pytest.raises(KeyboardInterrupt):
+            connection.commit()
+    assert seen == ["two"]
+
+
+def test_a_take_in_a_transaction_says_that_the_tube_is_gone(place: Place) -> None:
+    tube = place.tube()
+    place.connect().drop_tube("jobs")
+    with place.queue.transaction() as unit, pytest.raises(tubes.NoSuchTube, match="jobs"):
+        tube.take(0, unit=unit)
+    with place.engine.connect() as connection, pytest.raises(tubes.NoSuchTube, match="jobs"):
+        tube.take_many(3, timeout=0, connection=connection)
 
 
 @pytest.mark.parametrize("type", ["fifo", "utubettl"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,37 @@ def test_an_incomplete_driver_that_a_function_makes_is_refused_when_a_tube_is_ma
         with pytest.raises(IncompleteDriver, match="normalize_task"):
             queue.create_tube("jobs", "incomplete_made")
         assert queue.tubes() == []
+
+
+def test_any_callable_makes_drivers_and_what_it_makes_has_its_options(tmp_path: Path) -> None:
+    class Coloured:
+        tube_options = ("colour",)
+        features = Features()
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        @staticmethod
+        def check_tube_options(given: Any) -> Any:
+            return {name: value.upper() for name, value in given.items()}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    def make(store: Any, tube: TubeRecord, type: TubeType) -> Any:
+        return Coloured(store.realise(type, tube))
+
+    class Factory:
+        def __call__(self, store: Any, tube: TubeRecord) -> Any:
+            return make(store, tube, TubeType())
+
+    tubes.register_driver("made_by_a_partial", partial(make, type=TubeType()))
+    tubes.register_driver("made_by_an_object", Factory())
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        for type in ("made_by_a_partial", "made_by_an_object"):
+            tube = queue.create_tube(type, type, colour="red")
+            assert tube.record.options == {"colour": "RED"}
+            assert tube.put("x").data == "x"
 
 
 @pytest.mark.parametrize("driver", [None, 5, "fifo", Features()], ids=repr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tubes.stats import Counts, statistics
 from tubes.task import Event, State
 
@@ -68,6 +70,18 @@ def test_threads_lose_no_counts() -> None:
     assert [dict(calls) for _, calls in drained.drain()] == [{"put": 8000}]
 
 
+def test_a_flush_that_takes_long_has_stored_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for somebody; what it has drained is counted all the same."""
+    monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 0.01)
+    counts = Counts()
+    counts.add(1, Event.PUT, 2)
+    drained = counts.drain()
+    counts.add(1, Event.PUT, 1)
+    assert counts.pending(1) == ({"put": 3}, 1)
+    counts.flushed(drained)
+    assert counts.pending(1) == ({"put": 1}, 1)
+
+
 def test_statistics_have_tarantools_keys_and_zeros_for_what_never_happened() -> None:
     states = {State.READY: 3, State.TAKEN: 2, State.BURIED: 1}
     found = statistics(states, {"put": 9, "ack": 1, "delete": 1, "ttl": 1})
@@ -79,7 +93,7 @@ def test_who_asks_waits_for_a_flush_that_another_thread_is_at() -> None:
     """What it has drained is neither pending nor stored."""
     counts = Counts()
     counts.add(1, Event.PUT, 1)
-    counts.drain()
+    drained = counts.drain()
     asked = threading.Event()
     answered: list[bool] = []
 
@@ -93,6 +107,6 @@ def test_who_asks_waits_for_a_flush_that_another_thread_is_at() -> None:
     thread.start()
     asked.wait()
     stored.set()
-    counts.flushed()
+    counts.flushed(drained)
     thread.join()
     assert answered == [True]
