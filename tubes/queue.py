@@ -246,10 +246,7 @@ class Queue:
             self.store.remove_tube(tx, dropped.record)
 
         guarded(self.store.transact, step)
-        with self._lock:
-            if self._tubes.get(dropped.name) is dropped:
-                del self._tubes[dropped.name]
-        dropped.driver.stop()
+        self._forget(dropped)
         self.store.wake(dropped.record.id, 2**31)
         self.store.waiters.wake_first((dropped.record.id, "room"))
 
@@ -527,15 +524,27 @@ class Queue:
     # Within
 
     def _open_all(self) -> list[Tube]:
-        """Open every tube whose type is registered here; the others wait until theirs is."""
-        known = set(driver_names())
+        """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
+
+        The others wait until their type is registered.
+        """
+        known, before = set(driver_names()), list(self._tubes.values())
         records = self.records()
         for record in records:
             if record.type in known and self._open_tube(record) is None:
                 self._opened(record, self._make_driver(find_driver(record.type), record))
         ids = {record.id for record in records}
+        for tube in before:
+            if tube.record.id not in ids and not self.store.waiters.count(tube.record.id):
+                self._forget(tube)
+        return [tube for record in records if (tube := self._open_tube(record)) is not None]
+
+    def _forget(self, tube: Tube) -> None:
+        """It was dropped."""
         with self._lock:
-            return [tube for tube in self._tubes.values() if tube.record.id in ids]
+            if self._tubes.get(tube.name) is tube:
+                del self._tubes[tube.name]
+        tube.driver.stop()
 
     def _open_tube(self, record: TubeRecord) -> Tube | None:
         """This very tube, not one of its name that was dropped, if it is open."""

@@ -83,6 +83,35 @@ def test_a_tube_that_was_made_anew_is_the_new_one_everywhere(connect: Callable[[
     assert taken is not None and taken.data == "new"
 
 
+def test_a_session_that_ends_releases_tube_by_tube_in_the_order_of_their_creation(
+    connect: Callable[[], tubes.Queue],
+) -> None:
+    """Whatever the order in which its connection came to know them."""
+    home, leaving = connect(), connect()
+    names = ["first", "second", "third"]
+    for name in names:
+        home.create_tube(name, "fifo").put(name)
+    home.tube["first"].drop()
+    home.create_tube("first", "fifo").put("first")
+    released = []
+    for name in ("third", "first", "second"):
+        tube = leaving.tube[name]
+        tube.take(0)
+        tube.on_task_change(lambda task, event: released.append(task.data))
+    leaving.close()
+    assert released == home.tubes() == ["second", "third", "first"]
+
+
+def test_tubes_that_others_dropped_are_forgotten(connect: Callable[[], tubes.Queue]) -> None:
+    one, other = connect(), connect()
+    for number in range(5):
+        one.create_tube(f"tube_{number}", "fifo")
+        other.sweep()
+    one.drop_tube("tube_1")
+    other.sweep()
+    assert sorted(other._tubes) == ["tube_0", "tube_2", "tube_3", "tube_4"]
+
+
 def test_a_task_that_lives_ten_thousand_years_can_be_seen(connect: Callable[[], tubes.Queue]) -> None:
     """Its end is shown as the last instant that there is."""
     jobs = connect().create_tube("jobs", "fifottl")

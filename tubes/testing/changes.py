@@ -283,7 +283,8 @@ class Changes(Suite):
     def test_the_end_of_a_life_is_one_event_from_any_state(
         self, tube: Tube, log: Log, queue: Queue, clock: FakeClock, how: str
     ) -> None:
-        task = tube.put("x", ttl=5, ttr=2, delay=1 if how == "delayed" else 0)
+        """Also where a delay or a ttr ends with it."""
+        task = tube.put("x", ttl=0, delay=5) if how == "delayed" else tube.put("x", ttl=5, ttr=5)
         if how == "taken":
             take(tube)
         if how == "buried":

@@ -190,14 +190,14 @@ class Model:
     # Time and death
 
     def settle(self) -> list[ModelChange]:
-        """Do what is due. The end of a life goes before the end of a delay or of a ttr."""
+        """Do what is due, task by task. The end of a life goes before the end of a delay or of a ttr just then."""
         changes = []
         for task in sorted(self.tasks.values(), key=lambda task: task.id):
-            if task.end is not None and task.end <= self.now:
-                changes.append(self._remove(task, Event.TTL))
-            elif task.due is not None and task.due <= self.now:
+            if task.due is not None and task.due <= self.now and task.due != task.end:
                 event = Event.TTR if task.state is State.TAKEN else Event.DELAY
                 changes.append(self._move(task, event, State.READY, task.end))
+            if task.end is not None and task.end <= self.now:
+                changes.append(self._remove(task, Event.TTL))
         return changes
 
     def end_session(self, owner: Session, grace: int = 0) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tubes.errors import BadOption, LeaseLost, NotSupported, NotTaken, TaskNotFound, TubesWarning
 from tubes.queue import Queue
-from tubes.task import State, Task
+from tubes.task import Event, State, Task
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, needs, take, take_all, until, without
 from tubes.tube import Tube
@@ -212,6 +212,32 @@ class Timing(Suite):
         tube.release(task)
         late = take(tube)
         assert late.due_at == after(late.created_at, 10)
+
+    @needs("timed")
+    def test_who_looks_late_is_told_all_that_has_happened_in_its_order(
+        self, tube: Tube, clock: FakeClock
+    ) -> None:
+        """Also what came before the end of a task that is gone (Tarantool: its fiber does one after the other)."""
+        seen: list[tuple[Event, object]] = []
+        tube.put("taken", ttl=5, ttr=2, **self.apart(1))
+        take(tube)
+        tube.put("delayed", ttl=1, delay=3, **self.apart(2))
+        tube.put("ready", ttl=3.5, **self.apart(3))
+        tube.put("stays", delay=4.5, **self.apart(4))
+        tube.on_task_change(lambda task, event: seen.append((event, task.data)))
+        clock.advance(10)
+        assert take(tube).data == "stays"
+        assert seen == [
+            (Event.TTR, "taken"),
+            (Event.DELAY, "delayed"),
+            (Event.TTL, "ready"),
+            (Event.TTL, "delayed"),
+            (Event.DELAY, "stays"),
+            (Event.TTL, "taken"),
+            (Event.TAKE, "stays"),
+        ]
+        calls = tube.statistics()["calls"]
+        assert (calls["ttr"], calls["delay"], calls["ttl"]) == (1, 2, 3)
 
     @needs("timed")
     def test_a_task_has_its_own_times_or_the_tubes(self, make_tube: MakeTube) -> None:

@@ -216,17 +216,18 @@ end
 
 -- Does what time asks of up to `limit` tasks, in the order in which it was due: the ends of ttl, ttr and delay.
 local function settle(limit)
-  local ids = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, limit)
-  for _, id in ipairs(ids) do
+  for done = 0, limit - 1 do
+    local id = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, 1)[1]
+    if not id then return done end
     local t = load(id)
     local over = end_of_life(t)
-    if over ~= NONE and tonumber(over) <= tonumber(now) then
+    if over ~= NONE and tonumber(over) <= (tonumber(t.due) or 0) then
       remove('ttl', id, t, true)
     else
-      make_ready(t.state == 't' and 'ttr' or 'delay', id, t)
+      make_ready(t.state == 't' and 'ttr' or 'delay', id, t)  -- if its ttl is over, too, that comes in its turn
     end
   end
-  return #ids
+  return limit
 end
 
 -- Calls up to `count` of the processes that wait, each once. The lists hold no more than there are processes.
