@@ -236,9 +236,9 @@ def test_what_the_dead_held_in_a_tube_that_waits_is_released_when_its_driver_com
 # TRANSITIONS
 
 
-def reach(tube: Tube, clock: FakeClock, state: State) -> int:
+def reach(tube: Tube, clock: FakeClock, state: State, ttl: float) -> int:
     """Put a task and bring it into a state."""
-    task = tube.put("x", ttl=100, ttr=10, delay=5 if state is State.DELAYED else 0)
+    task = tube.put("x", ttl=ttl, ttr=10, delay=5 if state is State.DELAYED else 0)
     if state is State.TAKEN:
         tube.take(0)
     elif state is State.BURIED:
@@ -278,11 +278,13 @@ def test_drivers_make_exactly_the_moves_of_the_table(stage: tuple[FakeClock, Que
     """From every state everything is tried: what happens is in the table, and what is in the table happens."""
     clock, queue, tube = stage
     seen: set[tuple[State | None, Event, State]] = set()
-    for state in (State.READY, State.TAKEN, State.DELAYED, State.BURIED):
+    cases = [(state, 100.0) for state in (State.READY, State.TAKEN, State.DELAYED, State.BURIED)]
+    cases += [(State.TAKEN, 10), (State.DELAYED, 0)]  # whose lives end with the ttr, and with the delay
+    for state, ttl in cases:
         for move in moves(tube, queue, clock, 0):
             events: list[tuple[Event, State]] = []
             tube.on_task_change(lambda task, event, log=events: log.append((event, task.state)))  # type: ignore[misc]
-            id = reach(tube, clock, state)
+            id = reach(tube, clock, state, ttl)
             put = events[0]
             seen.add((None, *put))
             events.clear()
