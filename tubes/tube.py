@@ -205,7 +205,13 @@ class Tube:
             changes = self._run(step, unit)
         except NoSuchTube as error:  # the store knows the tube by its number only
             raise NoSuchTube(self.name) from error.__cause__
-        return changes or guarded(self._put_when_room, step, len(items), timeout, unit)
+        return changes or guarded(self._put_and_call_back, step, len(items), timeout, unit)
+
+    def _put_and_call_back(self, *args: Any) -> Sequence[Change]:
+        try:
+            return self._put_when_room(*args)
+        finally:
+            self._queue.deliveries.deliver()  # whose turn it was to wait for room holds up nobody now
 
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
@@ -229,7 +235,7 @@ class Tube:
                 is_first, _ = waiters.heed(self._room, signal)
                 if is_first or remaining == 0.0:
                     self.expire()
-                    changes = self._run(step)
+                    changes = self._commit(step)
                     if changes:
                         return changes
                     self._check_exists()
@@ -302,19 +308,20 @@ class Tube:
 
     def _take_or_wait(self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None) -> None:
         self._queue.look_for_the_dead()
-        self._take_now(limit, kept, ack)
-        if not kept and wait != 0.0:
-            try:
+        try:
+            self._take_now(limit, kept, ack)
+            if not kept and wait != 0.0:
                 self._wait_and_take(limit, kept, wait)
-            except StoreUnavailable:
-                if not self._queue.is_closed:
-                    raise
-                kept.clear()  # closed while it waited: nothing came
+        finally:
+            self._queue.deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
 
     def _take_now(
         self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
     ) -> None:
-        """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it."""
+        """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it.
+
+        The callbacks of that are the caller's to deliver, where it is no unit's.
+        """
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks = () if ack is None else (self._ref(ack),)
         ack_and_take = getattr(driver, "ack_and_take", None) if acks else None
@@ -353,9 +360,9 @@ class Tube:
                 return
             acks = ()
             while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
-                changes = self._run(step, unit)
+                changes = self._commit(step) if unit is None else self._run(step, unit)
             if not kept and unit is None and store.deaths_suspected() and queue.rescue():
-                self._run(step)
+                self._commit(step)
             if not kept:
                 self._check_exists(unit)
         except Exception as error:
@@ -367,6 +374,14 @@ class Tube:
             raise
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
+        try:
+            self._stand_in_line(limit, kept, timeout)
+        except StoreUnavailable:
+            if not self._queue.is_closed:
+                raise
+            kept.clear()  # closed while it waited: nothing came
+
+    def _stand_in_line(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         waiters, clock, key = self._store.waiters, self._clock, self._id
         deadline = self._deadline(timeout)
         self._queue.begin_to_wait()
@@ -387,6 +402,7 @@ class Tube:
                     due = RECONNECT_AFTER
                 if kept or self._queue.is_closed or remaining == 0.0:
                     return
+                self._queue.deliveries.deliver()  # what was due
                 pause = self._remaining(deadline)  # a look takes time
                 if is_first and due is not None:  # the first in line sees to what is due, the others wait on
                     pause = due if pause is None else min(pause, due)
@@ -682,8 +698,9 @@ class Tube:
     def _set_listeners(self) -> None:
         own = () if self._callback is None else (self._callback,)
         self._listeners: tuple[Listener, ...] = (*own, *self._others)
-        commit = self._commit_and_call_back if self._listeners else self._commit_quietly
+        commit = self._commit_and_line_up if self._listeners else self._commit_quietly
         self._commit = self._commit_elsewhere if self.is_hosted else commit
+        self._commit_and_call_back = self._commit_and_deliver if self._listeners else self._commit
 
     # Called by the queue
 
@@ -782,7 +799,7 @@ class Tube:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
             return unit.run(step, self)
-        return guarded(self._commit, step)
+        return guarded(self._commit_and_call_back, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None) -> T:
         """Look at what is committed; in a unit also at what it has done."""
@@ -794,10 +811,14 @@ class Tube:
             self.publish(changes)
         return changes
 
-    def _commit_and_call_back(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
+    def _commit_and_line_up(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step, self.line_up)
         if changes:
             self.publish(changes)
+        return changes
+
+    def _commit_and_deliver(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
+        changes = self._commit(step)
         self._queue.deliveries.deliver()
         return changes
 
@@ -812,7 +833,6 @@ class Tube:
             changes = step(None)
         if changes:
             self.publish(changes)
-        self._queue.deliveries.deliver()
         return changes
 
     def _expiry(self, tx: Any) -> Sequence[Change]:

@@ -148,3 +148,65 @@ def test_a_callback_in_the_sweeper_may_block_and_raise(connect: Connect) -> None
     eventually(lambda: heard == [1])
     tube.put(2, delay=0.01)
     eventually(lambda: heard == [1, 2])
+
+
+def test_a_slow_callback_of_one_who_waited_holds_up_nobody_else(connect: Connect) -> None:
+    """He has his task, and stands in line no more."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    go_on, is_slow = threading.Event(), threading.Event()
+    got: list[object] = []
+
+    def slowly(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.TAKE and not is_slow.is_set():
+            is_slow.set()
+            go_on.wait(60)
+
+    def work() -> None:
+        task = tube.take(timeout=60)
+        got.append(task and task.data)
+
+    tube.on_task_change(slowly)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: tube._store.waiters.count(tube.record.id) == 3)
+    tube.put(0)
+    eventually(is_slow.is_set)
+    tube.put(1)
+    tube.put(2)
+    eventually(lambda: len(got) == 2, within=10)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert {*got} == {0, 1, 2}
+
+
+def test_a_slow_callback_of_a_put_that_waited_holds_up_nobody_else(connect: Connect) -> None:
+    tube = connect(sweep=False).create_tube("jobs", "limfifottl", capacity=1)
+    go_on, is_slow, is_over = threading.Event(), threading.Event(), threading.Event()
+    tube.put("full")
+
+    def slowly(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.PUT and not is_slow.is_set():
+            is_slow.set()
+            go_on.wait(60)
+
+    def work() -> None:
+        tube.put("waited", timeout=60)
+        if is_slow.is_set() and not go_on.is_set():
+            is_over.set()
+
+    tube.on_task_change(slowly)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: tube._store.waiters.count((tube.record.id, "room")) == 2)
+    for _ in range(2):
+        task = tube.take(timeout=10)
+        assert task is not None
+        tube.ack(task)
+        eventually(is_slow.is_set)
+    eventually(is_over.is_set, within=10)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
