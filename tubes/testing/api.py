@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tubes.driver import TubeType, check_driver
+from tubes.driver import STEP_LIMIT, TubeType, check_driver
 from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeBusy, TubeExists
 from tubes.queue import Queue
 from tubes.registry import find_driver
-from tubes.task import State
+from tubes.task import STORED, State
 from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, take_all
 from tubes.tube import Tube
 
@@ -336,6 +336,56 @@ class Api(Suite):
         assert other.statistics()["tasks"]["total"] == 1
         with pytest.raises(TaskNotFound):
             one.peek(other.tasks(State.TAKEN)[0].id)
+
+    def test_no_verb_reaches_a_task_of_another_tube(self, make_tube: MakeTube) -> None:
+        one, other = make_tube("one"), make_tube("other")
+        for n in range(3):
+            other.put(n, **self.apart(n))
+        held, buried = take(other), other.tasks(State.READY)[0]
+        other.bury(buried)
+        before = other.statistics()
+        for verb in (one.ack, one.release):
+            with pytest.raises(NotTaken):
+                verb(held.id)
+        for id in (held.id, buried.id):
+            for verb in (one.peek, one.bury, one.delete):
+                with pytest.raises(TaskNotFound):
+                    verb(id)
+        if one.features.timed:
+            with pytest.raises(NotTaken):
+                one.touch(held.id, 1)
+        assert (one.kick(9), one.ack_many([held.id]), one.release_all(), one.truncate()) == (0, [], 0, 0)
+        assert [one.tasks(state) for state in STORED] == [[]] * len(STORED)
+        assert other.statistics() == before
+
+    def test_who_waits_can_tell_whether_a_take_would_find_something(self, queue: Queue, tube: Tube) -> None:
+        def can_take() -> bool:
+            return queue.store.read(tube.driver.can_take)
+
+        assert tube.take(0) is None and not can_take()
+        task = tube.put("x")
+        assert can_take()
+        tube.take(0)
+        assert not can_take()
+        tube.release(task.id)
+        assert can_take()
+        tube.bury(task)
+        assert not can_take()
+        tube.kick()
+        assert can_take()
+        tube.delete(task)
+        assert not can_take()
+
+    def test_what_takes_many_steps_is_done_whole(self, tube: Tube) -> None:
+        count = STEP_LIMIT + 50
+        tube.put_many(range(count))
+        if not tube.features.grouped:
+            assert len(tube.take_many(count, 0)) == count
+            assert tube.release_all() == count
+            assert len(tube.ack_many(tube.take_many(count, 0))) == count
+            tube.put_many(range(count))
+        assert tube.truncate() == count
+        assert tube.statistics()["tasks"]["total"] == 0
 
     def test_a_type_made_of_features_says_what_it_is_for(self, tube: Tube) -> None:
         definition = find_driver(self.type)
