@@ -81,6 +81,8 @@ def sql_checks(
     if deep and not store.is_server:
         yield File(store)
     yield Schema(store, sql)
+    if store.is_server:
+        yield Sequences(store)
     if has_connections:
         yield UnknownSessions(store)
     for temporary in store.tables():
@@ -541,6 +543,26 @@ class Schema(SqlCheck):
         return Look(
             [Finding(Kind.DAMAGE, what.format(*made).lower(), None, rule=str(made)) for made in missing]
         )
+
+
+class Sequences(SqlCheck):
+    """The numbers that were given last. One that is behind, after a restore say, is in the way of every put."""
+
+    name = "ids"
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        rows = tx.rows(self._store.looks().behind)
+        what = "{} {} is there, and lower ids are given to new ones"
+        return Look(
+            [Finding(Kind.COUNT, what.format(*row), "go on after it", rule=str(row[0])) for row in rows],
+            seen=3,
+        )
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        looks = self._store.looks()
+        if dry:
+            return finding.rule in [name for name, _ in tx.rows(looks.behind)]
+        return bool(tx.rows(looks.catch_up, finding.rule))
 
 
 class File(SqlCheck):

@@ -53,6 +53,9 @@ class Looks:
     # Schema
     made: Statement
     check_file: Statement
+    # Sequences of a server
+    behind: Statement
+    catch_up: Statement
 
 
 @lru_cache(maxsize=64)
@@ -94,6 +97,26 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         )
     else:
         made = "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
+    sequences = " UNION ALL ".join(
+        f"SELECT '{name}' AS name, CAST({sequence} AS regclass) AS sequence, ({highest}) AS highest"
+        for name, sequence, highest in (
+            (
+                "task",
+                f"""'"{namespace}_task_id"'""",
+                f'SELECT greatest((SELECT max(id) FROM "{namespace}_task"),'
+                f' (SELECT max(id) FROM "{namespace}_temporary_task"))',
+            ),
+            *(
+                (
+                    name,
+                    f"""pg_get_serial_sequence('"{namespace}_{name}"', 'id')""",
+                    f"SELECT max(id) FROM {table}",
+                )
+                for name, table in (("tube", tube), ("connection", connection))
+            ),
+        )
+    )
+    behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
     facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {task}"
     works = "state IN ('r', 't')"
 
@@ -209,4 +232,6 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         ),
         made=make(made),
         check_file=make("PRAGMA quick_check(100)"),
+        behind=make(f"SELECT name, highest {behind} ORDER BY name"),
+        catch_up=make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name"),
     )

@@ -125,14 +125,20 @@ def file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]
         yield patient
 
 
+@pytest.fixture
+def database(doctors_url: str, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
+    """A database on a server, for what cannot be in a file."""
+    with opened(Patient(doctors_url, None, capfd.readouterr)) as patient:
+        yield patient
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def patient(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
+def patient(request: pytest.FixtureRequest) -> Iterator[Patient]:
     """One on each store."""
     if request.param == "sqlite":
         yield request.getfixturevalue("file")
-        return
-    with opened(Patient(request.getfixturevalue("doctors_url"), None, capfd.readouterr)) as patient:
-        yield patient
+    else:
+        yield request.getfixturevalue("database")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -390,6 +390,25 @@ def test_each_namespace_is_examined_by_itself(fresh: Patient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sequence", "name"),
+    [("tubes_task_id", "task"), ("tubes_tube_id_seq", "tube"), ("tubes_connection_id_seq", "connection")],
+)
+def test_a_sequence_that_is_behind_goes_on_after_the_last(
+    database: Patient, sequence: str, name: str
+) -> None:
+    """After a restore of single tables, say: each put would fail, or give an id again."""
+    queue = database.opened[0]
+    tube = fill(queue, "fifo")
+    database.sql(f"SELECT setval('{sequence}', 1, false)")
+    (finding,) = database.examine()
+    assert finding.kind is Kind.COUNT and finding.what.startswith(name)
+    assert [finding.rule for finding in Doctor(queue).repair()] == [name]
+    assert [*database.examine()] == []
+    assert tube.put("more").id > 9 and queue.create_tube("another", "fifo")
+    tubes.connect(database.url, sweep=False).close()
+
+
+@pytest.mark.parametrize(
     "strange",
     [
         "UPDATE tubes_task SET pri = 'high' WHERE id = 1",
