@@ -73,7 +73,7 @@ class Watch:
         self.is_waiting = False
         self.is_resting = False
         self.next_at = 0.0
-        """When to look again: without a connection, after a rest, or when the answer should have come."""
+        """When to look again: without a connection, after a rest, or when the answer should have come. 0: at once."""
         self.used_at = 0.0
 
     @property
@@ -256,7 +256,7 @@ class Listener:
 
     def _unwait(self, watch: Watch, spare: int) -> None:
         assert watch.wire is not None
-        watch.is_resting = False
+        watch.is_resting, watch.next_at = False, 0.0  # who begins to wait now is listened for at once
         try:
             watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, self._name, watch.kind, spare))
         except TROUBLE:  # it is not believed for long

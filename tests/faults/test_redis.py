@@ -211,6 +211,19 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
     assert [task and task.data for task in got] == ["came"]
 
 
+def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(connect: Connect) -> None:
+    """Nobody waited when the last BLPOP ended."""
+    tube = connect().create_tube("jobs", "fifo")
+    other = connect(busy_timeout=4)  # it shares no connection and no waiters with the first: like another process
+    assert tube.take(timeout=0.1) is None
+    time.sleep(0.7)  # real time: that of the BLPOP
+    thread, got = waiting(tube)
+    time.sleep(0.1)  # real time: until it sleeps
+    other.tube.jobs.put("came")
+    thread.join(2)
+    assert [task and task.data for task in got] == ["came"]
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_restart_empties_a_temporary_tube_and_no_other(
     connect: Connect, server: RedisServer, mode: Any
