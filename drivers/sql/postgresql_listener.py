@@ -76,6 +76,8 @@ class Listener:
         self._waiting: dict[int, _Announcement] = {}
         self._lock = threading.Lock()
         self._is_over = False
+        self._is_looking = False
+        """Whether the thread comes in time for the floor; it sleeps until the next beat where nobody waits."""
         self._announced_at = self._heard_at = float("-inf")
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
@@ -96,7 +98,8 @@ class Listener:
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
-        if self._is_pooled or real_monotonic() - self._announced_at > SAY_EVERY:
+        is_known = not self._is_pooled and real_monotonic() - self._announced_at <= SAY_EVERY
+        if not is_known or not self._is_looking:
             self._stir.set()
 
     def notify(self, tube: int, count: int) -> None:
@@ -147,7 +150,9 @@ class Listener:
         poll = select.poll()
         poll.register(wire.fileno(), select.POLLIN)
         poll.register(self._stir, select.POLLIN)
-        until = min(self._beat_at, self._look_at if self.waiters else float("inf"))
+        self._is_looking = False  # before the look: who begins to wait from now on stirs
+        self._is_looking = bool(self.waiters)
+        until = min(self._beat_at, self._look_at if self._is_looking else float("inf"))
         poll.poll(max(until - real_monotonic(), 0.0) * 1000)
         if self._is_over:
             return

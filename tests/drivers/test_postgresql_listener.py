@@ -43,6 +43,11 @@ class Process:
         _, is_called = self.waiters.heed(tube, self._signals[tube])
         return bool(is_called)
 
+    def looks(self, tube: int = TUBE) -> bool:
+        looks = self._signals[tube].wait(5)
+        self._signals[tube].clear()
+        return looks
+
     def knows(self, count: int) -> bool:
         return len(self.listener._waiting) == count
 
@@ -127,6 +132,23 @@ def test_a_tube_for_which_nobody_has_said_to_wait_calls_everybody(processes: lis
     waiting.wait()
     putter.listener.notify(TUBE, 1)
     assert called(waiting) == [0]
+
+
+def test_who_waits_again_after_nobody_did_looks_in_time(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has connected since it last said that it waits calls nobody."""
+    monkeypatch.setattr(postgresql_listener, "FLOOR", 0.05)
+    waiting, *others = processes
+    waiting.wait()
+    eventually(lambda: all(other.knows(1) for other in others))
+    waiting.leave()
+    time.sleep(0.2)  # real time: the listener sleeps until the next beat
+    for _ in range(2):
+        waiting.wait()
+        for _ in range(2):
+            assert waiting.looks(), "it sleeps on"
+        waiting.leave()
 
 
 def test_who_said_so_long_ago_is_not_counted_on(
