@@ -40,7 +40,14 @@ class _Guard:
         self.is_on = False
 
     def forked(self) -> None:
-        self.thread = get_ident()
+        """In a forked child: what the main thread was at goes on only if it is the one that forked."""
+        if self.thread != get_ident():
+            self.thread = get_ident()
+            self.is_open = self.is_on = False
+            self.noted = []
+            for number, handler in self.handlers.items():
+                if getsignal(number) is _note:
+                    signal(number, handler)
 
 
 _guard = _Guard()

@@ -258,3 +258,37 @@ def test_threads_that_begin_at_once_in_a_child_are_of_one_session(
 
     for _ in range(3):
         assert in_child(child) == [8, True]
+
+
+def test_a_child_of_another_thread_hears_signals() -> None:
+    """The main thread was inside a verb, where signals are only noted: in the child there is nobody who ends that."""
+    code = """
+import os, signal, threading
+from tubes.interrupts import guarded, interruptible
+numbers = signal.SIGINT, signal.SIGTERM
+for number in numbers:
+    signal.signal(number, signal.default_int_handler)
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        caught = 0
+        for number in numbers:
+            for work in (lambda: os.kill(os.getpid(), number), lambda: guarded(os.kill, os.getpid(), number)):
+                try:
+                    work()
+                except KeyboardInterrupt:
+                    caught += 1
+        os._exit(caught)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+def forking():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+
+guarded(forking)
+guarded(interruptible, forking)
+print([signal.getsignal(number) is signal.default_int_handler for number in numbers])
+"""
+    assert run(code).splitlines() == ["4", "4", "[True, True]"]
