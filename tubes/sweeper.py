@@ -10,9 +10,11 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.blocking import BlockingScheduler
 
 from tubes.clock import real_monotonic, real_now
 from tubes.errors import StoreError
@@ -22,13 +24,32 @@ FLOOR = 1.0
 
 log = logging.getLogger("tubes.sweeper")
 scheduler_log = logging.getLogger("tubes.sweeper.scheduler")
-scheduler_log.setLevel(
-    logging.ERROR
-)  # it warns of every turn that a long sweep makes it skip; the next one does it
+scheduler_log.setLevel(logging.ERROR)  # it tells of every turn
 
 
-class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
+class _Executor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """Leaves what is due to the scheduler's own thread. Pools of threads end with the main thread, others go on."""
+
+    due: Any = None
+
+    def _do_submit_job(self, job: Any, run_times: object) -> None:
+        self.due = job
+
+    def run(self) -> None:
+        """Do it."""
+        job, self.due = self.due, None
+        job.func()
+        self._run_job_success(job.id, ())
+
+
+class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
     """Plans by the wall clock, as APScheduler does, and goes on where that is set back."""
+
+    def __init__(self) -> None:
+        self._executor = _Executor()
+        super().__init__(
+            timezone=UTC, executors={"default": self._executor}, daemon=True, logger=scheduler_log
+        )
 
     def _process_jobs(self) -> float:
         latest = real_now() + timedelta(seconds=2 * FLOOR)
@@ -36,7 +57,17 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has 
             if job.next_run_time is not None and job.next_run_time > latest:
                 job.modify(next_run_time=real_now())
         wait: float | None = super()._process_jobs()
+        if self._executor.due is not None:
+            self._executor.run()  # only now: in there the scheduler's lock is held, which a nudge needs
+            return 0.0  # it may be due again
         return FLOOR if wait is None else min(wait, FLOOR)
+
+    def shutdown(self) -> None:
+        """End the thread; waits for it, unless it is the one that calls."""
+        if threading.current_thread() is self._thread:
+            BlockingScheduler.shutdown(self)
+        else:
+            super().shutdown()
 
 
 class Sweeper:
@@ -70,9 +101,7 @@ class Sweeper:
                     self._report(error)
 
     def _started(self, when: datetime) -> BackgroundScheduler:
-        scheduler = _Scheduler(
-            timezone=UTC, executors={"default": ThreadPoolExecutor(1)}, daemon=True, logger=scheduler_log
-        )
+        scheduler = _Scheduler()
         scheduler.add_job(
             self._run,
             "interval",
@@ -81,25 +110,27 @@ class Sweeper:
             next_run_time=when,
             misfire_grace_time=None,
             coalesce=True,
-            max_instances=1,
         )
         scheduler.start()
         return scheduler
 
     def _run(self) -> None:
-        self._next = real_monotonic() + FLOOR
+        turn = self._next = real_monotonic() + FLOOR
+        again: float | None = None
         try:
             again = self._work()
-        except Exception as error:
+        except BaseException as error:  # a callback may well call sys.exit()
             self._report(error)
-            return
-        if self._failure:
-            log.warning("the background sweep works again")
-        self._failure = ""
-        if again is not None:
-            self.nudge(again)
+        else:
+            if self._failure:
+                log.warning("the background sweep works again")
+            self._failure = ""
+        with self._lock:
+            if self._next == turn <= real_monotonic():  # it took long: the next is not to follow at once
+                self._next = float("inf")
+        self.nudge(FLOOR if again is None else min(again, FLOOR))
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         """Say it once: a disk stays full, and a server that is away is so in other words each time."""
         is_known = isinstance(error, StoreError)
         failure = "the store" if is_known else repr(error)
@@ -114,5 +145,4 @@ class Sweeper:
         with self._lock:
             scheduler, self._scheduler, self._stopped = self._scheduler, None, True
         if scheduler is not None:
-            own = threading.current_thread().name.startswith("ThreadPoolExecutor")
-            scheduler.shutdown(wait=not own)
+            scheduler.shutdown()

@@ -214,7 +214,9 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
 def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(connect: Connect) -> None:
     """Nobody waited when the last BLPOP ended."""
     tube = connect().create_tube("jobs", "fifo")
-    other = connect(busy_timeout=4)  # it shares no connection and no waiters with the first: like another process
+    other = connect(
+        busy_timeout=4
+    )  # it shares no connection and no waiters with the first: like another process
     assert tube.take(timeout=0.1) is None
     time.sleep(0.7)  # real time: that of the BLPOP
     thread, got = waiting(tube)

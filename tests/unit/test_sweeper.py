@@ -1,13 +1,16 @@
-"""The background thread: that it goes on after failures, and says them once."""
+"""The background thread: that it goes on after failures, and says them once; when it runs, and how it ends."""
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from datetime import UTC, datetime, timedelta, tzinfo
 
 import apscheduler.schedulers.base
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
+from faults.harness import eventually, run
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreUnavailable
@@ -100,3 +103,98 @@ def test_a_thread_that_cannot_be_had_is_asked_for_again(
         pause(0.01)
     sweeper.stop()
     assert turns
+
+
+def test_it_goes_on_when_the_main_thread_has_ended() -> None:
+    """In a program whose other threads go on: those that were there, and those that it makes then."""
+    code = """
+import threading
+from tubes.sweeper import Sweeper
+
+def end():
+    threading.main_thread().join()
+    for sweeper in (before, Sweeper(ran.set)):
+        ran.clear()
+        sweeper.nudge(0.0)
+        print(ran.wait(10))
+        sweeper.stop()
+
+ran = threading.Event()
+before = Sweeper(ran.set)
+before.nudge(0.0)
+ran.wait(10)
+threading.Thread(target=end).start()
+"""
+    assert run(code).splitlines() == ["True", "True"]
+
+
+def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded() -> None:
+    turns: list[float] = []
+    goes_on = threading.Event()
+
+    def work() -> None:
+        turns.append(real_monotonic())
+        goes_on.wait(10)
+
+    sweeper = Sweeper(work)
+    sweeper.nudge(0.0)
+    eventually(lambda: turns)
+    began = real_monotonic()
+    sweeper.nudge(0.0)
+    assert real_monotonic() - began < 5
+    goes_on.set()
+    ended = real_monotonic()
+    eventually(lambda: len(turns) == 2)
+    sweeper.stop()
+    assert turns[1] - ended < 0.5
+
+
+def test_one_that_takes_longer_than_a_turn_leaves_some_time_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tubes.sweeper.FLOOR", 0.1)
+    began: list[float] = []
+    ended: list[float] = []
+
+    def work() -> None:
+        began.append(real_monotonic())
+        pause(0.15)
+        ended.append(real_monotonic())
+
+    sweeper = Sweeper(work)
+    sweeper.nudge(0.0)
+    eventually(lambda: len(began) == 4)
+    sweeper.stop()
+    assert all(later - earlier > 0.05 for later, earlier in zip(began[1:], ended, strict=False))
+
+
+def test_it_may_be_stopped_from_within(caplog: pytest.LogCaptureFixture) -> None:
+    stopped: list[threading.Thread] = []
+
+    def work() -> None:
+        sweeper.stop()
+        stopped.append(threading.current_thread())
+
+    sweeper = Sweeper(work)
+    sweeper.nudge(0.0)
+    eventually(lambda: stopped)
+    stopped[0].join(10)
+    assert not stopped[0].is_alive() and not caplog.records
+
+
+def test_what_calls_exit_ends_no_background_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """As a callback may."""
+    turns: list[float] = []
+
+    def work() -> float:
+        turns.append(real_monotonic())
+        if len(turns) == 1:
+            sweeper.nudge(0.0)
+            sys.exit()
+        return 0.0
+
+    sweeper = Sweeper(work)
+    sweeper.nudge(0.0)
+    eventually(lambda: len(turns) > 1)
+    sweeper.stop()
+    assert [record.name for record in caplog.records if record.levelno >= logging.ERROR] == ["tubes.sweeper"]
