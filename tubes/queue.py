@@ -614,8 +614,11 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    for queue in list(_open_queues):
-        with suppress(Exception):
+    left = list(_open_queues)
+    for queue in left:
+        getattr(queue.store, "exiting", bool)()
+    for queue in left:
+        with suppress(Exception):  # what a queue could not give back, others rescue
             queue.close()
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
 from tubes.drivers.renewal import Renewal
 
-from tubes.clock import Clock
+from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
@@ -408,6 +408,10 @@ class SqliteStore(Catalogue):
             self.transact(step)
         return True
 
+    def exiting(self) -> None:
+        """The interpreter ends: no longer wait for ever for other threads, which may never go on."""
+        self.writer.waits_until = real_monotonic() + self._busy_timeout
+
     def close(self) -> None:
         if self._is_closed:
             return
@@ -416,7 +420,7 @@ class SqliteStore(Catalogue):
         if not self._is_stale:
             if self._shared is not None:
                 self._shared.locks.let_go(self._connection)
-            with self.writer.held() as db:
+            with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
                 self._close_files(db)
 
     def _close_files(self, db: sqlite3.Connection) -> None:

@@ -225,6 +225,8 @@ class SqliteWriter:
         self._tx = SqliteTx(self, db)
         self.holds_lock: Callable[[], bool] = bool
         """Tells whether this thread holds the file's write lock in a transaction of the user's."""
+        self.waits_until = float("inf")
+        """When who stands in line gives up."""
         self.is_inherited = False
         """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
 
@@ -391,7 +393,7 @@ class SqliteWriter:
         except BaseException as interrupt:
             self._leave_line(member)
             is_done = member.is_settled and not member.retry and member.error is None
-            if not is_done or not postponed(interrupt):
+            if not is_done or not (isinstance(interrupt, StoreBusy) or postponed(interrupt)):
                 raise
         if member.leads:
             return None if member.work is None else self._lead(member)
@@ -407,6 +409,8 @@ class SqliteWriter:
                     self._line.remove(member)
                     member.leads = True
                 return
+            if real_monotonic() >= self.waits_until:
+                raise StoreBusy(f"{self._what} is closing, and another thread is in the middle of a transaction")
             interruptible(member.lock.acquire, True, LONGEST_WAIT)
 
     def _leave_line(self, member: _Member) -> None:

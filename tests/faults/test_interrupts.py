@@ -208,6 +208,32 @@ def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
         again.close()
 
 
+def test_a_program_ends_though_a_thread_is_in_the_middle_of_a_transaction(db: Path) -> None:
+    """One that does not keep a program from ending. What the program held, the next one has at once."""
+    code = """
+import sys, threading, time, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], busy_timeout=0.3)
+tube = queue.create_tube("jobs", "fifo")
+tube.put("held")
+print(tube.take(timeout=0).data)
+began = threading.Event()
+
+def work():
+    with queue.transaction() as unit:
+        tube.put("never committed", unit=unit)
+        began.set()
+        time.sleep(1000)
+
+threading.Thread(target=work, daemon=True).start()
+began.wait()
+"""
+    assert run(code, db, within=20) == "held"
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        task = queue.tube.jobs.take(timeout=0)
+        assert task is not None and task.data == "held"
+        assert queue.tube.jobs.take(timeout=0) is None
+
+
 def test_a_closed_queue_says_so(connect: Connect) -> None:
     """Every verb of a closed queue raises StoreUnavailable, and closing it again is harmless."""
     queue = connect()
