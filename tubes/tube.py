@@ -100,7 +100,7 @@ class Tube:
         self.driver = driver
         self._callback: Listener | None = None
         self._others: list[Listener] = []
-        self._in_order = threading.Lock()
+        self._in_order = threading.RLock()
         self._unknown = UnknownTakes(self._clock.monotonic)
         features = driver.features
         self._allowed = supported(features, PUT_OPTIONS) | WHERE
@@ -706,7 +706,7 @@ class Tube:
 
     def forked(self) -> None:
         """Called in a forked child: a thread of the parent's may have held the lock."""
-        self._in_order = threading.Lock()
+        self._in_order = threading.RLock()
 
     def give_back(self, tasks: Sequence[Task]) -> None:
         """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it."""

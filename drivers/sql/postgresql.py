@@ -210,7 +210,7 @@ class PostgresStore(Catalogue):
         self._lending = threading.Condition()
         self._opened = self._wanting = 0
         self._is_up = False
-        self._order = threading.Lock()
+        self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
         self._resuming = threading.Lock()
         self._beats: Beats[int] = Beats(self._dead_after)
         self._look_at = 0.0

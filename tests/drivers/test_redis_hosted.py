@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from faults.harness import begin, eventually, finish, heard
+from faults.harness import begin, eventually, finish, heard, run
 from redis_servers import RedisServer
 from server_kit import ServerKit
 
@@ -53,6 +53,32 @@ class TestRedisInSqlite(ServerKit):
         with pytest.raises(tubes.NotSupported, match="several calls"):
             tube.put("x", connection=object())
         assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_handler_may_call_in_the_middle_of_a_call(tmp_path: Path, redis_db: str) -> None:
+    """Of a tube that calls back, in the order of its changes."""
+    code = """
+import os, signal, sys, tubes
+from tubes.interrupts import interruptible
+called = []
+queue = tubes.connect("sqlite:///" + sys.argv[1])
+tube = queue.create_tube(
+    "jobs", "redis", url=sys.argv[2], on_task_change=lambda task, event: called.append(task.data)
+)
+put = tube.driver.put
+
+def interrupted(*given, **options):
+    tube.driver.put = put
+    interruptible(os.kill, os.getpid(), signal.SIGTERM)  # as it waits to try again
+    return put(*given, **options)
+
+signal.signal(signal.SIGTERM, lambda number, frame: tube.put("the handler's"))
+tube.driver.put = interrupted
+tube.put("interrupted")
+print(sorted(called))
+queue.close()
+"""
+    assert run(code, tmp_path / "jobs.db", redis_db, within=20) == """['interrupted', "the handler's"]"""
 
 
 def test_it_needs_a_server(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, heard, take_looking_seldom, tell
+from faults.harness import eventually, heard, run, take_looking_seldom, tell
 from servers import PostgresServer
 
 import tubes
@@ -189,6 +189,31 @@ def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect:
             with pytest.raises(tubes.StoreUnavailable):
                 call()
     assert tube.take(timeout=0)
+
+
+def test_a_handler_may_call_in_the_middle_of_a_commit(url: str) -> None:
+    """Of a tube that calls back, in the order of the commits."""
+    code = """
+import importlib, os, signal, sys, tubes
+from tubes.interrupts import interruptible
+PostgresTx = importlib.import_module("tubes.drivers.sql.postgresql").PostgresTx
+called = []
+queue = tubes.connect(sys.argv[1])
+tube = queue.create_tube("jobs", "fifo", on_task_change=lambda task, event: called.append(task.data))
+commit = PostgresTx.commit
+
+def interrupted(tx):
+    PostgresTx.commit = commit
+    interruptible(os.kill, os.getpid(), signal.SIGTERM)  # as it waits for the answer
+    commit(tx)
+
+signal.signal(signal.SIGTERM, lambda number, frame: tube.put("the handler's"))
+PostgresTx.commit = interrupted
+tube.put("interrupted")
+print(sorted(called), len(tube.tasks("r")))
+queue.close()
+"""
+    assert run(code, url, within=20) == """['interrupted', "the handler's"] 2"""
 
 
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
