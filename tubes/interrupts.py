@@ -104,13 +104,23 @@ def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
         return wait(*args)
     if getsignal(INT) is not _note and getsignal(TERM) is not _note:
         return wait(*args)
+    was_on = _guard.is_on
     try:
         _guard.is_on, _guard.is_open = False, True
-        if _guard.noted:
+        while _guard.noted:
+            _guard.is_open = False
             _hand_on()
+            _guard.is_open = True
         return wait(*args)
     finally:
-        _guard.is_on, _guard.is_open = True, False
+        _guard.is_on, _guard.is_open = was_on, False
+
+
+def is_interrupted() -> bool:
+    """Whether a handler runs in the middle of guarded work of this thread, which has what it holds until that ends."""
+    if get_ident() != _guard.thread or _guard.is_on or _guard.is_open:
+        return False
+    return getsignal(INT) is _note or getsignal(TERM) is _note
 
 
 def postponed(interrupt: BaseException) -> bool:

@@ -27,7 +27,7 @@ from tubes.errors import (
     TubesWarning,
 )
 from tubes.events import Deliveries, Listener, check_listener
-from tubes.interrupts import guarded
+from tubes.interrupts import guarded, is_interrupted
 from tubes.options import Seconds
 from tubes.registry import driver_names, find_driver, find_store
 from tubes.stats import FLUSH_AFTER
@@ -479,7 +479,7 @@ class Queue:
                 return
             self.is_closed = True
         self.store.waiters.wake_all()
-        self._sweeper.stop()
+        self._sweeper.stop(wait=not is_interrupted())  # it may wait for the call that a handler interrupted
         try:
             with suppress(StoreError):
                 self.flush_counts()

@@ -62,9 +62,9 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
             return 0.0  # it may be due again
         return FLOOR if wait is None else min(wait, FLOOR)
 
-    def shutdown(self) -> None:
+    def shutdown(self, wait: bool = True) -> None:
         """End the thread; waits for it, unless it is the one that calls."""
-        if threading.current_thread() is self._thread:
+        if not wait or threading.current_thread() is self._thread:
             BlockingScheduler.shutdown(self)
         else:
             super().shutdown()
@@ -140,9 +140,9 @@ class Sweeper:
             says = "a background sweep failed, and is tried again every %s s: %s"
             log.log(level, says, FLOOR, error, exc_info=not is_known)
 
-    def stop(self) -> None:
+    def stop(self, *, wait: bool = True) -> None:
         """End the background thread; waits for a running sweep, unless it is the one that calls."""
         with self._lock:
             scheduler, self._scheduler, self._stopped = self._scheduler, None, True
         if scheduler is not None:
-            scheduler.shutdown()
+            scheduler.shutdown(wait)

@@ -220,6 +220,11 @@ class SqliteWriter:
         self._turn = threading.Lock()
         self._line: deque[_Member] = deque()
         self._holder = 0
+        """The thread that is inside ``transaction``; 0: none. So for the next."""
+        self._owner = 0
+        """The thread that runs work and commits it."""
+        self._waiting: set[int] = set()
+        """The threads that stand in line."""
         self._company = 0
         self._lender: Lender | None = None
         self._tx = SqliteTx(self, db)
@@ -244,6 +249,7 @@ class SqliteWriter:
                 self._stir_first()
 
     def _run_alone(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None) -> T:
+        self._owner = get_ident()
         tx = self._tx
         tx.is_open = False
         try:
@@ -260,6 +266,8 @@ class SqliteWriter:
             if tx.is_open:
                 self._roll_back()
             raise
+        finally:
+            self._owner = 0
 
     def _transact_among_others(
         self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None
@@ -357,6 +365,11 @@ class SqliteWriter:
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call; what "
                 "takes none is done before or after"
             )
+        if self._owner == get_ident() or get_ident() in self._waiting:
+            raise StoreBusy(
+                "a signal's handler ran in the middle of a call, and its own call would wait for that one for ever: "
+                "let it make a note, or raise"
+            )
         self._refuse_to_wait_for_the_user()
 
     def _refuse_to_wait_for_the_user(self) -> None:
@@ -387,6 +400,8 @@ class SqliteWriter:
 
     def _stand_in_line(self, member: _Member) -> Any:
         self.refuse_to_wait_for_oneself()
+        thread = get_ident()
+        self._waiting.add(thread)
         self._line.append(member)
         try:
             self._wait(member)
@@ -395,6 +410,8 @@ class SqliteWriter:
             is_done = member.is_settled and not member.retry and member.error is None
             if not is_done or not (isinstance(interrupt, StoreBusy) or postponed(interrupt)):
                 raise
+        finally:
+            self._waiting.discard(thread)
         if member.leads:
             return None if member.work is None else self._lead(member)
         return self._outcome(member)
@@ -410,7 +427,9 @@ class SqliteWriter:
                     member.leads = True
                 return
             if real_monotonic() >= self.waits_until:
-                raise StoreBusy(f"{self._what} is closing, and another thread is in the middle of a transaction")
+                raise StoreBusy(
+                    f"{self._what} is closing, and another thread is in the middle of a transaction"
+                )
             interruptible(member.lock.acquire, True, LONGEST_WAIT)
 
     def _leave_line(self, member: _Member) -> None:
@@ -474,6 +493,7 @@ class SqliteWriter:
                 self._give_up_turn()
         batch = [member]
         failure: BaseException | None = None
+        self._owner = get_ident()
         try:
             self.patiently("BEGIN IMMEDIATE")
             index = 0
@@ -494,6 +514,7 @@ class SqliteWriter:
                 other.is_settled = True
                 if other is not member:
                     other.stir()
+            self._owner = 0
             self._give_up_turn()
         return self._outcome(member)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, heard, run
+from faults.harness import eventually, heard, run, tell
 
 import tubes
 
@@ -178,6 +179,51 @@ def test_a_handler_may_close_the_queue(db: Path, process: Callable[..., Any]) ->
     assert heard(worker) == "waiting"
     worker.send_signal(signal.SIGTERM)
     assert heard(worker) == "None"
+    assert worker.wait(10) == 0
+
+
+IN_THE_MIDDLE = """
+import os, signal, sys, threading, time, tubes
+path, durability, stands_in_line = *sys.argv[1:3], sys.argv[3] == "True"
+queue = tubes.connect("sqlite:///" + path, durability=durability)
+tube = queue.create_tube("jobs", "fifo")
+
+def handle(number, frame):
+    try:
+        tube.put("from the handler")
+    except tubes.StoreBusy as error:
+        print("handler" in str(error), flush=True)
+    queue.close()
+    print("closed", flush=True)
+
+signal.signal(signal.SIGTERM, handle)
+tube.put("there is a count to store")
+print("ready", flush=True)
+sys.stdin.readline()
+threading.Timer(0.15, queue._sweeper.nudge, (0.0,)).start()
+if stands_in_line:
+    threading.Thread(target=tube.put, args=("from a thread",)).start()
+    time.sleep(0.1)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+print(tube.put("from the main thread").data)
+"""
+
+
+@pytest.mark.parametrize("durability", ["off", "full"])
+@pytest.mark.parametrize("stands_in_line", [False, True])
+def test_a_handler_that_calls_in_the_middle_of_a_call_is_not_waited_for_by_itself(
+    db: Path, process: Callable[..., Any], durability: str, stands_in_line: bool
+) -> None:
+    """The call that it interrupts waits for the file's lock, or behind another thread that does; so does the sweep."""
+    worker = process(IN_THE_MIDDLE, db, durability, stands_in_line)
+    assert heard(worker) == "ready"
+    other = sqlite3.connect(db, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    tell(worker)
+    assert [heard(worker), heard(worker)] == ["True", "closed"]
+    other.execute("ROLLBACK")
+    other.close()
+    assert heard(worker) == "from the main thread"
     assert worker.wait(10) == 0
 
 
