@@ -261,15 +261,17 @@ class Queue:
             with self._crew.reserved() as worker:
                 block = self._plain.transaction()
                 run = partial(self._crew.run, worker=worker)
-                unit = await run(block.__enter__, undo=lambda _: _roll_back(block))
+                roll_back = partial(_roll_back, block)
+                unit = await run(block.__enter__, undo=lambda _: roll_back())
                 self._units[unit] = worker
                 try:
                     yield unit
                 except BaseException as error:
-                    if not await run(partial(block.__exit__, type(error), error, error.__traceback__)):
+                    leave = partial(block.__exit__, type(error), error, error.__traceback__)
+                    if not await run(leave, otherwise=roll_back):
                         raise
                 else:
-                    await run(partial(block.__exit__, None, None, None))
+                    await run(partial(block.__exit__, None, None, None), otherwise=roll_back)
                 finally:
                     del self._units[unit]
 

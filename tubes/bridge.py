@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -50,13 +51,15 @@ class Crew:
         work: Callable[[], T],
         *,
         undo: Callable[[T], object] | None = None,
+        otherwise: Callable[[], object] | None = None,
         worker: Worker | None = None,
     ) -> T:
         """Run ``work`` in a thread. When that is cancelled, ``work`` stops waiting; ``undo`` gets what it returns.
 
-        Without a ``worker`` it is the one that the current task has reserved, or any.
+        If it is cancelled before the thread has come to it, ``otherwise`` is run in its place. Without a ``worker`` it
+        is the one that the current task has reserved, or any.
         """
-        call = Call(worker or self._own() or self._free(), work, undo)
+        call = Call(worker or self._own() or self._free(), work, undo, otherwise)
         try:
             return await call.answer
         except asyncio.CancelledError:
@@ -241,13 +244,20 @@ class Nap:
 class Call(Generic[T]):
     """One call on its way to a thread and back. What nobody is left to receive is undone."""
 
-    def __init__(self, worker: Worker, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        work: Callable[[], T],
+        undo: Callable[[T], object] | None,
+        otherwise: Callable[[], object] | None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[T] = self._loop.create_future()
         self._settled: asyncio.Future[None] = self._loop.create_future()
         self._worker = worker
         self._work = work
         self._undo = undo
+        self._otherwise = otherwise
         self._greenlet: greenlet | None = None
         worker.post(self._begin)
 
@@ -265,7 +275,7 @@ class Call(Generic[T]):
 
     def _begin(self) -> None:
         if self.answer.cancelled():
-            self._tell(self._settle)
+            self._worker.begin(lambda: self._make_good(self._otherwise))
         else:
             self._greenlet = self._worker.begin(self._do)
 
@@ -294,12 +304,14 @@ class Call(Generic[T]):
         return True
 
     def _take_back(self, result: T) -> None:
-        self._worker.post(lambda: self._worker.begin(lambda: self._do_undo(result)))
+        undo = None if self._undo is None else partial(self._undo, result)
+        self._worker.post(lambda: self._worker.begin(lambda: self._make_good(undo)))
 
-    def _do_undo(self, result: T) -> None:
+    def _make_good(self, work: Callable[[], object] | None) -> None:
+        """Do what is due after a cancellation."""
         try:
-            if self._undo is not None:
-                self._undo(result)
+            if work is not None:
+                work()
         except Exception:
             log.exception("what a cancelled call did could not be undone")
         finally:

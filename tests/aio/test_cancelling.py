@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aio.running import awaited, connect, in_line, until
+from aio.running import PATIENCE, awaited, connect, in_line, until
 
 import tubes
 from tubes import aio
@@ -190,6 +190,41 @@ async def test_what_waits_for_a_transaction_can_be_cancelled(tmp_path: Path) -> 
         async with queue.transaction() as unit:
             await jobs.put("y", unit=unit)
         assert [task.data for task in await jobs.take_many(5, 0)] == ["x", "y"]
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@awaited
+async def test_a_transaction_whose_end_is_cancelled_is_rolled_back(sql_url: str, ending: str) -> None:
+    """Its thread is at something else, and comes to the end when nobody waits for that any more."""
+    async with connect(sql_url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        may_go_on = threading.Event()
+        units: list[Any] = []
+        others: list[asyncio.Future[Any]] = []
+
+        async def in_transaction() -> None:
+            async with queue.transaction() as unit:
+                units.append(unit)
+                await jobs.put("never", unit=unit)
+                busy = queue.run_sync(lambda connection: may_go_on.wait(PATIENCE), unit=unit)
+                others.append(asyncio.ensure_future(busy))
+                await asyncio.sleep(0)  # it has begun
+                asyncio.get_running_loop().call_soon(cancelled.cancel)
+                asyncio.get_running_loop().call_later(0.01, may_go_on.set)
+                if ending == "rollback":
+                    raise ZeroDivisionError
+
+        cancelled = asyncio.create_task(in_transaction())
+        with pytest.raises(asyncio.CancelledError) as kept:  # which keeps all that it refers to
+            await cancelled
+        assert not units[0].is_open
+        await asyncio.gather(*others)
+        async with asyncio.timeout(5):
+            await jobs.put("x")
+            async with queue.transaction() as unit:
+                await jobs.put("y", unit=unit)
+        assert [task.data for task in await jobs.take_many(5, 0)] == ["x", "y"]
+        del kept
 
 
 @awaited
