@@ -212,7 +212,9 @@ class Worker:
                 self._forget_ended_naps()
 
     def _until_next(self) -> float | None:
-        return max(self._naps[0][0] - real_monotonic(), 0.0) if self._naps else None
+        if not self._naps:
+            return None
+        return min(max(self._naps[0][0] - real_monotonic(), 0.0), threading.TIMEOUT_MAX)
 
     def _end_late_naps(self) -> None:
         while self._naps and (self._naps[0][2].is_over or self._naps[0][0] <= real_monotonic()):

@@ -110,6 +110,23 @@ async def test_a_real_timeout_ends_too(url: str) -> None:
         assert await asyncio.gather(*[jobs.take(0.02 * n) for n in range(5)]) == [None] * 5
 
 
+@pytest.mark.parametrize("far", ["timeout", "delay"])
+@awaited
+async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str) -> None:
+    """Which is 292 years."""
+    ages = 500 * 365 * 86400
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifottl")
+        if far == "delay":
+            await jobs.put("late", delay=ages)
+        take = asyncio.create_task(jobs.take(ages if far == "timeout" else None))
+        await until(lambda: any(worker._naps for worker in queue._crew._workers))
+        async with asyncio.timeout(5):
+            await jobs.put("x")
+            task = await take
+        assert task is not None and task.data == "x"
+
+
 @awaited
 async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None:
     async with connect(url) as queue:
