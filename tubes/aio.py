@@ -257,23 +257,36 @@ class Queue:
     @asynccontextmanager
     @_like(plain.Queue.transaction)
     async def transaction(self) -> AsyncIterator[Unit]:
-        async with self._transactions:
+        async with self._thread() as worker:
+            block = self._plain.transaction()
+            run = partial(self._crew.run, worker=worker)
+            roll_back = partial(_roll_back, block)
+            unit = await run(block.__enter__, undo=lambda _: roll_back())
+            self._units[unit] = worker
+            try:
+                yield unit
+            except BaseException as error:
+                leave = partial(block.__exit__, type(error), error, error.__traceback__)
+                if not await run(leave, otherwise=roll_back):
+                    raise
+            else:
+                await run(partial(block.__exit__, None, None, None), otherwise=roll_back)
+            finally:
+                del self._units[unit]
+
+    @asynccontextmanager
+    async def _thread(self) -> AsyncIterator[Worker]:
+        """A thread for a transaction, which counts as open for as long as anything is under way there."""
+        await self._transactions.acquire()
+        worker = None
+        try:
             with self._crew.reserved() as worker:
-                block = self._plain.transaction()
-                run = partial(self._crew.run, worker=worker)
-                roll_back = partial(_roll_back, block)
-                unit = await run(block.__enter__, undo=lambda _: roll_back())
-                self._units[unit] = worker
-                try:
-                    yield unit
-                except BaseException as error:
-                    leave = partial(block.__exit__, type(error), error, error.__traceback__)
-                    if not await run(leave, otherwise=roll_back):
-                        raise
-                else:
-                    await run(partial(block.__exit__, None, None, None), otherwise=roll_back)
-                finally:
-                    del self._units[unit]
+                yield worker
+        finally:
+            if worker is None:
+                self._transactions.release()
+            else:
+                worker.when_clear(self._transactions.release)
 
     async def run_sync(self, work: Callable[[Any], T], *, unit: Unit) -> T:
         """Return ``work(unit.connection)``, called in the transaction's thread: statements of your own."""

@@ -61,10 +61,12 @@ class Crew:
         """
         call = Call(worker or self._own() or self._free(), work, undo, otherwise)
         try:
-            return await call.answer
+            result = await call.answer
         except asyncio.CancelledError:
             await call.abandon()
             raise
+        call.settle()
+        return result
 
     @contextmanager
     def reserved(self) -> Iterator[Worker]:
@@ -78,10 +80,7 @@ class Crew:
             yield worker
         finally:
             del self._reserved[task]
-            if self.is_closed:
-                worker.stop()
-            else:
-                self._spare.append(worker)
+            worker.when_clear(partial(self._give_back, worker))
 
     async def close(self, work: Callable[[], None]) -> None:
         """Run ``work`` as the last call; its part is to end the others. Then end the threads."""
@@ -99,6 +98,12 @@ class Crew:
                         each.join()
 
             await self.run(close, worker=worker)
+
+    def _give_back(self, worker: Worker) -> None:
+        if self.is_closed:
+            worker.stop()
+        else:
+            self._spare.append(worker)
 
     def _own(self) -> Worker | None:
         return self._reserved.get(asyncio.current_task()) if self._reserved else None  # type: ignore[arg-type]
@@ -129,6 +134,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.is_idle = True
+        self.under_way: set[Call[Any]] = set()
+        """The calls that are not settled: those that were cancelled may be at work for a while. For the event loop."""
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._naps: list[tuple[float, int, Nap]] = []
         self._numbers = itertools.count()
@@ -150,6 +157,13 @@ class Worker:
     def line_length(self) -> int:
         """How much there is to do."""
         return self._inbox.qsize()
+
+    def when_clear(self, then: Callable[[], object]) -> None:
+        """Do something, in the event loop, when no call is under way any more."""
+        for call in self.under_way:
+            call.settled.add_done_callback(lambda _: self.when_clear(then))
+            return
+        then()
 
     def stop(self) -> None:
         """End the thread when the calls that it has begun are over."""
@@ -255,12 +269,13 @@ class Call(Generic[T]):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[T] = self._loop.create_future()
-        self._settled: asyncio.Future[None] = self._loop.create_future()
+        self.settled: asyncio.Future[None] = self._loop.create_future()
         self._worker = worker
         self._work = work
         self._undo = undo
         self._otherwise = otherwise
         self._greenlet: greenlet | None = None
+        worker.under_way.add(self)
         worker.post(self._begin)
 
     async def abandon(self) -> None:
@@ -271,7 +286,7 @@ class Call(Generic[T]):
             self._take_back(self.answer.result())
         else:
             return
-        await asyncio.wait({self._settled}, timeout=PATIENCE)
+        await asyncio.wait({self.settled}, timeout=PATIENCE)
 
     # In the thread
 
@@ -317,7 +332,7 @@ class Call(Generic[T]):
         except Exception:
             log.exception("what a cancelled call did could not be undone")
         finally:
-            self._tell(self._settle)
+            self._tell(self.settle)
 
     # In the event loop
 
@@ -330,9 +345,10 @@ class Call(Generic[T]):
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-        else:
-            self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
-        if not self._settled.done():
-            self._settled.set_result(None)
+    def settle(self) -> None:
+        """It is over, and nothing is left to undo."""
+        self._worker.under_way.discard(self)
+        if not self.settled.done():
+            self.settled.set_result(None)

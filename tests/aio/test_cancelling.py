@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from aio.running import PATIENCE, awaited, connect, in_line, until
 
 import tubes
-from tubes import aio
+from tubes import aio, bridge
 
 
 async def free_again(tube: aio.Tube) -> bool:
@@ -190,6 +192,34 @@ async def test_what_waits_for_a_transaction_can_be_cancelled(tmp_path: Path) -> 
         async with queue.transaction() as unit:
             await jobs.put("y", unit=unit)
         assert [task.data for task in await jobs.take_many(5, 0)] == ["x", "y"]
+
+
+@awaited
+async def test_a_transaction_has_no_thread_in_which_a_cancelled_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process holds the file, which the one does not know that comes after the cancelled one."""
+    monkeypatch.setattr(bridge, "PATIENCE", 0.01)
+    path = tmp_path / "aio.db"
+    async with connect(f"sqlite:///{path}", busy_timeout=20) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+
+        async def in_transaction(data: str) -> None:
+            async with queue.transaction() as unit:
+                await jobs.put(data, unit=unit)
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await in_transaction("never")
+            next = asyncio.create_task(in_transaction("x"))
+            await until(lambda: queue._crew._reserved)
+            other.execute("ROLLBACK")
+        await next
+        await until(lambda: len(queue._crew._spare) == 2)
+        assert queue._transactions._value == aio.MOST_TRANSACTIONS
+        assert [task.data for task in await jobs.take_many(5, 0)] == ["x"]
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
