@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -65,7 +65,7 @@ class Crew:
         except asyncio.CancelledError:
             await call.abandon()
             raise
-        call.settle()
+        call.receive()
         return result
 
     @contextmanager
@@ -257,6 +257,25 @@ class Nap:
             self._sleeper.switch()
 
 
+class Parcel(Generic[T]):
+    """What a call returned, on its way to who waits for it. What does not arrive is taken back.
+
+    A loop that is closed drops what it has still to do, and tells nobody; but then nothing refers to this any more.
+    """
+
+    __slots__ = ("_call", "result")
+
+    def __init__(self, call: Call[T], result: T) -> None:
+        self._call = call
+        self.result = result
+
+    def __del__(self) -> None:
+        self._call.take_back(self.result)
+
+    def keep(self) -> None:
+        """Be referred to until now."""
+
+
 class Call(Generic[T]):
     """One call on its way to a thread and back. What nobody is left to receive is undone."""
 
@@ -275,6 +294,7 @@ class Call(Generic[T]):
         self._undo = undo
         self._otherwise = otherwise
         self._greenlet: greenlet | None = None
+        self._is_over = False
         worker.under_way.add(self)
         worker.post(self._begin)
 
@@ -283,7 +303,7 @@ class Call(Generic[T]):
         if self.answer.cancelled():
             self._worker.post(self._interrupt)
         elif self.answer.exception() is None:  # it came at the same moment
-            self._take_back(self.answer.result())
+            self.take_back(self.answer.result())
         else:
             return
         await asyncio.wait({self.settled}, timeout=PATIENCE)
@@ -304,8 +324,8 @@ class Call(Generic[T]):
             self._tell(self._fail, error)
         else:
             self._worker.rest()
-            if not self._tell(self._succeed, result):
-                self._take_back(result)
+            if not self._tell(self._succeed, Parcel(self, result)):
+                self.take_back(result)
 
     def _interrupt(self) -> None:
         """The thread has other work than this call, so it waits, unless it is over."""
@@ -314,13 +334,15 @@ class Call(Generic[T]):
 
     def _tell(self, what: Callable[..., None], *args: Any) -> bool:
         """Have something done by the event loop; tell whether there is one still."""
-        try:
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what, *args)
-        except RuntimeError:
-            return False
-        return True
+        return not self._loop.is_closed()  # it may have been closed before it could drop what it got
 
-    def _take_back(self, result: T) -> None:
+    def take_back(self, result: T) -> None:
+        """Undo what was done, unless it has arrived or is being undone. In any thread."""
+        if self._is_over:
+            return
+        self._is_over = True
         undo = None if self._undo is None else partial(self._undo, result)
         self._worker.post(lambda: self._worker.begin(lambda: self._make_good(undo)))
 
@@ -336,11 +358,15 @@ class Call(Generic[T]):
 
     # In the event loop
 
-    def _succeed(self, result: T) -> None:
+    def _succeed(self, parcel: Parcel[T]) -> None:
         if not self.answer.done():
-            self.answer.set_result(result)
-        else:
-            self._take_back(result)
+            self.answer.set_result(parcel.result)
+            self._loop.call_soon(parcel.keep)  # which comes after who waits for the answer is woken
+
+    def receive(self) -> None:
+        """The answer is where it belongs."""
+        self._is_over = True
+        self.settle()
 
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():

@@ -291,3 +291,28 @@ def test_a_loop_that_ends_without_its_takes_loses_nothing(tmp_path: Path) -> Non
             task = other.tube.jobs.take(20)
         assert task.data == "x"
     tube._queue._plain.close()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_loop_that_ends_before_an_answer_has_arrived_loses_nothing(tmp_path: Path, turns: int) -> None:
+    """The loop has been given it; or has noted it, and has only to go on with who waits for it."""
+    loop: Any = asyncio.new_event_loop()
+
+    async def begin() -> tuple[aio.Tube, asyncio.Future[tubes.Task | None]]:
+        queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}")
+        tube = await queue.create_tube("jobs", "fifo")
+        take = asyncio.ensure_future(tube.take())
+        await in_line(tube, 1)
+        return tube, take
+
+    tube, take = loop.run_until_complete(begin())
+    tube._plain.put("x")
+    asyncio.run(until(lambda: loop._ready))
+    for _ in range(turns):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+    assert not take.done()
+    task = tube._plain.take(5)
+    assert task is not None and task.data == "x"
+    tube._queue._plain.close()
