@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,7 +29,7 @@ from tubes import queue as plain
 from tubes.bridge import Crew, Worker
 from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
-from tubes.errors import BadOption
+from tubes.errors import BadOption, NotTaken
 from tubes.events import Listener
 from tubes.store import Store, Unit
 from tubes.task import Event, Task
@@ -39,7 +39,7 @@ __all__ = ["Queue", "Tube", "connect"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Undo = Callable[[PlainTube, Any], object]
+Undo = Callable[[PlainTube, Any, Any], object]
 
 MOST_THREADS = 8
 """Threads of a queue that run its calls; more calls at once take turns."""
@@ -53,7 +53,7 @@ log = logging.getLogger("tubes.events")
 def _of_tube(
     method: Callable[Concatenate[PlainTube, P], T], undo: Undo | None = None
 ) -> Callable[Concatenate[Tube, P], Coroutine[Any, Any, T]]:
-    """Make the awaited form of a Tube's verb. ``undo`` takes back what a cancelled call did."""
+    """Make the awaited form of a Tube's verb. ``undo`` takes back what a cancelled call did, in the same unit."""
 
     @wraps(method)
     async def verb(self: Tube, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -62,7 +62,7 @@ def _of_tube(
             return await _in_their_greenlet(method, tube, args, kwargs, connection)
         return await self._queue.run(
             partial(method, tube, *args, **kwargs),
-            undo=None if undo is None or unit is not None else partial(undo, tube),
+            undo=None if undo is None else partial(undo, tube, unit),
             unit=unit,
         )
 
@@ -87,6 +87,16 @@ async def _in_their_greenlet(
 
     answer: T = await connection.run_sync(joined)
     return answer
+
+
+def _give_back(tube: PlainTube, unit: Unit | None, tasks: Sequence[Task]) -> None:
+    """Release what was taken for somebody who is gone. A unit that is over was rolled back, or has waited for this."""
+    if unit is None:
+        tube.give_back(tasks)
+    elif unit.is_open:
+        for task in tasks:
+            with suppress(NotTaken):  # somebody else has done something with it
+                tube.release(task, unit=unit)
 
 
 def _of_queue(
@@ -162,8 +172,10 @@ class Tube:
         return self._plain.driver
 
     put = _of_tube(PlainTube.put)
-    take = _of_tube(PlainTube.take, lambda tube, task: tube.give_back([] if task is None else [task]))
-    take_many = _of_tube(PlainTube.take_many, PlainTube.give_back)
+    take = _of_tube(
+        PlainTube.take, lambda tube, unit, task: _give_back(tube, unit, [] if task is None else [task])
+    )
+    take_many = _of_tube(PlainTube.take_many, _give_back)
     ack = _of_tube(PlainTube.ack)
     ack_many = _of_tube(PlainTube.ack_many)
     release = _of_tube(PlainTube.release)
@@ -265,6 +277,7 @@ class Queue:
             self._units[unit] = worker
             try:
                 yield unit
+                await worker.settled()  # what was taken for nobody is given back in this transaction or never
             except BaseException as error:
                 leave = partial(block.__exit__, type(error), error, error.__traceback__)
                 if not await run(leave, otherwise=roll_back):

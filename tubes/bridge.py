@@ -165,6 +165,11 @@ class Worker:
             return
         then()
 
+    async def settled(self) -> None:
+        """Wait for the calls that are under way now."""
+        if self.under_way:
+            await asyncio.wait([call.settled for call in self.under_way])
+
     def stop(self) -> None:
         """End the thread when the calls that it has begun are over."""
         self.post(self._stop)

@@ -257,6 +257,37 @@ async def test_a_transaction_whose_end_is_cancelled_is_rolled_back(sql_url: str,
         del kept
 
 
+@pytest.mark.parametrize("many", [False, True])
+@awaited
+async def test_what_a_cancelled_take_took_in_a_transaction_is_given_back_in_it(
+    sql_url: str, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has done so when it is committed, however long the take was at it."""
+    monkeypatch.setattr(bridge, "PATIENCE", 0.0)
+    async with connect(sql_url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        await jobs.put_many("xy")
+        driver, may_go_on, has_begun = jobs._plain.driver, threading.Event(), threading.Event()
+        at_once = driver.take
+
+        def slowly(*args: Any, **kwargs: Any) -> Any:
+            has_begun.set()
+            may_go_on.wait(PATIENCE)
+            return at_once(*args, **kwargs)
+
+        monkeypatch.setattr(driver, "take", slowly)
+        async with queue.transaction() as unit:
+            await jobs.put("z", unit=unit)
+            take = asyncio.ensure_future(jobs.take_many(5, 0, unit=unit) if many else jobs.take(0, unit=unit))
+            await until(has_begun.is_set)
+            take.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await take
+            asyncio.get_running_loop().call_soon(may_go_on.set)
+        assert await free_again(jobs)
+        assert [task.data for task in await jobs.take_many(5, 0)] == ["x", "y", "z"]
+
+
 @awaited
 async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> None:
     before = threading.active_count()
