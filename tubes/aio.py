@@ -358,19 +358,10 @@ class Connecting:
 
     async def _open(self) -> Queue:
         crew = Crew(MOST_THREADS)
-        is_wanted = True
-
-        def connect() -> plain.Queue:
-            queue = self._connect()
-            if not is_wanted:  # and the thread may be over before anybody could tell it to undo this
-                queue.close()
-            return queue
-
         try:
-            return Queue(await crew.run(connect, undo=plain.Queue.close), crew)
+            return Queue(await crew.run(self._connect, undo=plain.Queue.close), crew)
         except BaseException:
-            is_wanted = False
-            await crew.close(lambda: None)
+            crew.disband()
             raise
 
 

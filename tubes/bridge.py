@@ -105,6 +105,12 @@ class Crew:
         else:
             self._spare.append(worker)
 
+    def disband(self) -> None:
+        """End the threads, each when its calls are over, without waiting for that."""
+        self.is_closed = True
+        for each in (*self._workers, *self._spare):
+            each.stop()
+
     def _own(self) -> Worker | None:
         return self._reserved.get(asyncio.current_task()) if self._reserved else None  # type: ignore[arg-type]
 
@@ -135,12 +141,11 @@ class Worker:
     def __init__(self) -> None:
         self.is_idle = True
         self.under_way: set[Call[Any]] = set()
-        """The calls that are not settled: those that were cancelled may be at work for a while. For the event loop."""
+        """The calls that are not over: those that were cancelled may be at work for a while."""
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._naps: list[tuple[float, int, Nap]] = []
         self._numbers = itertools.count()
         self._ended_naps = 0
-        self._calls = 0
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="tubes-aio", daemon=True)
         self._thread.start()
@@ -160,18 +165,26 @@ class Worker:
 
     def when_clear(self, then: Callable[[], object]) -> None:
         """Do something, in the event loop, when no call is under way any more."""
-        for call in self.under_way:
-            call.settled.add_done_callback(lambda _: self.when_clear(then))
-            return
-        then()
+        under_way = [*self.under_way]
+        if under_way:
+            under_way[0].settled.add_done_callback(lambda _: self.when_clear(then))
+        else:
+            then()
 
     async def settled(self) -> None:
         """Wait for the calls that are under way now."""
-        if self.under_way:
-            await asyncio.wait([call.settled for call in self.under_way])
+        under_way = [*self.under_way]
+        if under_way:
+            await asyncio.wait([call.settled for call in under_way])
+
+    def forget(self, call: Call[Any]) -> None:
+        """A call is over, and nothing is left to undo. A thread that is to end may have waited for that."""
+        self.under_way.discard(call)
+        if self._is_over:
+            self._inbox.put(lambda: None)
 
     def stop(self) -> None:
-        """End the thread when the calls that it has begun are over."""
+        """End the thread when its calls are over, and what they brought to nobody is taken back."""
         self.post(self._stop)
 
     def join(self) -> None:
@@ -180,15 +193,7 @@ class Worker:
 
     def begin(self, work: Callable[[], object]) -> greenlet:
         """Run a call until it ends or waits. Only within the thread."""
-
-        def call() -> None:
-            try:
-                work()
-            finally:
-                self._calls -= 1
-
-        self._calls += 1
-        begun = greenlet(call)
+        begun = greenlet(work)
         begun.switch()
         return begun
 
@@ -197,7 +202,7 @@ class Worker:
 
     def _run(self) -> None:
         parking.park = self._park
-        while self._calls or not self._is_over:
+        while self.under_way or not self._is_over:
             self.rest()
             try:
                 work = self._inbox.get(timeout=self._until_next())
@@ -326,6 +331,7 @@ class Call(Generic[T]):
             result = self._work()
         except BaseException as error:
             self._worker.rest()
+            self._worker.forget(self)
             self._tell(self._fail, error)
         else:
             self._worker.rest()
@@ -359,7 +365,8 @@ class Call(Generic[T]):
         except Exception:
             log.exception("what a cancelled call did could not be undone")
         finally:
-            self._tell(self.settle)
+            self._worker.forget(self)
+            self._tell(self._settle)
 
     # In the event loop
 
@@ -371,15 +378,14 @@ class Call(Generic[T]):
     def receive(self) -> None:
         """The answer is where it belongs."""
         self._is_over = True
-        self.settle()
+        self._worker.forget(self)
+        self._settle()
 
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-        self.settle()
+        self._settle()
 
-    def settle(self) -> None:
-        """It is over, and nothing is left to undo."""
-        self._worker.under_way.discard(self)
+    def _settle(self) -> None:
         if not self.settled.done():
             self.settled.set_result(None)

@@ -301,6 +301,36 @@ async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> 
     await until(lambda: threading.active_count() <= before)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_cancelled_connect_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """What it opens is closed again, even when the loop is over by then."""
+    monkeypatch.setattr(bridge, "PATIENCE", 0.01)
+    before = threading.active_count()
+    may_go_on = threading.Event()
+    opened: list[tubes.Queue] = []
+
+    def slowly() -> tubes.Queue:
+        may_go_on.wait(5)
+        opened.append(tubes.connect(f"sqlite:///{tmp_path / 'aio.db'}", sweep=False))
+        return opened[0]
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), aio.Connecting(slowly):
+                pass
+        assert not opened
+        if not ends:
+            may_go_on.set()
+            await until(lambda: threading.active_count() <= before)
+
+    asyncio.run(impatient())
+    may_go_on.set()
+    asyncio.run(until(lambda: threading.active_count() <= before))
+    assert opened[0].is_closed
+
+
 def test_a_loop_that_ends_without_its_takes_loses_nothing(tmp_path: Path) -> None:
     """``run_until_complete`` ends at once, whatever is still under way; the answer finds no loop."""
     loop = asyncio.new_event_loop()
