@@ -71,6 +71,7 @@ class Crew:
     @contextmanager
     def reserved(self) -> Iterator[Worker]:
         """Reserve a thread for the current task: all its calls go there meanwhile, and nobody else's do."""
+        self._forget_the_parents()
         task = asyncio.current_task()
         if task is None or task in self._reserved:
             yield self._own() or self._free()
@@ -118,9 +119,7 @@ class Crew:
         """A worker that has nothing to do, or else the one with the shortest line."""
         if self.is_closed:
             raise StoreUnavailable("this queue is closed")
-        if self._pid != os.getpid():  # a forked child has none of its parent's threads
-            self._pid = os.getpid()
-            self._workers, self._spare, self._reserved = [], [], {}
+        self._forget_the_parents()
         for worker in self._workers:
             if worker.is_idle:
                 return worker
@@ -128,6 +127,12 @@ class Crew:
             self._workers.append(self._hired())
             return self._workers[-1]
         return min(self._workers, key=Worker.line_length)
+
+    def _forget_the_parents(self) -> None:
+        """A forked child has none of its parent's threads."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._workers, self._spare, self._reserved = [], [], {}
 
     def _hired(self) -> Worker:
         if self.is_closed:

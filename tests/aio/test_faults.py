@@ -119,12 +119,18 @@ def test_a_forked_child_goes_on_in_a_loop_of_its_own(tmp_path: Path) -> None:
 
     async def begin() -> tuple[tubes.aio.Queue, tubes.aio.Tube]:
         queue = await connect(url)
+        async with queue.transaction():  # whose thread is kept for the next
+            pass
         return queue, await queue.create_tube("jobs", "fifo")
+
+    async def put() -> None:
+        async with queue.transaction() as unit:
+            await jobs.put("from the child", unit=unit)
 
     queue, jobs = loop.run_until_complete(begin())
     child = os.fork()
     if child == 0:
-        asyncio.run(asyncio.wait_for(jobs.put("from the child"), 20))
+        asyncio.run(asyncio.wait_for(put(), 20))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     task = loop.run_until_complete(jobs.take(20))
