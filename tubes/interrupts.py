@@ -1,4 +1,4 @@
-"""Keeps Ctrl-C and SIGTERM from landing where they would leave a lock held or a taken task unknown to anybody.
+"""Keeps Ctrl-C, SIGTERM and SIGALRM from landing where they would leave a lock held or a taken task unknown to anybody.
 
 Python runs a signal's handler in the main thread between any two instructions, and a handler may raise, as that of
 Ctrl-C does. A call into SQLite is one instruction: a signal that comes during a commit raises right after it, before
@@ -14,7 +14,7 @@ import _signal  # type: ignore[import-not-found]  # what is under ``signal``, wh
 import os
 import threading
 from collections.abc import Callable
-from signal import SIGINT, SIGTERM
+from signal import SIGALRM, SIGINT, SIGTERM
 from threading import get_ident
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
@@ -26,7 +26,8 @@ getsignal: Callable[[int], Any] = _signal.getsignal
 signal: Callable[[int, Any], Any] = _signal.signal
 Handler = Callable[[int, FrameType | None], Any]
 
-INT, TERM = int(SIGINT), int(SIGTERM)
+INT, TERM, ALRM = int(SIGINT), int(SIGTERM), int(SIGALRM)
+"""The signals whose handlers are used to raise, the last of them by timeouts round a piece of work."""
 
 
 class _Guard:
@@ -60,10 +61,10 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         _guard.is_on or get_ident() != _guard.thread
     ):  # the main thread's outer guard holds, or it is not the main one
         return work(*args)
-    interrupt, terminate = getsignal(INT), getsignal(TERM)
-    if interrupt is _note or terminate is _note:
+    interrupt, terminate, alarm = getsignal(INT), getsignal(TERM), getsignal(ALRM)
+    if interrupt is _note or terminate is _note or alarm is _note:
         return _closed_again(work, *args) if _guard.is_open else work(*args)
-    if not callable(interrupt) and not callable(terminate):
+    if not callable(interrupt) and not callable(terminate) and not callable(alarm):
         return work(*args)
     try:
         if callable(interrupt):
@@ -72,37 +73,47 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         if callable(terminate):
             _guard.handlers[TERM] = terminate
             signal(TERM, _note)
+        if callable(alarm):
+            _guard.handlers[ALRM] = alarm
+            signal(ALRM, _note)
         _guard.is_on = True
         return work(*args)
     finally:
         _guard.is_on = False
         try:
-            _restore(interrupt, terminate)
+            _restore(interrupt, terminate, alarm)
         finally:
             if _guard.noted:
                 _hand_on()
 
 
-def _restore(interrupt: Any, terminate: Any) -> None:
-    """Put the handlers back. The first may raise before the second is: all the same both are."""
-    restores_interrupt = callable(interrupt)
+def _restore(interrupt: Any, terminate: Any, alarm: Any) -> None:
+    """Put the handlers back. One may raise before the next is: all the same all of them are."""
     try:
-        if callable(terminate):
-            signal(TERM, terminate)
+        if callable(alarm):
+            signal(ALRM, alarm)
     finally:
-        if restores_interrupt:
-            try:
-                signal(INT, interrupt)
-            except BaseException:
-                signal(INT, interrupt)
-                raise
+        try:
+            if callable(terminate):
+                _put_back(TERM, terminate)
+        finally:
+            if callable(interrupt):
+                _put_back(INT, interrupt)
+
+
+def _put_back(number: int, handler: Handler) -> None:
+    try:
+        signal(number, handler)
+    except BaseException:  # it raises what another's handler, which is back, has raised just now
+        signal(number, handler)
+        raise
 
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
     """Do what only waits: even inside guarded work signals are handled at once."""
     if get_ident() != _guard.thread or _guard.is_open:
         return wait(*args)
-    if getsignal(INT) is not _note and getsignal(TERM) is not _note:
+    if not _notes():
         return wait(*args)
     was_on = _guard.is_on
     try:
@@ -120,7 +131,12 @@ def is_interrupted() -> bool:
     """Whether a handler runs in the middle of guarded work of this thread, which has what it holds until that ends."""
     if get_ident() != _guard.thread or _guard.is_on or _guard.is_open:
         return False
-    return getsignal(INT) is _note or getsignal(TERM) is _note
+    return _notes()
+
+
+def _notes() -> bool:
+    """Whether signals are noted, as they are in guarded work."""
+    return getsignal(INT) is _note or getsignal(TERM) is _note or getsignal(ALRM) is _note
 
 
 def postponed(interrupt: BaseException) -> bool:

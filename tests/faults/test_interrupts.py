@@ -25,7 +25,8 @@ tube = queue.create_tube("jobs", "fifo")
 if manner == "busy":
     tube.put_many(range(30000))
 over, armed = threading.Event(), threading.Event()
-for number in (signal.SIGINT, signal.SIGTERM):  # also where SIGINT is ignored, as in a shell's background jobs
+RAISING = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM]
+for number in RAISING:  # also where SIGINT is ignored, as in a shell's background jobs
     signal.signal(number, signal.default_int_handler)
 
 def feed():
@@ -37,7 +38,7 @@ def interrupt():
     while armed.wait() and not over.is_set():
         armed.clear()
         time.sleep(random.random() * 0.003)
-        os.kill(os.getpid(), random.choice([signal.SIGINT, signal.SIGTERM]))
+        os.kill(os.getpid(), random.choice(RAISING))
 
 threads = [threading.Thread(target=work) for work in (feed, interrupt)]
 for thread in threads:
