@@ -156,7 +156,8 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
         data = repr(task.data) if isinstance(task.data, bytes) else line(task.data)
         data = data if len(data) <= 60 else f"{data[:57]}..."
         state = task.state.name.lower()
-        utube = line(task.utube or "")[1:-1]  # what a terminal would obey is shown as what it is
+        utube = "" if task.utube is None else line(task.utube)
+        utube = utube[1:-1] or utube  # what a terminal would obey is shown as what it is
         row = (str(task.id), state, data, utube, str(task.pri), str(task.attempts), due)
         table.add_row(*map(Text, row))
     print_table(table)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from tubes.errors import IncompleteDriver
+from tubes.options import sub_queue_name
 from tubes.task import DELAYED, PUT, READY, Event, State, Task, make_task
 
 if TYPE_CHECKING:
@@ -66,7 +67,10 @@ class TubeRecord:
 
 
 class NewTask(NamedTuple):
-    """A task to put. ``payload`` is what is stored: JSON text, or bytes as they are; ``data`` is what it means."""
+    """A task to put. ``payload`` is what is stored: JSON text, or bytes as they are; ``data`` is what it means.
+
+    ``utube`` is a sub-queue's stored name; ``tubes.options.sub_queue_name`` makes of it what a Task shows.
+    """
 
     payload: str | bytes
     data: Any
@@ -113,9 +117,9 @@ def put_change(tube: str, id: int, item: NewTask, now: int, is_timed: bool) -> C
     """The change that a put makes: what was stored need not be read again."""
     _, data, pri, utube, ttl, ttr, delay = item
     if not is_timed:
-        return new_change((PUT, make_task(id, tube, READY, data, pri, utube or None, now, now), None))
+        return new_change((PUT, make_task(id, tube, READY, data, pri, sub_queue_name(utube), now, now), None))
     due, state = first_due(item, now), DELAYED if delay else READY
-    task = make_task(id, tube, state, data, pri, utube or None, now, now, due, ttl, ttr)
+    task = make_task(id, tube, state, data, pri, sub_queue_name(utube), now, now, due, ttl, ttr)
     return new_change((PUT, task, due))
 
 

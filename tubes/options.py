@@ -17,6 +17,9 @@ LONGEST_MS = 2**53 - 1
 """No duration is longer: 285,000 years, and exact in every store and in JSON."""
 
 LARGEST_ID = 2**63 - 1
+_MARK = "\1"
+"""Stands before a sub-queue's stored name where that would else be the unnamed one's, or would itself have a mark."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
 
 
@@ -82,7 +85,10 @@ def whole(option: str, value: object, *, least: int = 0, most: int = LARGEST_ID)
 
 
 def sub_queue(value: object) -> str:
-    """Check a sub-queue's name. Names are compared as text: 1 is "1", as in Tarantool."""
+    """Check a sub-queue's name; return it as it is stored, which is ``""`` for the unnamed one.
+
+    Names are compared as text: 1 is "1", as in Tarantool.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -95,8 +101,21 @@ def sub_queue(value: object) -> str:
         except UnicodeEncodeError as error:
             raise BadOption(f"utube {value!r} is not valid text", option="utube", value=value) from error
         if "\0" not in value:
-            return str(value)
+            return f"{_MARK}{value}" if not value or value[0] == _MARK else str(value)
     raise BadOption(f"utube must be text without NUL, not {value!r}", option="utube", value=value)
+
+
+def sub_queue_name(stored: str | None) -> str | None:
+    """The name that ``sub_queue`` stored as this text; ``None`` for the unnamed sub-queue, and for none."""
+    if not stored:
+        return None
+    return stored[1:] if stored[0] == _MARK else stored
+
+
+def described_sub_queue(stored: str) -> str:
+    """A sub-queue for the reader of a message, by its stored name."""
+    name = sub_queue_name(stored)
+    return "the unnamed sub-queue" if name is None else f"sub-queue {name!r}"
 
 
 def check_names(given: Iterable[str], allowed: Iterable[str], supported: Iterable[str], where: str) -> None:

@@ -17,6 +17,7 @@ from tubes.driver import (
     put_change,
 )
 from tubes.errors import BadOption, NoSuchTube, NotSupported, TubeBusy
+from tubes.options import sub_queue_name
 from tubes.payload import decode_json
 from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
 
@@ -268,8 +269,8 @@ class RedisDriver:
         state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = fields
         data = payload if kind == b"b" else decode_json(payload)
         return make_task(
-            id, self.name, STATES_OF_BYTES[state], data, int(pri), utube.decode() or None, int(created), int(updated),
-            _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
+            id, self.name, STATES_OF_BYTES[state], data, int(pri), sub_queue_name(utube.decode()), int(created),
+            int(updated), _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tubes.doctor import LOOK_LIMIT, Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord, TubeType
+from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
 
 from . import scripts
@@ -46,13 +47,9 @@ RULES = {
     "astray": Told(
         Kind.STATE, "task {task} stands in {where}, where it does not belong", "take it out of {where}"
     ),
-    "worse": Told(
-        Kind.LINE, "in sub-queue {utube!r} task {task} stands in front and should not", "take it away there"
-    ),
-    "front": Told(
-        Kind.LINE, "in sub-queue {utube!r} the first one does not stand in front", "put the right one there"
-    ),
-    "second": Told(Kind.LINE, "in sub-queue {utube!r} task {task} is taken, and another too", "give it back"),
+    "worse": Told(Kind.LINE, "in {line} task {task} stands in front and should not", "take it away there"),
+    "front": Told(Kind.LINE, "in {line} the first one does not stand in front", "put the right one there"),
+    "second": Told(Kind.LINE, "in {line} task {task} is taken, and another too", "give it back"),
     "orphan": Told(Kind.ORPHAN, "task {task} is not in {missing}, where it belongs", "give it its place"),
     "lost": Told(Kind.ORPHAN, "there is a payload of task {task}, and no task", "bury it as one"),
     "empty": Told(Kind.GHOST, "task {task} has no payload", "remove it"),
@@ -542,16 +539,17 @@ def _finding(
     tube: TubeRecord, where: str, what: bytes, rule: bytes, id: bytes, utube: bytes, missing: bytes
 ) -> Finding:
     told = RULES[rule.decode()]
-    name = utube.decode(errors="replace")
+    stored = utube.decode(errors="replace")
     task: Any = int(id) if id.isdigit() else id.decode(errors="replace")
-    say = partial(str.format, where=where, task=task, utube=name, missing=missing.decode(errors="replace"))
+    line = described_sub_queue(stored)
+    say = partial(str.format, where=where, task=task, line=line, missing=missing.decode(errors="replace"))
     return Finding(
         told.kind,
         say(told.what),
         told.remedy and say(told.remedy),
         tube=tube.name,
         task=task if isinstance(task, int) and id else None,
-        utube=name if told.kind is Kind.LINE else name or None,
+        utube=sub_queue_name(stored),
         rule=rule.decode(),
         key=(where, what, tube.id),
     )

@@ -18,6 +18,7 @@ from tubes.driver import (
     put_change,
 )
 from tubes.errors import NotSupported
+from tubes.options import sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
     ACK,
@@ -386,7 +387,8 @@ class SqlDriver:
         id, state, data, blob, pri, utube, created, updated, due, ttl, ttr, attempts, owner = raw
         data = blob if data is None else decode(data)
         return make_task(
-            id, self._name, STATES[state], data, pri, utube or None, created, updated, due, ttl, ttr, attempts, owner
+            id, self._name, STATES[state], data, pri, sub_queue_name(utube), created, updated, due, ttl, ttr, attempts,
+            owner,
         )  # fmt: skip
 
     # Within

@@ -16,6 +16,7 @@ from sqlalchemy.engine import Dialect
 
 from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord
+from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
 
 from .driver import SqlTx
@@ -330,14 +331,16 @@ class Lines(SqlCheck):
                 findings.append(self._finding(utube, "a task stands in front of a better one"))
         return Look(findings, rows[-1][0] if len(rows) == limit else None, seen=len(rows))
 
-    def _finding(self, utube: str, what: str) -> Finding:
-        what = f"in sub-queue {utube!r} {what}"
-        return Finding(Kind.LINE, what, "put the right one there", tube=self._tube.name, utube=utube)
+    def _finding(self, stored: str, what: str) -> Finding:
+        what = f"in {described_sub_queue(stored)} {what}"
+        name = sub_queue_name(stored)
+        return Finding(
+            Kind.LINE, what, "put the right one there", tube=self._tube.name, utube=name, key=stored
+        )
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        assert finding.utube is not None
-        lock_line(tx, self._looks, self._tube.id, finding.utube)
-        return put_in_line(tx, self._looks, self._tube.id, finding.utube, now=now, dry=dry)
+        lock_line(tx, self._looks, self._tube.id, finding.key)
+        return put_in_line(tx, self._looks, self._tube.id, finding.key, now=now, dry=dry)
 
 
 def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
@@ -428,7 +431,7 @@ class Tasks(SqlCheck):
             wrong.remedy,
             tube=tube.name,
             task=row.id,
-            utube=row.utube,
+            utube=sub_queue_name(row.utube),
             rule=wrong.rule,
         )
 

@@ -105,6 +105,14 @@ def test_ls_shows_tubes_and_tasks(tubes_: Command) -> None:
     assert (tube["tasks"]["ready"], tube["tasks"]["buried"]) == (1, 1)
 
 
+def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
+    tubes_("create", "sites", "utube")
+    tubes_("put", "sites", "1")
+    tubes_("put", "sites", "2", "--utube", "")
+    assert [task["utube"] for task in values(tubes_("ls", "sites", "--json").out.encode())] == [None, ""]
+    assert tubes_("ls", "sites").out.count('""') == 1
+
+
 def test_ls_shows_a_tube_whose_type_is_not_registered_here(tubes_: Command, tmp_path: Path) -> None:
     tubes_("create", "jobs")
     with sqlite3.connect(tmp_path / "q.db") as db:

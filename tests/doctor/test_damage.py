@@ -72,6 +72,10 @@ DAMAGES = (
         "UPDATE tubes_task SET utube = '' WHERE utube = 'a'",
         "UPDATE tubes_task SET front = 0 WHERE utube = ''",
     ), "line"),
+    Damage("nobody in front of the empty name", "utube", (
+        "UPDATE tubes_task SET utube = '\1' WHERE utube = 'a'",
+        "UPDATE tubes_task SET front = 0 WHERE utube = '\1'",
+    ), "line"),
     # Counts
     Damage("too many counted", "limfifottl", ("UPDATE tubes_tube SET stored = 20",), "count"),
     Damage("too few counted", "limfifottl", ("UPDATE tubes_tube SET stored = -3",), "count"),
@@ -441,6 +445,25 @@ def test_a_queue_in_memory_can_be_examined() -> None:
         assert [finding.utube for finding in Doctor(queue, deep=True).repair()] == ["a", "b", "c"]
         assert [*Doctor(queue, deep=True).examine()] == []
         assert len(drain(tube)) == 9
+
+
+def test_a_finding_names_the_sub_queue_as_it_was_given() -> None:
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "utube")
+        for utube in (None, "", "\1", "a"):
+            tube.put("x", utube=utube)
+        with queue.transaction() as unit:
+            unit.connection.exec_driver_sql("UPDATE tubes_task SET front = 0")
+        found = [*Doctor(queue, deep=True).examine()]
+        assert [finding.utube for finding in found] == [None, "", "\1", "a"]
+        assert [finding.what.partition(" nobody")[0] for finding in found] == [
+            "in the unnamed sub-queue",
+            "in sub-queue ''",
+            "in sub-queue '\\x01'",
+            "in sub-queue 'a'",
+        ]
+        assert [*Doctor(queue, deep=True).repair()] == found
+        assert [*Doctor(queue, deep=True).examine()] == []
 
 
 def test_many_findings_are_repaired_in_bounded_steps(file: Patient) -> None:

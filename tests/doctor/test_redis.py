@@ -500,6 +500,20 @@ def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient
     assert "queues' own stores" in patient.capture()[1]
 
 
+def test_a_finding_names_the_sub_queue_as_it_was_given(patient: Patient) -> None:
+    tube = patient.opened[0].create_tube("jobs", "utube")
+    for utube in (None, "", "\1", "a"):
+        tube.put("x", utube=utube)
+    patient.do("DEL", "ready")
+    said = [json.loads(text) for text in patient.doctor().out.splitlines()]
+    assert [(each["utube"], each["what"].partition(" the first")[0]) for each in said] == [
+        (None, "in the unnamed sub-queue"),
+        ("", "in sub-queue ''"),
+        ("\1", "in sub-queue '\\x01'"),
+        ("a", "in sub-queue 'a'"),
+    ]
+
+
 def test_json_is_a_line_for_each_finding(patient: Patient) -> None:
     fill(patient.opened[0], "utubettl")
     patient.do("ZREM", "ready", id(1))

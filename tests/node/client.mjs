@@ -50,14 +50,15 @@ export class Client {
     return client
   }
 
-  async put(data, { pri, ttl, ttr, delay = 0, utube = '' } = {}) {
+  async put(data, { pri, ttl, ttr, delay = 0, utube = null } = {}) {
     const now = this.#now()
     const tube = this.#options
     const timeToLive = ttl ?? tube.ttl_ms ?? null
     const lasts = timeToLive === null ? '-' : timeToLive + delay
     const due = delay ? now + delay : lasts === '-' ? '-' : now + lasts
     const record = [
-      delay ? '~' : 'r', pri ?? tube.pri ?? 0, now, now, due, lasts, ttr ?? tube.ttr_ms ?? tube.ttl_ms ?? '-', 0, '-', 'j', utube,
+      delay ? '~' : 'r', pri ?? tube.pri ?? 0, now, now, due, lasts, ttr ?? tube.ttr_ms ?? tube.ttl_ms ?? '-', 0, '-', 'j',
+      storedName(utube),
     ].join(' ')
     const last = await this.#onTube('put', now, tube.capacity ?? 0, record, JSON.stringify(data))
     if (last === 0) throw new Error('the tube is full')
@@ -223,7 +224,18 @@ export class Client {
 
 function asTask([, id, record, payload]) {
   const [state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, ...utube] = record.split(' ')
-  return { id, token: attempts, data: JSON.parse(payload), utube: utube.join(' ') }
+  return { id, token: attempts, data: JSON.parse(payload), utube: nameOf(utube.join(' ')) }
+}
+
+// The unnamed sub-queue is stored as '', so a name that is '' has a mark before it, and one that has a mark one more.
+function storedName(utube) {
+  if (utube === null) return ''
+  return utube === '' || utube.startsWith('\u0001') ? `\u0001${utube}` : utube
+}
+
+function nameOf(stored) {
+  if (stored === '') return null
+  return stored.startsWith('\u0001') ? stored.slice(1) : stored
 }
 
 async function connect(url) {

@@ -149,6 +149,22 @@ def test_workers_in_node_and_python_share_a_tube(queue: tubes.Queue, start: Star
     assert [statistics["calls"][call] for call in ("put", "take", "ack")] == [122] * 3
 
 
+def test_sub_queues_have_the_same_names_in_both(queue: tubes.Queue, start: Start) -> None:
+    """The unnamed one, the one whose name is empty, and those whose names look like a stored one."""
+    jobs = queue.create_tube("jobs", "utube")
+    node = start("jobs")
+    names = [None, "", "\1", "\1a", "a b"]
+    for name in names:
+        jobs.put("from Python", utube=name)
+        node.do("put", "from Node", {"utube": name})
+    ours = [jobs.take(0) for _ in names]
+    assert [task and task.utube for task in ours] == names
+    assert node.do("take", 0) is None
+    jobs.ack_many([task for task in ours if task])
+    assert [node.do("take", 0)["utube"] for _ in names] == names
+    assert [task.utube for task in jobs.tasks("t")] == names
+
+
 def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None:
     jobs = queue.create_tube("jobs", "limfifottl", ttl=60, ttr=30, capacity=3)
     node = start("jobs")

@@ -111,7 +111,7 @@ def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object)
 @pytest.mark.parametrize(
     ("value", "name"),
     [
-        (None, ""),
+        (None, None),
         ("", ""),
         ("nil", "nil"),
         (1, "1"),
@@ -121,8 +121,22 @@ def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object)
         ("größe", "größe"),
     ],
 )
-def test_sub_queues_are_compared_as_text(value: object, name: str) -> None:
-    assert options.sub_queue(value) == name
+def test_sub_queues_are_compared_as_text(value: object, name: str | None) -> None:
+    assert options.sub_queue_name(options.sub_queue(value)) == name
+
+
+@given(st.lists(st.none() | st.text("a\1\2", max_size=4) | st.text(st.characters(exclude_categories=["Cs"]))))
+def test_no_two_sub_queues_are_stored_alike(names: list[str | None]) -> None:
+    """Not even the unnamed one and the one whose name is empty. Each is read as it was given."""
+    names = [name for name in names if name is None or "\0" not in name]
+    stored = [options.sub_queue(name) for name in names]
+    assert [options.sub_queue_name(text) for text in stored] == names
+    assert len({*stored}) == len({*names})
+
+
+def test_ordinary_names_are_stored_as_they_are_and_the_unnamed_as_nothing() -> None:
+    assert [options.sub_queue(name) for name in (None, "a", "", "\1a")] == ["", "a", "\1", "\1\1a"]
+    assert options.sub_queue_name(None) is None
 
 
 @pytest.mark.parametrize("value", [1.5, b"x", [], "a\0b", "\ud800"])

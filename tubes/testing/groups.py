@@ -109,7 +109,8 @@ class Groups(Suite):
         tube.put_many("ab")
         tube.put("c", utube=None)
         tube.put("nil", utube="nil")
-        assert sorted(str(task.utube) for task in take_all(tube)) == ["None", "nil"]
+        tube.put_many("no", utube="")
+        assert sorted(str(task.utube) for task in take_all(tube)) == ["", "None", "nil"]
 
     @needs("grouped")
     def test_a_number_and_its_text_name_the_same_sub_queue(self, tube: Tube) -> None:
@@ -118,7 +119,7 @@ class Groups(Suite):
         assert tube.take(0) is None
 
     @needs("grouped")
-    @pytest.mark.parametrize("utube", ["A", "a ", "ä", "a" * 500, "'; drop", "🐍"])
+    @pytest.mark.parametrize("utube", ["A", "a ", "ä", "a" * 500, "'; drop", "🐍", "", "\1", "\1a", "a\1"])
     def test_any_text_names_a_sub_queue_of_its_own(self, tube: Tube, utube: str) -> None:
         tube.put("x", utube="a")
         assert tube.put("y", utube=utube).utube == utube

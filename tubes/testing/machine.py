@@ -37,7 +37,7 @@ put_options = st.fixed_dictionaries(
     {},
     optional={
         "pri": st.integers(0, 3),
-        "utube": st.sampled_from([None, "a", "b", "c"]),
+        "utube": st.sampled_from([None, "", "a", "b"]),
         "ttl": lives,
         "ttr": lives,
         "delay": halves,
