@@ -87,7 +87,7 @@ def whole(option: str, value: object, *, least: int = 0, most: int = LARGEST_ID)
 def sub_queue(value: object) -> str:
     """Check a sub-queue's name; return it as it is stored, which is ``""`` for the unnamed one.
 
-    Names are compared as text: 1 is "1", as in Tarantool.
+    Names are compared as text: 1 is "1" and 1.5 is "1.5", with the digits that Tarantool gives it.
     """
     if value is None:
         return ""
@@ -95,6 +95,8 @@ def sub_queue(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.14g}"
     if isinstance(value, str):
         try:
             value.encode()

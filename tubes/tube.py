@@ -59,7 +59,7 @@ class PutOptions(TypedDict, total=False):
     ttl: Seconds | None
     ttr: Seconds | None
     delay: Seconds
-    utube: str | int | None
+    utube: str | float | None
     timeout: Seconds | None
     unit: Unit | None
     connection: Any

@@ -116,6 +116,10 @@ def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object)
         ("nil", "nil"),
         (1, "1"),
         ("1", "1"),
+        (1.5, "1.5"),
+        (7.0, "7"),
+        (0.1 + 0.2, "0.3"),
+        (1e100, "1e+100"),
         (True, "true"),
         (False, "false"),
         ("größe", "größe"),
@@ -139,7 +143,7 @@ def test_ordinary_names_are_stored_as_they_are_and_the_unnamed_as_nothing() -> N
     assert options.sub_queue_name(None) is None
 
 
-@pytest.mark.parametrize("value", [1.5, b"x", [], "a\0b", "\ud800"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, b"x", [], "a\0b", "\ud800"])
 def test_what_is_no_text_names_no_sub_queue(value: object) -> None:
     with pytest.raises(BadOption, match="utube"):
         options.sub_queue(value)
