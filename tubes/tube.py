@@ -65,6 +65,14 @@ class PutOptions(TypedDict, total=False):
     connection: Any
 
 
+class ReleaseOptions(TypedDict, total=False):
+    """What a release may say; ``delay`` where the type is timed."""
+
+    delay: Seconds | None
+    unit: Unit | None
+    connection: Any
+
+
 def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     """The options that a type with these features knows."""
     return frozenset(name for feature, names in table.items() if getattr(features, feature) for name in names)
@@ -501,23 +509,19 @@ class Tube:
             self._check_exists(unit)
         return self._tasks(changes)
 
-    def release(
-        self,
-        task: Task | int,
-        *,
-        delay: Seconds | None = None,
-        unit: Unit | None = None,
-        connection: Any = None,
-    ) -> Task:
+    def release(self, task: Task | int, **options: Unpack[ReleaseOptions]) -> Task:
         """Give back a task that this session holds: to its old place, or after ``delay`` seconds.
 
-        The delay is added to its ttl. NotTaken and LeaseLost as for ``ack`` (Tarantool: ``tube:release``).
+        The delay is added to its ttl. NotTaken and LeaseLost as for ``ack``; options of another type and unknown
+        ones as for ``put`` (Tarantool: ``tube:release``).
         """
+        delay = options.get("delay")
+        known = ("delay",) if self._is_timed or delay is None else ()
+        where = f"release in {self._described()}"
+        checked.check_names(options.keys() - WHERE, ("delay",), known, where)
         delay_ms = 0 if delay is None else checked.milliseconds("delay", delay)
-        if delay is not None and not self.features.timed:
-            raise NotSupported(f"release in {self._described()} does not support 'delay'", option="delay")
         ref = self._ref(task)
-        unit = self._unit(unit, connection)
+        unit = self._unit(options.get("unit"), options.get("connection"))
         store = self._store
         changes = self._run(
             lambda tx: self.driver.release(

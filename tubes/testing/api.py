@@ -283,6 +283,13 @@ class Api(Suite):
         assert tube.statistics()["tasks"]["total"] == 0
         assert "other" not in queue.tubes()
 
+    def test_an_unknown_option_of_a_release_is_refused_with_the_near_miss(self, tube: Tube) -> None:
+        tube.put("x")
+        task = take(tube)
+        with pytest.raises(BadOption, match="'dely'; did you mean 'delay'"):
+            tube.release(task, dely=1)  # type: ignore[call-arg]
+        assert tube.peek(task).state is State.TAKEN
+
     def test_every_option_is_known_or_refused_as_not_supported(self, queue: Queue, tube: Tube) -> None:
         """What the features do not name must not be ignored."""
         for option, feature in (("ttl", "timed"), ("ttr", "timed"), ("delay", "timed"), ("pri", "priority"),
