@@ -8,6 +8,7 @@ how tubes are built: time is an integer, everything else is in lists.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ TUBE_OPTIONS = {
 }
 TUBE_OPTIONS["limfifottl"] = TUBE_OPTIONS["fifottl"] | {"capacity"}
 DURATIONS = {"ttl", "ttr", "delay"}
+TUBE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
+
+LONGEST = (2**53 - 1) // 1000
+"""Seconds; no duration may be longer."""
 
 LONG_MS = 3_153_600
 """Tarantool holds all longer timeouts of waiters for equal."""
@@ -165,7 +170,7 @@ class Model:
         self.instants: list[int] = []
         self._numbers = count(1)
         self._connections: dict[str, int] = {}
-        self._sessions: dict[int, int] = {}
+        self._sessions = {0: 0}  # what no session does is done by one more
         self._names: dict[int, str] = {}
         self._named = count(1)
         self._sleeping: list[Ending] = []
@@ -184,7 +189,11 @@ class Model:
         if "s" in step:
             connection = self._connection(step["s"])
         result = getattr(self, f"do_{name}")(step, connection)
-        if isinstance(result, Waiter):
+        if "bg" in step:
+            if not isinstance(result, Waiter):
+                self._out.woke.append((step["bg"], result))
+            result = None
+        elif isinstance(result, Waiter):
             result = self._wait(result)
         self._settle()
         out = self._out
@@ -214,16 +223,19 @@ class Model:
     # Tubes
 
     def do_create(self, step: Step, connection: int) -> Any:
-        options = dict(step.get("opts") or {})
+        options = step.get("opts") or {}
+        if is_refused(step, None):
+            known = known_options(step, None) or set()
+            if any(is_nonsense(name, value) for name, value in options.items() if name in known):
+                self.partings.add("a tube with a nonsensical option")
+            return Failed("bad")
         if step["driver"] not in TUBE_OPTIONS:
             return Failed("unknown_type")
-        if_not_exists = options.pop("if_not_exists", False)
-        if not set(options) <= TUBE_OPTIONS[step["driver"]] or _is_negative(options):
-            return Failed("bad")
+        self._note_null(options)
         box = self.box(step)
         if box is None:
             box = self.boxes[step["tube"]] = Box(step["tube"], step["driver"], options)
-        elif not if_not_exists or box.type != step["driver"]:
+        elif not options.get("if_not_exists") or box.type != step["driver"]:
             return Failed("exists")
         return {"type": box.type}
 
@@ -236,6 +248,8 @@ class Model:
         if box.in_state("t"):
             return Failed("has_taken")
         del self.boxes[box.name]
+        for waiter in [waiter for waiter in self._waiters if waiter.box is box]:
+            self._end(waiter, Failed("no_tube"))
         return True
 
     def do_exists(self, step: Step, connection: int) -> Any:
@@ -245,11 +259,13 @@ class Model:
         box = self.box(step)
         return Failed("no_tube") if box is None else box.stats()
 
-    def do_set_callback(self, step: Step, connection: int) -> None:
+    def do_set_callback(self, step: Step, connection: int) -> Any:
         box = self.box(step)
-        assert box is not None
+        if box is None:
+            return Failed("no_tube")
         box.listens = step["mode"] == "record"
         box.raises = frozenset(step.get("raise_on", ()))
+        return None
 
     # Tasks
 
@@ -257,24 +273,26 @@ class Model:
         box = self.box(step)
         if box is None:
             return Failed("no_tube")
-        options = step.get("opts") or {}
-        if not set(options) <= PUT_OPTIONS[box.type] or _is_bad(options):
+        if is_refused(step, box.type):
             return Failed("bad")
+        options = step.get("opts") or {}
+        self._note_null(options)
 
         def try_it() -> Seen | None:
             if 0 < box.capacity <= len(box.items):
                 return None
-            return self._store(box, step["data"], options)
+            return self._store(box, step.get("data"), options)
 
         return self._try(step, connection, box, try_it, options.get("timeout", 0), puts=True)
 
     def _store(self, box: Box, data: Any, options: Mapping[str, Any]) -> Seen:
-        def duration(*given: Any) -> int | None:
-            return next((ms(value) for value in given if value is not None), None)
+        def duration(name: str, *defaults: Any) -> int | None:
+            given = [options[name]] if name in options else [value for value in defaults if value is not None]
+            return ms(given[0]) if given and given[0] is not None else None
 
         tube = box.options
         delay = ms(options.get("delay") or 0)
-        ttl = duration(options.get("ttl"), tube.get("ttl"))
+        ttl = duration("ttl", tube.get("ttl"))
         item = Item(
             key=next(box.keys),
             data=data,
@@ -282,19 +300,27 @@ class Model:
             utube=_text(options.get("utube")) if box.grouped else None,
             created=self.now,
             ttl=None if ttl is None else ttl + delay,
-            ttr=duration(options.get("ttr"), tube.get("ttr"), tube.get("ttl")),
+            ttr=duration("ttr", tube.get("ttr"), tube.get("ttl")),
         )
         item.state, item.due = ("~", self.now + delay) if delay else ("r", item.end)
         box.items[item.key] = item
-        if {NAMELESS, "nil"} <= {other.utube for other in box.items.values()}:
+        names = {other.utube for other in box.items.values()}
+        if {NAMELESS, "nil"} <= names or options.get("utube", "") is None:
             self.partings.add("a sub-queue named nil")
         self._tell(box, "put", item)
         return item.seen()
+
+    def _note_null(self, options: Mapping[str, Any]) -> None:
+        if any(options.get(name, 0) is None for name in ("ttl", "ttr")):
+            self.partings.add("null for a duration")
 
     def do_take(self, step: Step, connection: int) -> Any:
         box = self.box(step)
         if box is None:
             return Failed("no_tube")
+        timeout = step.get("timeout")
+        if is_refused_value("timeout", timeout):
+            return Failed("bad")
 
         def try_it() -> Seen | None:
             item = box.next_item(self.now)
@@ -306,7 +332,7 @@ class Model:
             self._tell(box, "take", item)
             return item.seen()
 
-        return self._try(step, connection, box, try_it, step["timeout"], puts=False)
+        return self._try(step, connection, box, try_it, timeout, puts=False)
 
     def _held(self, step: Step, connection: int) -> Failed | tuple[Box, Item]:
         box = self.box(step)
@@ -324,11 +350,12 @@ class Model:
         return held if isinstance(held, Failed) else self._remove(*held, "ack")
 
     def do_release(self, step: Step, connection: int) -> Any:
-        box = self.box(step)
         delay = (step.get("opts") or {}).get("delay")
-        if box is not None and delay is not None and (not box.timed or _is_bad({"delay": delay})):
+        box, held = self.box(step), self._held(step, connection)
+        if box is not None and is_refused(step, box.type):
+            if box.timed and not (delay is None or _is_number(delay) or isinstance(held, Failed)):
+                self.partings.add("a release that fails")
             return Failed("bad")
-        held = self._held(step, connection)
         if isinstance(held, Failed):
             return held
         box, item = held
@@ -346,10 +373,9 @@ class Model:
         return item.seen()
 
     def do_touch(self, step: Step, connection: int) -> Any:
-        delta = step["delta"]
-        if self.box(step) is not None and delta is not None:
-            if _is_bad({"delta": delta}):
-                return Failed("bad")
+        delta: Any = step.get("delta")
+        if self.box(step) is not None and is_refused_value("delta", delta):
+            return Failed("bad")
         if self.box(step) is not None and not delta:
             return None
         held = self._held(step, connection)
@@ -397,7 +423,7 @@ class Model:
         box = self.box(step)
         if box is None:
             return Failed("no_tube")
-        most = step.get("count", 1)
+        most = 1 if step.get("count") is None else step["count"]
         if not _is_id(most):
             return Failed("bad")
         kicked = box.in_state("!")[:most]
@@ -486,7 +512,7 @@ class Model:
 
     def do_cfg(self, step: Step, connection: int) -> Any:
         options = step["opts"]
-        if not set(options) <= {"ttr"} or _is_bad(options):
+        if is_refused(step, None):
             return Failed("bad")
         if "ttr" in options:
             self._session_ttr = ms(options["ttr"])
@@ -497,20 +523,14 @@ class Model:
     def _try(
         self, step: Step, connection: int, box: Box, try_it: Callable[[], Any], timeout: Any, *, puts: bool
     ) -> Any:
-        """Try once; then wait, in the background or not."""
+        """Try once; then wait."""
         result = try_it()
         wait = None if timeout is None else max(ms(timeout), 0)
-        label = step.get("bg")
         if result is None and wait != 0:
-            waiter = Waiter(label, connection, box, self.now, wait, try_it, puts)
+            waiter = Waiter(step.get("bg"), connection, box, self.now, wait, try_it, puts)
             self._waiters.append(waiter)
-            return waiter if label is None else None
-        if result is None and puts:
-            result = Failed("full")
-        if label is not None:
-            self._out.woke.append((label, result))
-            return None
-        return result
+            return waiter
+        return Failed("full") if result is None and puts else result
 
     def _wait(self, waiter: Waiter) -> Any:
         self._pass_time(waiter.deadline, lambda: waiter.is_over)
@@ -577,6 +597,8 @@ class Model:
         ran = bool(due)
         for box in self.boxes.values():
             items = [item for item in box.items.values() if item.due is not None and item.due <= self.now]
+            if len(items) > 1 and any(waiter.box is box for waiter in self._waiters):
+                self.partings.add("two ends at one moment")
             for item in sorted(items, key=lambda item: (item.due, item.key)):
                 self._time_is_up(box, item)
                 ran = True
@@ -617,23 +639,72 @@ def _text(name: Any) -> str:
     """A sub-queue's name as text; no name is like none of them."""
     if name is None:
         return NAMELESS
-    return str(name).lower() if isinstance(name, bool) else str(name)
+    if isinstance(name, bool):
+        return str(name).lower()
+    return f"{name:.14g}" if isinstance(name, float) else str(name)
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_negative(options: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, (int, float)) and value < 0 for value in options.values())
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_bad(options: Mapping[str, Any]) -> bool:
-    """Tell whether a value is no whole number (pri) or no duration."""
-    for name, value in options.items():
-        if name == "pri" and not _is_id(value):
-            return True
-        if name in DURATIONS | {"delta"}:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-                return True
-    return False
+def known_options(step: Step, type: str | None) -> set[str] | None:
+    """The options that a call has here, in a tube of this type; ``None`` where it is about none."""
+    op = step["op"]
+    if op == "put" and type is not None:
+        return PUT_OPTIONS[type]
+    if op == "release" and type is not None:
+        return PUT_OPTIONS[type] & {"delay"}
+    if op == "create" and step["driver"] in TUBE_OPTIONS:
+        return TUBE_OPTIONS[step["driver"]] | {"if_not_exists", "temporary"}
+    return {"ttr"} if op == "cfg" else None
+
+
+def is_tube_name(name: Any) -> bool:
+    """Tell whether a tube can have this name here."""
+    return isinstance(name, str) and TUBE_NAME.fullmatch(name) is not None
+
+
+def is_refused(step: Step, type: str | None) -> bool:
+    """Tell whether a call is refused for one of its options, or for the name of the tube that is to be made."""
+    known = known_options(step, type)
+    options = step.get("opts") or {}
+    if step["op"] == "touch":
+        return is_refused_value("delta", step.get("delta"))
+    if step["op"] == "create" and not is_tube_name(step["tube"]):
+        return True
+    if step["op"] == "release":
+        options = {name: value for name, value in options.items() if value is not None}
+    if step["op"] == "cfg" and options.get("ttr", 0) is None:
+        return True
+    return known is not None and any(
+        name not in known or is_refused_value(name, value) for name, value in options.items()
+    )
+
+
+def is_nonsense(name: str, value: Any) -> bool:
+    """Tell whether the value of a tube's option is one with which Tarantool makes the tube, but can do little then."""
+    if name == "pri":
+        return not _is_id(value)
+    if name == "capacity":
+        return not _is_number(value) or value < 0
+    return name in ("ttl", "ttr") and not (value is None or _is_number(value))
+
+
+def is_refused_value(name: str, value: Any) -> bool:
+    """Tell whether an option cannot have this value."""
+    if name in ("pri", "capacity"):
+        return not _is_id(value)
+    if name == "temporary":
+        return not isinstance(value, bool)
+    if value is None:
+        return False
+    if name == "timeout":
+        return not _is_number(value) or value > LONGEST
+    if name in DURATIONS | {"delta"}:
+        return not _is_number(value) or not 0 <= value <= LONGEST
+    return name == "utube" and (not isinstance(value, (str, int, float)) or "\0" in str(value))

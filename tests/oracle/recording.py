@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from oracle.model import ABSENT, Model
+from oracle.model import ABSENT, Model, is_tube_name
 from oracle.outcome import UNTOLD, Failed, Outcome, Seen, Stats, Step, Told
 
 CASES = Path(__file__).parent / "cases"
@@ -48,15 +49,39 @@ def load(name: str) -> list[Case]:
     return [Case.read(raw) for raw in json.loads((CASES / f"{name}.json").read_text())]
 
 
+def stand_in(name: Any) -> Any:
+    """The name here of a tube that has a name in Tarantool that it cannot have here."""
+    return name if is_tube_name(name) else f"stand_in_{zlib.crc32(repr(name).encode())}"
+
+
 @dataclass
 class Recorded:
-    """One step on its way from Tarantool's outcome to the expected one; rules change ``outcome`` and ``calls``."""
+    """One step on its way from Tarantool's outcome to the expected one; rules change ``outcome`` and ``calls``.
+
+    ``type`` is that of its tube.
+    """
 
     step: Step
+    type: str | None
     outcome: Outcome
     calls: defaultdict[str, Counter[str]]
     cut_short: Mapping[tuple[str, str], int]
     puts: set[str]
+
+    @property
+    def result(self) -> Any:
+        """What the call returned; in the background: if it has ended at once."""
+        if "bg" not in self.step:
+            return self.outcome.result
+        return next((result for label, result in self.outcome.woke if label == self.step["bg"]), UNTOLD)
+
+    @result.setter
+    def result(self, result: Any) -> None:
+        if "bg" not in self.step:
+            self.outcome.result = result
+        self.outcome.woke = [
+            (label, result if label == self.step.get("bg") else other) for label, other in self.outcome.woke
+        ]
 
 
 Translation = Callable[[Recorded], None]
@@ -97,22 +122,27 @@ class Recording:
         self._departures = tuple(departures)
         self._renews_ids = any(departure.renews_ids for departure in self._departures)
         self._keys: dict[tuple[str, int], int] = {}
-        self._puts: dict[str, str] = {}
+        self._background: dict[str, Step] = {}
+        self.puts: set[str] = set()
         self._told: dict[str, Stats] = {}
         self._expected: dict[str, Stats] = {}
 
     def call(self, step: Step) -> dict[str, Any]:
         """The step with the task it means, instead of Tarantool's id."""
         call = dict(step)
+        if "tube" in step and step["op"] != "create":
+            call["tube"] = stand_in(step["tube"])
         if "id" in step:
-            call["id"] = self._key(step.get("tube", "t"), step["id"])
-        if step["op"] == "put" and "bg" in step:
-            self._puts[step["bg"]] = step.get("tube", "t")
+            call["id"] = self._key(_tube(step), step["id"])
+        if "bg" in step:
+            self._background[step["bg"]] = step
+            (self.puts.add if step["op"] == "put" else self.puts.discard)(step["bg"])
         return call
 
     def accepted(self, call: Step, type: str | None) -> Step | None:
         """What Tarantool took a call for that we refuse, ``None`` if we don't."""
-        if "err" in call:
+        failed = [label for label, result in call.get("woke", ()) if _is_error(result)]
+        if "err" in call or call.get("bg") in failed:
             return None
         for departure in self._departures:
             instead = departure.accepts(call, type) if departure.accepts else None
@@ -131,13 +161,15 @@ class Recording:
 
     def outcome(self, step: Step, model: Model, told: Outcome) -> Outcome:
         """The expected outcome of a step; ``told`` is what the model makes of it."""
-        tube = step.get("tube", "t")
+        tube = _tube(step)
+        box = model.boxes.get(tube)
         recorded = Recorded(
             step=step,
+            type=None if box is None else box.type,
             outcome=self._read(step, tube, told),
             calls=self._count(step),
             cut_short=model.cut_short,
-            puts=set(self._puts),
+            puts=self.puts,
         )
         for departure in self._departures:
             if departure.translates is not None:
@@ -145,11 +177,11 @@ class Recording:
         for name, counts in recorded.calls.items():
             for event, count in counts.items():
                 self._expected[name].calls[event] = self._expected[name].calls.get(event, 0) + count
-        if step["op"] in ("create", "drop") and "err" not in step:
+        if step["op"] in ("create", "drop") and not isinstance(recorded.result, Failed):
             self._renew(step["op"], tube, is_new=tube not in self._told)
         outcome = recorded.outcome
-        if step["op"] == "statistics" and "err" not in step:
-            outcome.result = self._corrected(tube, step["r"])
+        if step["op"] == "statistics" and isinstance(recorded.result, dict):
+            recorded.result = self._corrected(tube, recorded.result)
         outcome.stats = {name: stats.copy() for name, stats in self._expected.items()}
         return outcome
 
@@ -173,29 +205,30 @@ class Recording:
     def _made(self, step: Step, told: Outcome) -> list[int]:
         """The tasks that the model made in this step."""
         results = [told.result] if step["op"] == "put" else []
-        results += [result for label, result in told.woke if label in self._puts]
+        results += [result for label, result in told.woke if label in self.puts]
         return [result.key for result in results if isinstance(result, Seen)]
 
     def _read(self, step: Step, tube: str, told: Outcome) -> Outcome:
         """Read what was recorded. An id may be given anew in the middle of a step, so the order matters."""
         made = self._made(step, told)
         is_put = step["op"] == "put"
-        result = None if is_put else self._result(step, tube)
+        result = None if is_put else self._result(step)
         events = []
         for event in step.get("events", ()):
             place, _, name = event[0].rpartition(":")
+            place = stand_in(place or "t")
             if name == "put":
-                self._learn(place or "t", event[1][0], made)
+                self._learn(place, event[1][0], made)
             at = None if self._loose or len(event) < 3 else round(event[2] * 1000)
-            events.append(Told(place or "t", name, self._seen(place or "t", event[1]), at))
+            events.append(Told(place, name, self._seen(place, event[1]), at))
         if is_put:
             if isinstance(step.get("r"), list) and made:  # nobody listened
                 self._learn(tube, step["r"][0], made)
-            result = self._result(step, tube)
+            result = self._result(step)
         woke = []
         for label, ended in step.get("woke", ()):
-            if label in self._puts and isinstance(ended, list) and made:
-                self._learn(self._puts[label], ended[0], made)
+            if label in self.puts and isinstance(ended, list) and made:
+                self._learn(_tube(self._background[label]), ended[0], made)
             woke.append((label, self._ended(label, ended)))
         took = None if self._loose or "bg" in step else round(step.get("took", 0) * 1000)
         return Outcome(result, events, woke, took, is_sorted=step["op"] == "sleep")
@@ -206,20 +239,24 @@ class Recording:
 
     # Results
 
-    def _result(self, step: Step, tube: str) -> Any:
-        if "err" in step:
-            return _failed(step["err"])
-        result = step.get("r")
+    def _result(self, step: Step) -> Any:
+        if "bg" in step:
+            return None
+        return self._answer(step, {"err": step["err"]} if "err" in step else step.get("r"))
+
+    def _ended(self, label: str, result: Any) -> Any:
+        return self._answer(self._background.get(label, {"op": "take"}), result)
+
+    def _answer(self, step: Step, result: Any) -> Any:
+        if step["op"] == "set_callback":  # which is said to the recorder
+            return UNTOLD
+        if _is_error(result):
+            return _failed(result["err"])
         if step["op"] in SILENT_CALLS:
             return UNTOLD
         if step["op"] in TASK_CALLS and isinstance(result, list):
-            return self._seen(tube, result)
+            return self._seen(_tube(step), result)
         return result
-
-    def _ended(self, label: str, result: Any) -> Any:
-        if isinstance(result, dict):
-            return _failed(result["err"])
-        return self._seen(self._puts.get(label, "t"), result) if isinstance(result, list) else result
 
     # Statistics
 
@@ -227,7 +264,8 @@ class Recording:
         """Take over what changed in the statistics; return by how much ``calls`` did."""
         changed: defaultdict[str, Counter[str]] = defaultdict(Counter)
         news = {"t": step["stats"]} if "stats" in step else {}
-        for tube, new in {**news, **step.get("other_stats", {})}.items():
+        for name, new in {**news, **step.get("other_stats", {})}.items():
+            tube = stand_in(name)
             told, expected = self._told[tube], self._expected[tube]
             told.tasks.update(new.get("tasks", {}))
             expected.tasks.update(new.get("tasks", {}))
@@ -252,6 +290,14 @@ class Recording:
             if event in calls or wrong:
                 calls[event] = calls.get(event, 0) + wrong
         return Stats(tasks, calls)
+
+
+def _tube(step: Step) -> str:
+    return str(stand_in(step.get("tube", "t")))
+
+
+def _is_error(result: Any) -> bool:
+    return isinstance(result, dict) and "err" in result
 
 
 def _failed(kind: str) -> Failed:

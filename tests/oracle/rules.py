@@ -5,12 +5,22 @@ None of them knows a case; each looks at the step alone, and at what kind of tub
 
 from __future__ import annotations
 
+import math
+import uuid
 from collections.abc import Callable
 from typing import Any
 
-from oracle.model import DURATIONS, PUT_OPTIONS, TUBE_OPTIONS
+from oracle.model import (
+    DURATIONS,
+    LONGEST,
+    TUBE_OPTIONS,
+    is_nonsense,
+    is_refused,
+    is_refused_value,
+    known_options,
+)
 from oracle.outcome import Failed, Step, Told
-from oracle.recording import Recorded
+from oracle.recording import Recorded, stand_in
 
 # Translations of the outcome
 
@@ -20,7 +30,7 @@ def an_ack_is_an_ack(recorded: Recorded) -> None:
     if recorded.step["op"] == "ack":
         events = recorded.outcome.events
         for index, told in enumerate(events):
-            if told.name == "delete" and told.task == recorded.outcome.result:
+            if told.name == "delete" and told.task == recorded.result:
                 events[index] = told._replace(name="ack")
 
 
@@ -42,7 +52,7 @@ def one_change_is_one_event(recorded: Recorded) -> None:
             continue
         if told.name == "ttl":
             _drop_last(events, told, "delete")
-            _drop_last(events, told, "ttr", "delay")
+            _drop_last(events, told, "ttr", "delay", "delayed")
         events.append(told)
     recorded.outcome.events = events
     for tube, calls in recorded.calls.items():
@@ -65,8 +75,8 @@ def _drop_last(events: list[Told], ended: Told, *names: str) -> None:
 def no_negative_touch(recorded: Recorded) -> None:
     """A touch by less than nothing is refused."""
     step = recorded.step
-    if step["op"] == "touch" and "err" not in step and _is_negative(step["delta"]):
-        recorded.outcome.result = Failed("bad")
+    if step["op"] == "touch" and recorded.result is None and _is_negative(step.get("delta")):
+        recorded.result = Failed("bad")
 
 
 def full_is_an_error(recorded: Recorded) -> None:
@@ -82,36 +92,61 @@ def full_is_an_error(recorded: Recorded) -> None:
 
 def another_type_is_an_error(recorded: Recorded) -> None:
     """if_not_exists opens what was asked for, or nothing."""
-    step, result = recorded.step, recorded.outcome.result
+    step, result = recorded.step, recorded.result
     if step["op"] == "create" and isinstance(result, dict) and result["type"] != step["driver"]:
-        recorded.outcome.result = Failed("exists" if step["driver"] in TUBE_OPTIONS else "unknown_type")
+        recorded.result = Failed("exists" if step["driver"] in TUBE_OPTIONS else "unknown_type")
+
+
+def a_refusal_comes_first(recorded: Recorded) -> None:
+    """What is refused for an option is so before anything else is looked at."""
+    of_others = [Failed(kind) for kind in ("not_taken", "exists", "unknown_type")]
+    if recorded.result in of_others and is_refused(recorded.step, recorded.type):
+        recorded.result = Failed("bad")
+
+
+def a_put_into_a_dropped_tube(recorded: Recorded) -> None:
+    """A put that waited for room in a tube that is dropped learns that it is gone."""
+    if recorded.step["op"] == "drop":
+        outcome = recorded.outcome
+        outcome.woke = [
+            (label, Failed("no_tube") if label in recorded.puts and result == Failed("bad") else result)
+            for label, result in outcome.woke
+        ]
 
 
 # Calls that are refused here, and what Tarantool took them for
 
 
 def without_useless_options(step: Step, type: str | None) -> Step | None:
-    """Tarantool ignores options that it does not know, and takes a negative duration for none."""
-    options = step.get("opts") or {}
-    if step["op"] == "put" and type is not None:
-        supported = PUT_OPTIONS[type]
-    elif step["op"] == "release" and type is not None:
-        supported = PUT_OPTIONS[type] & {"delay"}
-    elif step["op"] == "create" and step["driver"] in TUBE_OPTIONS:
-        supported = TUBE_OPTIONS[step["driver"]] | {"if_not_exists"}
-    else:
+    """Tarantool ignores options that it does not know, and makes something of many a value, and of any name."""
+    known = known_options(step, type)
+    if known is None or not is_refused(step, type):
         return None
-    kept = {
-        name: 0 if name in DURATIONS and _is_negative(value) else value
-        for name, value in options.items()
-        if name in supported
-    }
-    return None if kept == options else {**step, "opts": kept}
+    options = step.get("opts") or {}
+    kept = {name: _meant(name, value) for name, value in options.items() if name in known}
+    kept = {name: value for name, value in kept.items() if not is_refused_value(name, value)}
+    instead = {**step, "opts": kept}
+    if step["op"] == "create":
+        instead["tube"] = stand_in(step["tube"])
+    return instead
+
+
+def _meant(name: str, value: Any) -> Any:
+    """What Tarantool takes a value for that is none here, if for anything."""
+    if not is_refused_value(name, value) or is_nonsense(name, value):
+        return value
+    if name in DURATIONS and isinstance(value, (int, float)):
+        return min(max(value, 0), LONGEST)
+    if name == "capacity":
+        return math.ceil(value)
+    if name == "utube":  # a table is another each time
+        return value.replace("\0", "<NUL>") if isinstance(value, str) else uuid.uuid4().hex
+    return value
 
 
 def with_a_whole_count(step: Step, type: str | None) -> Step | None:
     """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one."""
-    count = step.get("count", 1)
+    count = step.get("count")
     if step["op"] != "kick" or not isinstance(count, (int, float)) or (count >= 0 and count == int(count)):
         return None
     return {**step, "count": max(int(count), 0)}
@@ -119,9 +154,9 @@ def with_a_whole_count(step: Step, type: str | None) -> Step | None:
 
 def kicked_whole_tasks(recorded: Recorded) -> None:
     """A kick answers how many tasks it kicked."""
-    result = recorded.outcome.result
+    result = recorded.result
     if recorded.step["op"] == "kick" and isinstance(result, (int, float)):
-        recorded.outcome.result = max(int(result), 0)
+        recorded.result = max(int(result), 0)
 
 
 Translation = Callable[[Recorded], None]

@@ -209,9 +209,9 @@ class Stage:
         return call.result
 
     def _may_wait(self, step: Step) -> bool:
-        timeout = (
-            (step.get("opts") or {}).get("timeout", 0) if step["op"] == "put" else step.get("timeout", 0)
-        )
+        if step["op"] not in ("put", "take"):
+            return False
+        timeout = (step.get("opts") or {}).get("timeout", 0) if step["op"] == "put" else step.get("timeout")
         return timeout is None or (isinstance(timeout, (int, float)) and timeout > 0)
 
     def _attempt(self, step: Step, queue: tubes.Queue) -> Any:
@@ -266,17 +266,17 @@ class Stage:
         return Stats(stats["tasks"], stats["calls"])
 
     def do_set_callback(self, step: Step, queue: tubes.Queue) -> None:
-        name = step.get("tube", "t")
+        name = self._tube(step, queue).name
         self._raises[name] = frozenset(step.get("raise_on", ()))
         (self._silent.discard if step["mode"] == "record" else self._silent.add)(name)
         for every in (*self._queues.values(), self._home):
             self._listen(every, name)
 
     def do_put(self, step: Step, queue: tubes.Queue) -> Any:
-        return self._tube(step, queue).put(step["data"], **(step.get("opts") or {}))
+        return self._tube(step, queue).put(step.get("data"), **(step.get("opts") or {}))
 
     def do_take(self, step: Step, queue: tubes.Queue) -> Any:
-        return self._tube(step, queue).take(step["timeout"])
+        return self._tube(step, queue).take(step.get("timeout"))
 
     def do_ack(self, step: Step, queue: tubes.Queue) -> Any:
         return self._tube(step, queue).ack(self._id(step))
@@ -285,7 +285,7 @@ class Stage:
         return self._tube(step, queue).release(self._id(step), **(step.get("opts") or {}))
 
     def do_touch(self, step: Step, queue: tubes.Queue) -> Any:
-        return self._tube(step, queue).touch(self._id(step), step["delta"])
+        return self._tube(step, queue).touch(self._id(step), step.get("delta"))
 
     def do_bury(self, step: Step, queue: tubes.Queue) -> Any:
         return self._tube(step, queue).bury(self._id(step))
@@ -297,7 +297,7 @@ class Stage:
         return self._tube(step, queue).peek(self._id(step))
 
     def do_kick(self, step: Step, queue: tubes.Queue) -> Any:
-        return self._tube(step, queue).kick(*([step["count"]] if "count" in step else []))
+        return self._tube(step, queue).kick(*([] if step.get("count") is None else [step["count"]]))
 
     def do_release_all(self, step: Step, queue: tubes.Queue) -> Any:
         return self._tube(step, queue).release_all()
