@@ -407,6 +407,7 @@ class Tube:
                 except (StoreUnavailable, OutcomeUnknown):
                     if not self._store.reconnects or self._queue.is_closed or remaining == 0.0:
                         raise
+                    kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown
                     due = RECONNECT_AFTER
                 if kept or self._queue.is_closed or remaining == 0.0:
                     return

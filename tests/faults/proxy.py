@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,12 @@ class Proxy:
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
+
+    def drop(self) -> None:
+        """Wait until a request is held back, and never let it arrive."""
+        while self._held is None:
+            time.sleep(0.01)
+        self._held[0].close()
 
     def deliver(self) -> None:
         """Let the request that was held back arrive, and wait for the answer, which nobody gets."""

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from faults.harness import eventually, heard, run, take_looking_seldom, tell
+from faults.proxy import Proxy
 from servers import PostgresServer
 
 import tubes
@@ -214,6 +215,42 @@ print(sorted(called), len(tube.tasks("r")))
 queue.close()
 """
     assert run(code, url, within=20) == """['interrupted', "the handler's"] 2"""
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "lost"])
+def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
+    url: str, postgres_server: PostgresServer, is_committed: bool
+) -> None:
+    """Its connection dies in the commit. The task is taken once more, and then it is surely its."""
+    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
+    here = sa.make_url(url).update_query_dict({"dead_after": "60"})  # nothing else is committed meanwhile
+    there = here.update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)})
+    queues = [tubes.connect(to.render_as_string(hide_password=False), sweep=False) for to in (here, there)]
+    tube = queues[0].create_tube("jobs", "limfifottl", capacity=9)
+    try:
+        with queues[0], queues[1] as unlucky:
+            got: list[tubes.Task | None] = []
+            waiting = unlucky.tube.jobs
+            thread = threading.Thread(target=lambda: got.append(waiting.take(timeout=60)))
+            thread.start()
+            eventually(lambda: unlucky.store.waiters.count(waiting.record.id))
+            time.sleep(0.7)  # its last try before it sleeps is over
+            if is_committed:
+                proxy.cut_after = b"COMMIT\0"
+            else:
+                proxy.hold_back = b"COMMIT\0"
+            tube.put("x", delay=0.2)  # what settles that and takes it is more than one statement
+            if not is_committed:
+                proxy.drop()
+            thread.join(60)
+            assert proxy.cut_after is None and proxy.hold_back is None
+            (task,) = got
+            assert waiting._unknown
+            assert task is not None and task.attempts == (2 if is_committed else 1)
+            assert tube.take(timeout=0) is None
+            assert waiting.ack(task).data == "x"
+    finally:
+        proxy.close()
 
 
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
