@@ -228,7 +228,7 @@ class Doctor:
         ready: Counter[str] = Counter()
         try:
             for finding in curable:
-                if self._is_mended(check, finding):
+                if self._mend(check, finding, dry=False):
                     ready[finding.tube or ""] += 1
                     yield finding
         finally:
@@ -244,17 +244,11 @@ class Doctor:
                 return [finding for finding in findings if finding not in left]
             after = look.after
 
-    def _is_mended(self, check: Check, finding: Finding) -> bool:
-        """Mend it. What cannot be mended, since something else is strange about it, is left to a person."""
-        try:
-            return self._mend(check, finding, dry=False)
-        except Exception as error:
-            if not _is_of_damage(error):
-                raise
-            return False
-
     def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
-        """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them."""
+        """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them.
+
+        What cannot be mended, since something else is strange about it, is left to a person.
+        """
 
         def step(tx: Any) -> bool:
             tx.begin()
@@ -265,6 +259,10 @@ class Doctor:
                 is_so = guarded(self._store.transact, step)
             except StoreBusy:
                 is_so = False
+            except Exception as error:
+                if dry or not _is_of_damage(error):
+                    raise
+                return False
             if dry or not is_so:
                 return is_so or done > 0
         return True

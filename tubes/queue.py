@@ -534,10 +534,10 @@ class Queue:
             if record.type in known and self._open_tube(record) is None:
                 self._opened(record, self._make_driver(find_driver(record.type), record))
         ids = {record.id for record in records}
-        for known_before in before:
-            if known_before.record.id not in ids and not self.store.waiters.count(known_before.record.id):
-                self._forget(known_before)
-        return [tube for record in records if (tube := self._open_tube(record)) is not None]
+        for tube in before:
+            if tube.record.id not in ids and not self.store.waiters.count(tube.record.id):
+                self._forget(tube)
+        return [opened for record in records if (opened := self._open_tube(record)) is not None]
 
     def _forget(self, tube: Tube) -> None:
         """It was dropped."""

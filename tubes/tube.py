@@ -213,13 +213,7 @@ class Tube:
             changes = self._run(step, unit)
         except NoSuchTube as error:  # the store knows the tube by its number only
             raise NoSuchTube(self.name) from error.__cause__
-        return changes or guarded(self._put_and_call_back, step, len(items), timeout, unit)
-
-    def _put_and_call_back(self, *args: Any) -> Sequence[Change]:
-        try:
-            return self._put_when_room(*args)
-        finally:
-            self._queue.deliveries.deliver()  # whose turn it was to wait for room holds up nobody now
+        return changes or guarded(self._put_when_room, step, len(items), timeout, unit)
 
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
@@ -256,6 +250,7 @@ class Tube:
         finally:
             waiters.leave(self._room, signal)
             waiters.wake_first(self._room)
+            self._queue.deliveries.deliver()  # only now: a callback holds up nobody who waits for room
 
     # Taking
 

@@ -25,7 +25,7 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver
 from .listener import Source
-from .store import HOSTED, RedisStore
+from .store import HOSTED, RedisStore, new_number
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,8 +79,8 @@ class RedisTube:
         shown, password = _without_password(url)
         if password is not None:
             _given[shown] = url
-        number, after = RedisStore.new_number(_with_password(shown), HOSTED, PATIENCE)
-        return {"url": shown, "number": number, "after": after}
+        after = RedisStore.last_id(_with_password(shown), HOSTED, PATIENCE)
+        return {"url": shown, "number": new_number(), "after": after}
 
     # Life
 

@@ -184,8 +184,8 @@ class RedisStore:
         _warned.add(self._url)
 
     @staticmethod
-    def new_number(url: str, namespace: str, patience: float) -> tuple[int, int]:
-        """Return a number for a tube that no other has, and after which id its begin there, in that namespace."""
+    def last_id(url: str, namespace: str, patience: float) -> int:
+        """Return the last id that a dropped tube gave there, in that namespace: a new one's begin after it."""
         url, _ = _parsed(url)
         nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
         keys = Keys.of_queue(namespace)
@@ -195,7 +195,7 @@ class RedisStore:
 
         try:
             nodes.open()
-            return new_number(), nodes.call(keys, ask, is_repeatable=True)
+            return nodes.call(keys, ask, is_repeatable=True)
         except Refused as error:
             raise StoreUnavailable(f"{nodes.what} refused: {error}") from error
         finally:

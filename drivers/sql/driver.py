@@ -316,23 +316,24 @@ class SqlDriver:
         late: list[Row] = []
         delayed: list[Row] = []
         found: list[tuple[int, int, Change]] = []
+        at = {row[ID]: row[DUE] for row in rows}
         for row in rows:
             end = _end_of_life(row)
             if end is None or end > now:
                 (late if row[STATE] == "t" else delayed).append(row)
                 continue
             over.append(row)
+            at[row[ID]] = end
             if row[DUE] < end:  # nobody looked when its ttr or its delay was over: told all the same
                 event = Event.TTR if row[STATE] == "t" else Event.DELAY
                 ready = _moved(row, "r", end, row[TTL], row[TTR], None, now)
                 found.append((row[DUE], row[ID], Change(event, ready, end)))
-        ends = [_end_of_life(row) or 0 for row in over] + [row[DUE] for row in (*late, *delayed)]
         changes = [
             *self._remove(tx, Event.TTL, over, now),
             *self._make_ready(tx, Event.TTR, late, 1, now),
             *self._make_ready(tx, Event.DELAY, delayed, self._ready_front, now),
         ]
-        found += [(at, change.raw[ID], change) for at, change in zip(ends, changes, strict=True)]
+        found += [(at[change.raw[ID]], change.raw[ID], change) for change in changes]
         return [change for _, _, change in sorted(found, key=itemgetter(0, 1))]
 
     def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:

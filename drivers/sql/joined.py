@@ -220,6 +220,11 @@ def connection_of(given: Any) -> sa.Connection:
     return given
 
 
+def driver_connection(dialect: Any, pooled: Any) -> Any:
+    """The database driver's own connection, also of one that is detached from its pool."""
+    return dialect.get_driver_connection(pooled.dbapi_connection)
+
+
 def unusable(error: sa.exc.InvalidRequestError) -> BadOption:
     """The error of our tree for what SQLAlchemy does not do with the user's connection as it is now."""
     return BadOption(f"this connection cannot be used: {error}", option="connection")
@@ -354,9 +359,7 @@ class Lender:
         if connection is not None and not connection.closed:
             connection.info.pop(KEY, None)
             connection.close()
-        while (
-            self._cursors
-        ):  # a result that was not read to its end would keep what it sees from all that follow
+        while self._cursors:  # a result that is not read to its end would keep all that follow from writing
             self._cursors.pop().close()
 
     def _about_to_execute(self, connection: sa.Connection, cursor: Any, *_: Any) -> None:

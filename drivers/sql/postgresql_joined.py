@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tubes.errors import BadOption, NoSuchTube
 
-from .joined import JoinedTx
+from .joined import JoinedTx, driver_connection
 from .postgresql_errors import translated
 from .postgresql_wire import LOST_CODES, Refused
 from .statements import Statement
@@ -96,7 +96,7 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
 
 def stands(dialect: Any, connection: Any) -> bool:
     """Whether no statement has failed: then the server takes COMMIT for ROLLBACK, and does not say so."""
-    info = getattr(dialect.get_driver_connection(connection.dbapi_connection), "info", None)
+    info = getattr(driver_connection(dialect, connection), "info", None)
     status = getattr(info, "transaction_status", None)
     if status is not None:
         return int(status) == IN_TRANSACTION

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
 
-from .joined import KEY, Joined, JoinedTx, unusable
+from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
 from .sqlite_errors import translated
 from .sqlite_shared import SharedFile
 from .sqlite_writer import in_savepoint
@@ -85,24 +85,24 @@ def begin(
 
 def stands(dialect: Any, connection: Any) -> bool:
     """Whether SQLite has not rolled back the transaction, which it does when the disk is full, for one."""
-    return bool(dialect.get_driver_connection(connection.dbapi_connection).in_transaction)
+    return bool(driver_connection(dialect, connection).in_transaction)
 
 
 def _notice_its_end(connection: sa.Connection, *_: Any) -> None:
     """Called before each statement: pysqlite would begin another transaction with it, and say nothing."""
     joined: Joined | None = connection.info.get(KEY)
-    if joined is not None and not _raw(connection).in_transaction:
+    if joined is not None and not joined.stands(connection.connection):
         joined.is_dead = True
 
 
 def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
     """Run ``work`` in the user's transaction; an error takes back what it did, and nothing else."""
     connection = tx.connection
-    raw = _raw(connection)
-    if connection.info[KEY].is_dead or not raw.in_transaction:
+    joined: Joined = connection.info[KEY]
+    if not joined.stands(connection.connection):
         raise StoreError(f"{what}: SQLite has rolled back this transaction: roll it back, too")
     try:
-        return in_savepoint(raw, tx.execute, work, tx)
+        return in_savepoint(_raw(connection), tx.execute, work, tx)
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
     except sa.exc.InvalidRequestError as error:
@@ -124,8 +124,7 @@ def read_only(what: str) -> BadOption:
 
 
 def _raw(connection: sa.Connection) -> Any:
-    dialect: Any = connection.dialect
-    return dialect.get_driver_connection(connection.connection.dbapi_connection)  # a detached one too
+    return driver_connection(connection.dialect, connection.connection)
 
 
 def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None:

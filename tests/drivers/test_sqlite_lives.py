@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from faults.harness import run
 from tubes.drivers.sql.sqlite_shared import LockFile
 
@@ -16,26 +17,17 @@ print(*(int(id) for id in sys.argv[2:] if locks.is_alive(int(id))))
 """Which connections live, as another process sees it."""
 
 
-def test_closing_a_lock_file_ends_no_proof_that_another_gives_on_it(tmp_path: Path) -> None:
-    """A queue is closed while another thread connects to the same file."""
+@pytest.mark.parametrize("theirs", [2, 1], ids=["another", "of the same number"])
+def test_closing_a_lock_file_ends_no_proof_that_another_gives_on_it(tmp_path: Path, theirs: int) -> None:
+    """A queue is closed while another thread connects to the same file, or to a database made anew."""
     first, second = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
     first.hold(1)
-    second.hold(2)
+    second.hold(theirs)
     first.let_go(1)
     first.close()
-    assert run(ALIVE, tmp_path / "locks", 1, 2) == "2"
+    assert run(ALIVE, tmp_path / "locks", 1, 2) == str(theirs)
     second.close()
     assert run(ALIVE, tmp_path / "locks", 1, 2) == ""
-
-
-def test_letting_go_spares_the_connection_of_that_number_on_a_database_made_anew(tmp_path: Path) -> None:
-    first, second = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
-    first.hold(1)
-    second.hold(1)
-    first.let_go(1)
-    first.close()
-    assert run(ALIVE, tmp_path / "locks", 1) == "1"
-    second.close()
 
 
 def test_who_is_called_is_a_connection_that_lives(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_take_that_arrives_when_its_sender_has_looked_already_strands_nothing(
     assert tube.statistics()["tasks"]["taken"] == 1
     task = unlucky.take(timeout=5)
     assert task is not None and task.attempts == 2
-    time.sleep(1.5)
+    time.sleep(1.5)  # real time: it is looked for again
     assert unlucky.take(timeout=0) is None, "what it has told of is not given back"
     unlucky.ack(task)
 
