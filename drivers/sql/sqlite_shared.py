@@ -61,16 +61,23 @@ class LockFile:
         ]
 
     def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if os.fstat(self._fd).st_size < BOARD_SIZE + 1:
-            _make_room(self._fd, BOARD_SIZE + 1)
-        self.board = Board(self._fd)
+        """Open the file; if that fails, all is as it was."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if os.fstat(fd).st_size < BOARD_SIZE + 1:
+                _make_room(fd, BOARD_SIZE + 1)
+            board = Board(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, self.board = fd, board
 
     def renew(self) -> None:
         """Take all locks again, on a new file if the old one is gone."""
         if not _is_same(self.path, self._fd):
-            self._left_behind.append((self._fd, self.board))  # other threads may be using it just now
+            old = self._fd, self.board
             self._open()
+            self._left_behind.append(old)  # other threads may be using it just now
         for connection in list(self._held):
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
 

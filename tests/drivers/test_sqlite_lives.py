@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,12 @@ locks = LockFile(sys.argv[1])
 print(*(int(id) for id in sys.argv[2:] if locks.is_alive(int(id))))
 """
 """Which connections live, as another process sees it."""
+
+
+def left_open(folder: Path) -> list[str]:
+    """What this process has open in a folder."""
+    opened = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+    return [path for path in opened if path.startswith(f"{folder}/")]
 
 
 @pytest.mark.parametrize("theirs", [2, 1], ids=["another", "of the same number"])
@@ -40,3 +48,32 @@ def test_who_is_called_is_a_connection_that_lives(tmp_path: Path) -> None:
     assert other.board.call(5, 1, {1}.__contains__, set()) == [77]
     locks.close()
     other.close()
+
+
+def test_a_lock_file_that_cannot_be_made_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """The disk is full just then; who tries again and again must not run out of descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            LockFile(str(tmp_path / "locks"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert left_open(tmp_path) == []
+
+
+def test_a_lock_file_out_of_reach_for_a_while_is_closed_once(tmp_path: Path) -> None:
+    """Its folder is moved away and back: closing a descriptor twice could close one of somebody else's."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    locks = LockFile(str(folder / "locks"))
+    locks.hold(1)
+    folder.rename(tmp_path / "away")
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            locks.renew()
+    (tmp_path / "away").rename(folder)
+    locks.renew()
+    assert run(ALIVE, folder / "locks", 1) == "1"
+    locks.close()
+    assert left_open(tmp_path) == []
