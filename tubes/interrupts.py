@@ -30,11 +30,26 @@ INT, TERM, ALRM = int(SIGINT), int(SIGTERM), int(SIGALRM)
 """The signals whose handlers are used to raise, the last of them by timeouts round a piece of work."""
 
 
+def _may_be_main() -> bool:
+    """Whether the thread that imports this could be the main one.
+
+    ``threading`` takes whoever imports it first for that: in a sub-interpreter, or where Python is embedded, a thread
+    that Python lets set no handler, and in which none ever runs.
+    """
+    try:
+        signal(INT, None)  # refused for the handler, and before that for the thread
+    except ValueError:
+        return get_ident() != threading.main_thread().ident
+    except TypeError:
+        pass
+    return True
+
+
 class _Guard:
     """What the main thread's guarded work knows. There is one."""
 
     def __init__(self) -> None:
-        self.thread = threading.main_thread().ident
+        self.thread = threading.main_thread().ident if _may_be_main() else None
         self.handlers: dict[int, Handler] = {}
         self.noted: list[tuple[int, FrameType | None] | BaseException] = []
         self.is_open = False

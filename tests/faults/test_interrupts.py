@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -226,6 +228,33 @@ def test_a_handler_that_calls_in_the_middle_of_a_call_is_not_waited_for_by_itsel
     other.close()
     assert heard(worker) == "from the main thread"
     assert worker.wait(10) == 0
+
+
+EMBEDDED = """
+import _thread, sys
+
+def work():
+    import threading, tubes
+    assert threading.current_thread() is threading.main_thread()
+    with tubes.connect("sqlite:///" + sys.argv[1]) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("x")
+        print(tube.ack(tube.take(timeout=1)).data, tube.take(timeout=0.01), flush=True)
+    over.release()
+
+assert "threading" not in sys.modules
+over = _thread.allocate_lock()
+over.acquire()
+_thread.start_new_thread(work, ())
+over.acquire(timeout=20)
+"""
+
+
+def test_a_thread_that_only_seems_the_main_one_may_call(db: Path) -> None:
+    """A program that embeds Python imports everything in a thread of its own, where no signal's handler can be set."""
+    program = [sys.executable, "-c", EMBEDDED, str(db)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "x None\n", ended.stderr
 
 
 def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
