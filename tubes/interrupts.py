@@ -1,4 +1,4 @@
-"""Keeps Ctrl-C, SIGTERM and SIGALRM from landing where they would leave a lock held or a taken task unknown to anybody.
+"""Keeps Ctrl-C and other signals from landing where they would leave a lock held or a taken task unknown to anybody.
 
 Python runs a signal's handler in the main thread between any two instructions, and a handler may raise, as that of
 Ctrl-C does. A call into SQLite is one instruction: a signal that comes during a commit raises right after it, before
@@ -13,8 +13,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what is under ``signal``, which looks up enums: 25 times slower
 import os
 import threading
-from collections.abc import Callable
-from signal import SIGALRM, SIGINT, SIGTERM
+from collections.abc import Callable, Mapping
+from signal import SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 from threading import get_ident
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
@@ -26,8 +26,11 @@ getsignal: Callable[[int], Any] = _signal.getsignal
 signal: Callable[[int, Any], Any] = _signal.signal
 Handler = Callable[[int, FrameType | None], Any]
 
-INT, TERM, ALRM = int(SIGINT), int(SIGTERM), int(SIGALRM)
-"""The signals whose handlers are used to raise, the last of them by timeouts round a piece of work."""
+NOTED = tuple(map(int, (SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD)))
+"""The signals that programs handle: to raise, as timeouts round a piece of work do, or to call a verb."""
+
+MOST_TRIES = 100
+"""How often handlers are put back while those that are back raise: more often than signals come."""
 
 
 def _may_be_main() -> bool:
@@ -37,7 +40,7 @@ def _may_be_main() -> bool:
     that Python lets set no handler, and in which none ever runs.
     """
     try:
-        signal(INT, None)  # refused for the handler, and before that for the thread
+        signal(NOTED[0], None)  # refused for the handler, and before that for the thread
     except ValueError:
         return get_ident() != threading.main_thread().ident
     except TypeError:
@@ -51,9 +54,18 @@ class _Guard:
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident if _may_be_main() else None
         self.handlers: dict[int, Handler] = {}
+        self.seen: tuple[list[Any], Mapping[int, Handler]] = [], {}
+        """What was found the last time, and the handlers among it; one value, so that no signal parts them."""
         self.noted: list[tuple[int, FrameType | None] | BaseException] = []
         self.is_open = False
         self.is_on = False
+
+    def see(self, found: list[Any]) -> Mapping[int, Handler]:
+        """Learn which signals have handlers, and which."""
+        given = {number: handler for number, handler in zip(NOTED, found, strict=True) if callable(handler)}
+        self.handlers.update(given)
+        self.seen = found, given
+        return given
 
     def forked(self) -> None:
         """In a forked child: what the main thread was at goes on only if it is the one that forked."""
@@ -76,52 +88,40 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         _guard.is_on or get_ident() != _guard.thread
     ):  # the main thread's outer guard holds, or it is not the main one
         return work(*args)
-    interrupt, terminate, alarm = getsignal(INT), getsignal(TERM), getsignal(ALRM)
-    if interrupt is _note or terminate is _note or alarm is _note:
-        return _closed_again(work, *args) if _guard.is_open else work(*args)
-    if not callable(interrupt) and not callable(terminate) and not callable(alarm):
+    found = [*map(getsignal, NOTED)]
+    seen, given = _guard.seen
+    if found != seen:
+        if _note in found:
+            return _closed_again(work, *args) if _guard.is_open else work(*args)
+        given = _guard.see(found)
+    if not given:
         return work(*args)
     try:
-        if callable(interrupt):
-            _guard.handlers[INT] = interrupt
-            signal(INT, _note)
-        if callable(terminate):
-            _guard.handlers[TERM] = terminate
-            signal(TERM, _note)
-        if callable(alarm):
-            _guard.handlers[ALRM] = alarm
-            signal(ALRM, _note)
+        for number in given:
+            signal(number, _note)
         _guard.is_on = True
         return work(*args)
     finally:
         _guard.is_on = False
         try:
-            _restore(interrupt, terminate, alarm)
+            _restore(given)
         finally:
             if _guard.noted:
                 _hand_on()
 
 
-def _restore(interrupt: Any, terminate: Any, alarm: Any) -> None:
-    """Put the handlers back. One may raise before the next is: all the same all of them are."""
-    try:
-        if callable(alarm):
-            signal(ALRM, alarm)
-    finally:
+def _restore(given: Mapping[int, Handler]) -> None:
+    """Put the handlers back. One that is back may raise before the next is: all the same all of them are."""
+    raised: BaseException | None = None
+    for _ in range(MOST_TRIES):
         try:
-            if callable(terminate):
-                _put_back(TERM, terminate)
-        finally:
-            if callable(interrupt):
-                _put_back(INT, interrupt)
-
-
-def _put_back(number: int, handler: Handler) -> None:
-    try:
-        signal(number, handler)
-    except BaseException:  # it raises what another's handler, which is back, has raised just now
-        signal(number, handler)
-        raise
+            for number, handler in given.items():
+                signal(number, handler)
+            break
+        except BaseException as error:
+            raised = error
+    if raised is not None:
+        raise raised
 
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -151,7 +151,7 @@ def is_interrupted() -> bool:
 
 def _notes() -> bool:
     """Whether signals are noted, as they are in guarded work."""
-    return getsignal(INT) is _note or getsignal(TERM) is _note or getsignal(ALRM) is _note
+    return _note in map(getsignal, NOTED)
 
 
 def postponed(interrupt: BaseException) -> bool:

@@ -27,7 +27,7 @@ tube = queue.create_tube("jobs", "fifo")
 if manner == "busy":
     tube.put_many(range(30000))
 over, armed = threading.Event(), threading.Event()
-RAISING = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM]
+RAISING = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1]
 for number in RAISING:  # also where SIGINT is ignored, as in a shell's background jobs
     signal.signal(number, signal.default_int_handler)
 
@@ -228,6 +228,37 @@ def test_a_handler_that_calls_in_the_middle_of_a_call_is_not_waited_for_by_itsel
     other.close()
     assert heard(worker) == "from the main thread"
     assert worker.wait(10) == 0
+
+
+SHOWING = """
+import collections, os, signal, sys, threading, time, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], durability="off")
+tube = queue.create_tube("jobs", "fifo")
+kept = tube.put("kept")
+shown = []
+number = getattr(signal, "SIG" + sys.argv[2])
+signal.signal(number, lambda number, frame: shown.append(tube.statistics()["tasks"]["total"]))
+
+def interrupt():
+    while len(shown) < 40:
+        os.kill(os.getpid(), number)
+        time.sleep(0.005)
+
+thread = threading.Thread(target=interrupt)
+thread.start()
+while thread.is_alive():
+    tube.peek(kept)
+    tube.delete(tube.put("x"))
+    tube.tasks("t")
+print({*shown} <= {1, 2})
+queue.close()
+"""
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1"])
+def test_a_handler_may_look_at_any_moment(db: Path, name: str) -> None:
+    """One that shows the statistics, read through the connection that the interrupted call may be reading with."""
+    assert run(SHOWING, db, name) == "True"
 
 
 EMBEDDED = """
