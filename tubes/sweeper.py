@@ -96,7 +96,9 @@ class Sweeper:
             else:
                 try:
                     self._scheduler = self._started(when)
-                except RuntimeError as error:  # no thread can be had just now: the next nudge tries again
+                except (
+                    Exception
+                ) as error:  # no thread, or no file, can be had just now: the next nudge tries again
                     self._next = float("inf")
                     self._report(error)
 

@@ -306,7 +306,12 @@ class SharedFile:
         if self._listener is None:
             with self._all_lock:
                 if self._listener is None:
-                    self._bell, self._listener = self._started()
+                    try:
+                        self._bell, self._listener = self._started()
+                    except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                        raise StoreUnavailable(
+                            f"nobody can wait for SQLite file {self.path}: {error}"
+                        ) from error
 
     def _started(self) -> tuple[Bell, threading.Thread]:
         bell = Bell()

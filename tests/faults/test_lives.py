@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually
+from faults.harness import eventually, run
 
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
@@ -85,7 +85,7 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fails)
-        with pytest.raises(RuntimeError, match="new thread"):
+        with pytest.raises(tubes.StoreUnavailable, match="new thread"):
             tube.take(timeout=5)
     got: list[Any] = []
     waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
@@ -95,6 +95,35 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
     waiter.join(30)
     assert [task.data for task in got] == ["x"]
     queue.drop_tube(other.tube.jobs) if tube.ack(got[0]) else None
+
+
+NO_DESCRIPTORS = """
+import os, resource, sys, tubes
+with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
+    tube = queue.create_tube("jobs", "fifo")
+    assert tube.take(timeout=0) is None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    taken = []
+    try:
+        while True:
+            taken.append(os.dup(0))
+    except OSError:
+        pass
+    print(tube.put("x").data, tube.ack(tube.take(timeout=0)).data)
+    try:
+        tube.take(timeout=5)
+    except tubes.StoreUnavailable as error:
+        print(error.__cause__)
+    for descriptor in taken:
+        os.close(descriptor)
+    print(tube.take(timeout=0.01))
+"""
+
+
+def test_where_no_descriptor_is_left_only_waiting_is_refused(db: Path) -> None:
+    """What is put is no error because the background sweep cannot begin; both begin when there is one again."""
+    said = ["x x", "[Errno 24] Too many open files", "None"]
+    assert run(NO_DESCRIPTORS, db).splitlines() == said
 
 
 def test_who_creates_and_who_is_in_a_transaction_do_not_wait_for_each_other(connect: Connect) -> None:
