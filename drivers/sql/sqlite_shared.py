@@ -34,7 +34,7 @@ NAP = 0.001
 
 
 class LockFile:
-    """Proof of life, and the bell. One object a process and database.
+    """Proof of life, and the bell. One object a process and database; who may use that, which it is ``like``, may this.
 
     Two may be on one file for a moment, as one is being closed, or since the database was deleted and made again. As
     the locks are the process's, what one does to them must spare the other.
@@ -42,8 +42,9 @@ class LockFile:
 
     _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, like: str | None = None) -> None:
         self.path = path
+        self._like = like
         self._held: set[int] = set()
         self._mine = 0
         self._is_closed = False
@@ -62,8 +63,16 @@ class LockFile:
 
     def _open(self) -> None:
         """Open the file; if that fails, all is as it was."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        is_new = True
         try:
+            fd = os.open(self.path, how | os.O_EXCL, 0o666)
+        except FileExistsError:
+            fd = os.open(self.path, how, 0o666)
+            is_new = False
+        try:
+            if is_new and self._like is not None:
+                _allow_as(self._like, fd)
             if os.fstat(fd).st_size < BOARD_SIZE + 1:
                 _make_room(fd, BOARD_SIZE + 1)
             board = Board(fd)
@@ -153,6 +162,15 @@ def _is_same(path: str, fd: int) -> bool:
         return False
 
 
+def _allow_as(path: str, fd: int) -> None:
+    """Let the same users have a file as another, as SQLite does with its own beside a database."""
+    status = os.stat(path)
+    with suppress(OSError):  # some file systems have no such rights
+        os.fchmod(fd, status.st_mode & 0o666)
+        if os.geteuid() == 0:
+            os.fchown(fd, status.st_uid, status.st_gid)
+
+
 def _make_room(fd: int, size: int) -> None:
     """Give a file that size, and blocks for it: writing to a mapped hole kills the process when the disk is full."""
     if hasattr(os, "posix_fallocate"):
@@ -172,7 +190,7 @@ class SharedFile:
         self.path = path
         self.key = key
         namespace = key[2]
-        self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}")
+        self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}", path)
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait, self._on_nobody)
         self.joined: weakref.WeakSet[Any] = weakref.WeakSet()

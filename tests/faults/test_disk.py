@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -160,6 +161,22 @@ def test_what_may_not_be_written_is_an_error(public: Path, what: str) -> None:
         path.chmod(0o666)
     with tubes.connect(f"sqlite:///{db}") as queue:
         assert [task.data for task in queue.tube.jobs.tasks("r")] == ["kept"]
+
+
+def test_who_may_write_the_database_may_use_its_lock_file(public: Path) -> None:
+    """One that root, or a user with another umask, is the first to open keeps out nobody, as SQLite's own files."""
+    db = public / "queue.db"
+    db.touch()
+    db.chmod(0o660)
+    if os.geteuid() == 0:
+        os.chown(db, 65534, 65534)
+    with tubes.connect(f"sqlite:///{db}"):
+        files = sorted(path.name for path in public.iterdir())
+        allowed = {
+            (status.st_mode, status.st_uid, status.st_gid) for status in map(Path.stat, public.iterdir())
+        }
+    assert files == ["queue.db", "queue.db-shm", "queue.db-tubes", "queue.db-wal"]
+    assert len(allowed) == 1
 
 
 def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(db: Path) -> None:
