@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -33,7 +33,7 @@ from tubes.cli_pipes import (
 from tubes.errors import suggestion
 from tubes.options import tube_name
 from tubes.payload import parse
-from tubes.registry import driver_names, find_store
+from tubes.registry import find_store
 from tubes.task import STORED, State, Task
 
 if TYPE_CHECKING:
@@ -290,10 +290,11 @@ def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
 
 
 def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
-    known = set(driver_names())
     table = table_of("Tubes", "name", "type", ">ready", ">taken", ">delayed", ">buried", ">done")
     for record in queue.records():
-        counts = queue.statistics(record.name)["tasks"] if record.type in known else None
+        counts = None
+        with suppress(tubes.UnknownDriver, tubes.IncompleteDriver):
+            counts = queue.statistics(record.name)["tasks"]
         if is_json:
             row = {"name": record.name, "type": record.type, "options": dict(record.options), "tasks": counts}
             write_line(line(row))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from tubes.clock import pause, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
-from tubes.errors import NotSupported, StoreBusy, StoreError, TubeError, UnknownDriver
+from tubes.errors import IncompleteDriver, NotSupported, StoreBusy, StoreError, TubeError, UnknownDriver
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 
@@ -284,6 +284,6 @@ def _is_of_damage(error: Exception) -> bool:
 def _features(record: TubeRecord) -> Features | None:
     try:
         definition = find_driver(record.type)
-    except UnknownDriver:
+    except (UnknownDriver, IncompleteDriver):
         return None
     return definition.features if isinstance(definition, TubeType) else None

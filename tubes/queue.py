@@ -19,17 +19,19 @@ from tubes.clock import Clock, SystemClock, real_monotonic
 from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
 from tubes.errors import (
     BadOption,
+    IncompleteDriver,
     NoSuchTube,
     StoreError,
     StoreUnavailable,
     TubeBusy,
     TubeExists,
     TubesWarning,
+    UnknownDriver,
 )
 from tubes.events import Deliveries, Listener, check_listener
 from tubes.interrupts import guarded, is_interrupted
 from tubes.options import Seconds
-from tubes.registry import driver_names, find_driver, find_store
+from tubes.registry import find_driver, find_store
 from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import FLOOR, Sweeper
@@ -526,13 +528,15 @@ class Queue:
     def _open_all(self) -> list[Tube]:
         """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
 
-        The others wait until their type is registered.
+        The others wait until their type is registered, as do those whose driver cannot be had here: the package that it
+        needs is not installed, say. Who asks for such a tube is told why.
         """
-        known, before = set(driver_names()), list(self._tubes.values())
+        before = list(self._tubes.values())
         records = self.records()
         for record in records:
-            if record.type in known and self._open_tube(record) is None:
-                self._opened(record, self._make_driver(find_driver(record.type), record))
+            if self._open_tube(record) is None:
+                with suppress(UnknownDriver, IncompleteDriver):
+                    self._opened(record, self._make_driver(find_driver(record.type), record))
         ids = {record.id for record in records}
         for tube in before:
             if tube.record.id not in ids and not self.store.waiters.count(tube.record.id):

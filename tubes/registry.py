@@ -13,6 +13,9 @@ from tubes.options import tube_name
 
 _registered: dict[str, TubeType | DriverFactory] = {}
 _found: dict[str, dict[str, EntryPoint]] = {}
+_unusable: dict[str, str] = {}
+"""Types whose entry points cannot be used, and why. Loading is tried once: whoever opens tubes asks again and again."""
+
 _lock = threading.Lock()
 
 
@@ -44,10 +47,13 @@ def find_driver(type: str) -> TubeType | DriverFactory:
     entry = _entries("tubes.drivers").get(type)
     if entry is None:
         raise UnknownDriver(type, {*_registered, *_entries("tubes.drivers")})
+    if type in _unusable:
+        raise UnknownDriver(type, why=_unusable[type])
     try:
         loaded = entry.load()
-    except ImportError as error:
-        raise UnknownDriver(type, why=f": its module cannot be imported ({error})") from error
+    except Exception as error:  # whatever a module raises while it is imported
+        _unusable[type] = f": {entry.value} cannot be imported ({error})"
+        raise UnknownDriver(type, why=_unusable[type]) from error
     check_driver(loaded)
     _registered[type] = loaded
     return cast("TubeType | DriverFactory", loaded)
@@ -76,5 +82,10 @@ def find_store(scheme: str) -> Callable[..., Any]:
 
 def _entries(group: str) -> dict[str, EntryPoint]:
     if group not in _found:
-        _found[group] = {entry.name: entry for entry in entry_points(group=group)}
+        found: dict[str, EntryPoint] = {}
+        for entry in entry_points(group=group):
+            other = found.setdefault(entry.name, entry)
+            if group == "tubes.drivers" and other.value != entry.value:  # chance would choose
+                _unusable[entry.name] = f": two packages register it, as {other.value} and as {entry.value}"
+        _found[group] = found
     return _found[group]

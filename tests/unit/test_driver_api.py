@@ -184,6 +184,123 @@ def test_an_unknown_type_is_an_error_that_suggests_a_near_one() -> None:
             queue.create_tube("jobs", "zzz")
 
 
+class Package:
+    """Installs packages with entry points, each of one module that may be anything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, name: str, code: str, entry: str) -> None:
+        (self.folder / f"{name}.py").write_text(code)
+        info = self.folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[tubes.drivers]\n{entry}\n")
+
+    def run(self, program: str, *given: str) -> list[str]:
+        """What a program that has them installed prints."""
+        installed = f"import sys; sys.path.insert(0, {str(self.folder)!r})\n{program}"
+        done = interpreter.run(["-c", installed, *given], text=True)
+        assert done.returncode == 0, done.stderr
+        said: str = done.stdout
+        return said.splitlines()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Package:
+    (tmp_path / "site").mkdir()
+    return Package(tmp_path / "site")
+
+
+ASK = """
+import sys, tubes
+for type in sys.argv[1:]:
+    for _ in range(2):
+        try:
+            with tubes.connect("sqlite://", sweep=False) as queue:
+                print(queue.create_tube("jobs", type))
+        except tubes.UnknownDriver as error:
+            print(error)
+"""
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: Package) -> None:
+    package("wants", "import nothing_of_that_name", "wants = wants:Driver")
+    package("lacks", "", "lacks = lacks:Driver")
+    package("breaks", "1 / 0", "breaks = breaks:Driver")
+    package("garbles", "x = = 1", "garbles = garbles:Driver")
+    said = package.run(ASK, "wants", "lacks", "breaks", "garbles")
+    reasons = ("nothing_of_that_name", "no attribute 'Driver'", "division by zero", "invalid syntax")
+    for (type, reason), first, again in zip(
+        zip(("wants", "lacks", "breaks", "garbles"), reasons, strict=True),
+        said[::2],
+        said[1::2],
+        strict=True,
+    ):
+        assert first == again
+        assert first.startswith(f"unknown tube type '{type}': {type}:Driver cannot be imported ("), first
+        assert reason in first
+
+
+def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: Package) -> None:
+    """Which of them came first would be chance, and its tasks in the one's order today, in the other's tomorrow."""
+    plain = "import tubes; Driver = tubes.TubeType()"
+    package("mine", plain, "both = mine:Driver")
+    package("yours", plain, "both = yours:Driver\nyours = yours:Driver")
+    package("again", plain, "yours = yours:Driver")
+    first, again, third, _ = package.run(ASK, "both", "yours")
+    assert first == again and first.startswith("unknown tube type 'both': two packages register it, as ")
+    assert "mine:Driver" in first and "yours:Driver" in first
+    assert third == "<Tube jobs (yours)>"
+
+
+MAKE = """
+import sys, tubes
+with tubes.connect(sys.argv[1]) as queue:
+    for name, type in (("gone", "gone"), ("broken", "broken"), ("jobs", "fifottl")):
+        queue.create_tube(name, type).put(name)
+    queue.tube.jobs.put("late", delay=0.001)
+    queue.tube.jobs.take(0)
+    import os; os._exit(0)
+"""
+
+USE = """
+import sys, tubes
+from tubes.cli import run
+with tubes.connect(sys.argv[1], sweep=False) as queue:
+    print(queue.tubes(), [*queue.statistics()])
+    queue.sweep()
+    print([queue.tube.jobs.take(timeout=5).data for _ in range(2)])
+    for name in ("gone", "broken"):
+        try:
+            queue.tube[name]
+        except tubes.TubeError as error:
+            print(type(error).__name__, error)
+sys.exit(run(["ls", "--url", sys.argv[1]]) or run(["doctor", "--deep", "--url", sys.argv[1]]))
+"""
+
+
+def test_a_tube_whose_driver_cannot_be_had_here_keeps_nobody_from_the_others(
+    package: Package, tmp_path: Path
+) -> None:
+    """Its package is not installed as a whole, or too old; the dead hold tasks of other tubes, and time goes on."""
+    url = f"sqlite:///{tmp_path / 'mixed.db'}"
+    plain = "import tubes; Driver = tubes.TubeType()"
+    package("gone", plain, "gone = gone:Driver")
+    package("broken", plain, "broken = broken:Driver")
+    package.run(MAKE, url)
+    (package.folder / "gone.py").write_text("import nothing_of_that_name")
+    (package.folder / "broken.py").write_text("class Driver: pass")
+    known, taken, gone, broken, *table = package.run(USE, url)
+    assert known == "['gone', 'broken', 'jobs'] ['jobs']"
+    assert taken == "['jobs', 'late']"
+    assert gone.startswith("UnknownDriver unknown tube type 'gone'")
+    assert broken.startswith("IncompleteDriver driver Driver is incomplete")
+    shown = "\n".join(table)
+    assert "gone (not registered here)" in shown and "broken (not registered here)" in shown
+    assert "0 found" in shown
+
+
 # A tube whose driver comes later
 
 ELSEWHERE = """
