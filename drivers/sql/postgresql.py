@@ -179,7 +179,8 @@ class PostgresStore(Catalogue):
         busy_timeout: float,
     ) -> None:
         self._url, self._dead_after, self._pooled = _parsed(url)
-        self._what = f"PostgreSQL database {self._url.render_as_string(hide_password=True)}"
+        shown = self._url.difference_update_query(("password", "sslpassword"))
+        self._what = f"PostgreSQL database {shown.render_as_string(hide_password=True)}"
         self.clock = ServerClock() if type(clock) is SystemClock else clock
         self._durability = durability
         self._namespace = namespace

@@ -40,3 +40,10 @@ def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
         tubes.connect(url)
     assert caught.value.option == "url"
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("place", ["user:s3cret@127.0.0.1:1/db", "127.0.0.1:1/db?user=me&password=s3cret"])
+def test_a_server_that_is_away_is_named_without_the_password(place: str) -> None:
+    with pytest.raises(tubes.StoreUnavailable, match=r"127\.0\.0\.1:1/db") as caught:
+        tubes.connect(f"postgresql+psycopg://{place}")
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
