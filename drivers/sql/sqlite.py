@@ -523,6 +523,10 @@ def _path(url: str) -> str | None:
             " or sqlite:// for memory",
             option="url",
         )
-    if parsed.database in (None, "", ":memory:"):
+    if parsed.database is None or parsed.database in ("", ":memory:"):
         return None
-    return os.path.realpath(str(parsed.database))  # as SQLite names its log: one file, one lock file
+    try:
+        os.fsencode(parsed.database)
+        return os.path.realpath(parsed.database)  # as SQLite names its log: one file, one lock file
+    except ValueError as error:
+        raise BadOption(f"no file can have the name {parsed.database!r}: {error}", option="url") from error

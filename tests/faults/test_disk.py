@@ -200,6 +200,13 @@ def test_a_damaged_database_is_an_error(db: Path) -> None:
         queue.tube.jobs.take_many(100, timeout=0)
 
 
+@pytest.mark.parametrize("name", ["a%00b.db", "a\0b.db", "a\ud800b.db"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(tubes.BadOption, match="no file can have the name") as caught:
+        tubes.connect(f"sqlite:///{tmp_path}/{name}")
+    assert caught.value.option == "url"
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """A path that is a folder is refused by name."""
     with pytest.raises(tubes.StoreUnavailable, match="cannot be opened"):
