@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
-from tubes.errors import IncompleteDriver
+from tubes.errors import BadOption, IncompleteDriver
 from tubes.options import sub_queue_name
 from tubes.task import DELAYED, PUT, READY, Event, State, Task, make_task
 
@@ -53,6 +53,12 @@ class TubeType:
     features: Features = field(default_factory=Features)
     order: Literal["oldest", "newest"] = "oldest"
     doc: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.features, Features):
+            raise BadOption(f"features must be Features(...), not {self.features!r}", option="features")
+        if self.order not in ("oldest", "newest"):
+            raise BadOption(f"order must be oldest or newest, not {self.order!r}", option="order")
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,17 @@ def test_what_is_no_driver_is_refused(driver: Any) -> None:
     assert "no_driver" not in driver_names()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"order": "newst"}, {"order": None}, {"features": {"timed": True}}], ids=str
+)
+def test_a_type_that_cannot_be_is_refused_where_it_is_written(wrong: Any) -> None:
+    """A misspelt order would be the oldest first, and nobody would notice."""
+    (option,) = wrong
+    with pytest.raises(BadOption, match=f"{option} must be") as caught:
+        TubeType(**wrong)
+    assert caught.value.option == option
+
+
 @pytest.mark.parametrize("name", ["", "two words", "1st", "x" * 33, None], ids=repr)
 def test_a_name_that_cannot_be_is_refused(name: Any) -> None:
     with pytest.raises(BadOption, match="name"):
