@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -255,6 +256,8 @@ def create(
         option, is_pair, value = pair.partition("=")
         if not is_pair:
             raise click.BadParameter(f"{pair!r} is no NAME=VALUE", param_hint="--option")
+        if option in inspect.signature(tubes.Queue.create_tube).parameters:  # such as temporary
+            raise click.BadParameter(f"{option!r} is no option of a type", param_hint="--option")
         given[option] = value
     with place.connect(makes_file=True) as queue:
         tube = queue.create_tube(name, type, temporary=temporary, if_not_exists=if_not_exists, **given)
@@ -630,7 +633,8 @@ def migrate(sql: bool) -> None:
         print_sql = getattr(store, "migrate_sql", None)
         if print_sql is None:
             raise tubes.NotSupported("this store has no SQL to print", option="sql")
-        write_line(print_sql(tube_name(place.namespace)).rstrip("\n"))
+        namespace = tube_name(place.namespace, option="namespace", what="namespace")
+        write_line(print_sql(namespace).rstrip("\n"))
         return
     tubes.connect(place.url, namespace=place.namespace, migrate=True).close()
 

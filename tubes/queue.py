@@ -85,7 +85,7 @@ def connect(
         clock=clock or SystemClock(),
         durability=durability or getattr(open_store, "default_durability", "full"),
         session_ttr_ms=checked.milliseconds("session_ttr", session_ttr),
-        namespace=checked.tube_name(namespace),
+        namespace=checked.tube_name(namespace, option="namespace", what="namespace"),
         migrate=migrate,
         busy_timeout=checked.seconds("busy_timeout", busy_timeout),
     )

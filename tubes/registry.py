@@ -26,7 +26,7 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     refused with IncompleteDriver, a type that is registered already with BadOption. Tubes of this type that
     exist in a store open from now on (Tarantool: ``queue.register_driver``).
     """
-    tube_name(type)
+    tube_name(type, option="type", what="name of a type")
     if not isinstance(driver, TubeType) and not callable(driver):
         raise BadOption(f"a driver is a TubeType or a callable (store, tube), not {driver!r}", value=driver)
     check_driver(driver)

@@ -148,8 +148,9 @@ def test_a_type_that_cannot_be_is_refused_where_it_is_written(wrong: Any) -> Non
 
 @pytest.mark.parametrize("name", ["", "two words", "1st", "x" * 33, None], ids=repr)
 def test_a_name_that_cannot_be_is_refused(name: Any) -> None:
-    with pytest.raises(BadOption, match="name"):
+    with pytest.raises(BadOption, match="name of a type") as caught:
         tubes.register_driver(name, TubeType())
+    assert caught.value.option == "type"
 
 
 def test_a_name_is_registered_once() -> None:
