@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tubes.testing
+from tubes import Features, TubeRecord, TubeType
+from tubes.testing.children import Child, take_and_hold
 
 WITHOUT = "import sys; sys.modules['{0}'] = None; "
 
@@ -35,3 +40,49 @@ def test_the_kit_says_what_to_install(module: str) -> None:
 def test_what_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="ConfromanceKit"):
         tubes.testing.ConfromanceKit  # noqa: B018
+
+
+MADE = """
+from tubes import Features, TubeType
+from tubes.testing import ConformanceKit
+
+
+def maker(type):
+    def make(store, tube):
+        return store.realise(type, tube)
+
+    return make
+
+
+MADE = maker(TubeType())
+
+
+class TestMade(ConformanceKit):
+    type = "made"
+    features = Features()
+"""
+
+
+def test_a_driver_with_an_entry_point_is_found_by_the_kits_other_processes(tmp_path: Path) -> None:
+    """What a function has made cannot be pickled, and need not be."""
+    (tmp_path / "test_made.py").write_text(MADE)
+    info = tmp_path / "made-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tubes.drivers]\nmade = test_made:MADE\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "task_of_a_killed", "."]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_a_driver_that_other_processes_cannot_have_is_told() -> None:
+    def nested(store: Any, tube: TubeRecord) -> Any:
+        return store.realise(TubeType(Features()), tube)
+
+    tubes.register_driver("nested", nested)
+    with tubes.connect("sqlite://") as queue:
+        child = Child("sqlite://", "nested", {})
+        with pytest.raises(TypeError, match=r"other processes cannot import .*'nested'.* top of a module"):
+            child.start(take_and_hold, queue.create_tube("jobs", "nested"))
+        child.close()

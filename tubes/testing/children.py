@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import threading
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -33,7 +34,10 @@ class Results:
 
 
 class Child:
-    """One other process on the same store, at real time. Its driver comes along, so it must be importable."""
+    """One other process on the same store, at real time.
+
+    Its driver comes along if no entry point has it, so it must then be importable.
+    """
 
     def __init__(self, url: str, type: str, settings: dict[str, Any]) -> None:
         self._url, self._type, self._settings = url, type, settings
@@ -41,15 +45,28 @@ class Child:
         self._pipe, self._theirs = _processes.Pipe(duplex=False)
 
     def start(self, role: Role, tube: Tube) -> None:
-        driver = find_driver(self._type)
         _load_beforehand()
-        self._process = _processes.Process(
+        process: Any = _processes.Process(
             target=_play,
-            args=(role, self._url, tube.name, self._type, driver, self._settings, self._theirs),
+            args=(role, self._url, tube.name, self._type, self._driver(), self._settings, self._theirs),
             daemon=True,
         )
-        self._process.start()
+        process.start()
+        self._process = process
         self._theirs.close()
+
+    def _driver(self) -> TubeType | DriverFactory | None:
+        if entry_points(group="tubes.drivers", name=self._type):
+            return None
+        driver = find_driver(self._type)
+        try:
+            pickle.dumps(driver)
+        except Exception as error:
+            raise TypeError(
+                f"other processes cannot import {driver!r}, the driver of {self._type!r} ({error}): "
+                "define it at the top of a module, or give it an entry point"
+            ) from error
+        return driver
 
     def hear(self) -> Any:
         """Wait for the next thing that it tells; EOFError when it has ended."""
@@ -98,13 +115,15 @@ def _play(
     url: str,
     name: str,
     type: str,
-    driver: TubeType | DriverFactory,
+    driver: TubeType | DriverFactory | None,
     settings: dict[str, Any],
     pipe: Any,
 ) -> None:
     try:
         find_driver(type)
     except UnknownDriver:
+        if driver is None:
+            raise
         register_driver(type, driver)
     with connect(url, **settings) as queue:
         role(queue.tube[name], Results(pipe))
