@@ -87,6 +87,9 @@ WHERE = frozenset({"unit", "connection"})
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
 
+BURY_TRIES = 100
+"""So often a bury begins anew because the task was kicked meanwhile, until the driver is taken for broken."""
+
 _READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
 _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
 
@@ -560,7 +563,7 @@ class Tube:
         """
         ref = self._ref(task)
         unit = self._unit(unit, connection)
-        while True:
+        for _ in range(BURY_TRIES):
             changes = self._run(
                 lambda tx: self.driver.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
             )
@@ -572,6 +575,9 @@ class Tube:
             if ref.token is not None:
                 raise self._not_taken(ref)
             # it was buried then, and has been kicked since
+        raise RuntimeError(
+            f"the driver of {self!r} does not bury what is {stored.state.name.lower()}: {stored}"
+        )
 
     def delete(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Remove a task in any state. TaskNotFound and LeaseLost as for ``bury`` (``tube:delete``)."""

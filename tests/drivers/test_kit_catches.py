@@ -118,6 +118,16 @@ class KicksAll(Sound):
         return changes
 
 
+class BuriesNothingDelayed(Sound):
+    def bury(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        tasks = map(self.normalize_task, self.inner.peek(tx, [ref.id for ref in refs]))
+        delayed = {task.id for task in tasks if task.state is State.DELAYED}
+        changes: Sequence[Change] = self.inner.bury(
+            tx, [ref for ref in refs if ref.id not in delayed], **given
+        )
+        return changes
+
+
 class CountsInMemory(Sound):
     """Keeps outside the transaction what a rollback must take back."""
 
@@ -227,6 +237,7 @@ FAULTS = (
     Fault(TakesTwoOfASubQueue, "groups.Groups", "test_of_a_sub_queue_one_task_is_taken_at_a_time", GROUPED),
     Fault(KnowsNoBounds, "capacity.Capacity", "test_a_put_into_a_full_tube_is_refused", BOUNDED),
     Fault(KicksAll, "api.Api", "test_a_kick_tells_how_many_it_brought_back"),
+    Fault(BuriesNothingDelayed, "timing.Timing", "test_a_delayed_task_can_be_buried", TIMED),
     Fault(CountsInMemory, "atomicity.Atomicity", "test_a_transaction_that_raises_leaves_nothing"),
     Fault(HandsOutTwice, "concurrency.Concurrency", "test_threads_take_every_task_once"),
     Fault(StartsEmpty, "reopening.Reopening", "test_tasks_are_as_they_were"),
