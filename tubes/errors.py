@@ -26,6 +26,7 @@ TubesWarning (UserWarning)           something that works, but hardly as meant
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -35,7 +36,17 @@ class TubeError(Exception):
     """Root of all errors of tubes. Each can be pickled, so that it reaches the parent of a worker process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (type(self), self.args, self.__dict__)
+        state = {name: _carried(value) for name, value in self.__dict__.items()}
+        return _remade, (type(self), self.args, state)
+
+
+def _carried(value: object) -> object:
+    """What reaches another process of an attribute: where it cannot be pickled, such as a lambda, its repr."""
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return repr(value)
+    return value
 
 
 def _remade(kind: type[TubeError], args: tuple[Any, ...], state: dict[str, Any]) -> TubeError:

@@ -98,3 +98,13 @@ def test_a_near_miss_is_suggested_and_otherwise_everything_that_there_is() -> No
 def test_an_error_reaches_the_parent_of_a_worker_process_as_it_was(error: tubes.TubeError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_an_error_reaches_another_process_whatever_was_given() -> None:
+    """The value that was refused may be one that cannot be pickled; what is said of it can."""
+    given = {"pri": lambda: 0}
+    with tubes.connect("sqlite://") as queue, pytest.raises(tubes.BadOption) as caught:
+        queue.create_tube("jobs", "fifottl").put("x", **given)  # type: ignore[arg-type]
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert type(there) is tubes.BadOption
+    assert (str(there), there.option, there.value) == (str(caught.value), "pri", repr(given["pri"]))
