@@ -19,7 +19,7 @@ from tubes.drivers.renewal import Renewal
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import TubeRecord, TubeType
-from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreUnavailable
+from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
@@ -46,6 +46,12 @@ CHECKPOINT_PAGES = {"full": 1000, "normal": 8000, "off": 8000}
 """Pages in the write-ahead log before they are copied into the file. Where every commit is synced, a log that grows
 costs more than one that is written over (the file system writes down its new size each time: 95 µs a put instead of
 60), so it is kept at 1 MB. Elsewhere it is the copying that costs: 8 MB, twice SQLite's default."""
+
+LONG_LOG = 64 << 20
+"""Bytes of the write-ahead log from which it is looked to that it becomes short again."""
+
+SHORTEN_FOR = 0.5
+"""Seconds that this may hold up writers: those that read at that moment are waited for."""
 
 DIALECT = dialects.dialect(paramstyle="qmark")
 
@@ -96,6 +102,7 @@ class SqliteStore(Catalogue):
         self._busy_timeout = busy_timeout
         self.session_ttr_ms = session_ttr_ms
         self._sql: Statements = statements(DIALECT, namespace)
+        self._long_log = LONG_LOG
         self._is_closed = False
         self._is_stale = False
         self._renewal = Renewal()
@@ -373,6 +380,20 @@ class SqliteStore(Catalogue):
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
         if rows:
             self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
+            self._shorten_log()
+
+    def _shorten_log(self) -> None:
+        """Let SQLite begin its log anew, which it does not by itself while there is always somebody who reads."""
+        try:
+            size = 0 if self.path is None else os.path.getsize(f"{self.path}-wal")
+        except OSError:
+            return
+        if size < self._long_log:
+            return
+        self._long_log = 2 * size  # if somebody reads for longer than that: not again at once
+        with suppress(sqlite3.Error, StoreError):  # such as a full disk: calls that write something say so
+            if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout)):
+                self._long_log = LONG_LOG
 
     # Examining
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import sqlite3
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,3 +235,32 @@ def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
     """A file of no bytes is what SQLite makes of a new database."""
     db.touch()
     assert connect().create_tube("jobs", "fifo").put(1).id == 1
+
+
+def test_readers_that_follow_one_another_do_not_let_the_log_grow(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite begins its log anew when nobody reads: here somebody always does. Who reads for long is let be."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.sqlite"), "LONG_LOG", 1 << 20)
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    readers = [sqlite3.connect(db, isolation_level=None, check_same_thread=False) for _ in range(2)]
+    log = db.with_name(f"{db.name}-wal")
+    readers[1].execute("BEGIN")
+    for turn in range(6):
+        readers[turn % 2].execute("BEGIN")
+        readers[turn % 2].execute("SELECT count(*) FROM tubes_task").fetchone()
+        readers[1 - turn % 2].execute("COMMIT")
+        tube.put("x" * 500_000)
+    assert log.stat().st_size > 2 << 20
+    queue.flush_counts()
+    assert log.stat().st_size > 2 << 20  # one reads on: it was waited for, and not for ever
+    tube.put_many(["x" * 500_000] * 8)
+    timer = threading.Timer(0.1, readers[1].execute, ("COMMIT",))
+    timer.start()
+    queue.flush_counts()
+    timer.join()
+    assert log.stat().st_size == 0
+    assert [task.data for task in tube.tasks("r")] == ["x" * 500_000] * 14
+    for reader in readers:
+        reader.close()
