@@ -158,10 +158,15 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
         data = data if len(data) <= 60 else f"{data[:57]}..."
         state = task.state.name.lower()
         utube = "" if task.utube is None else line(task.utube)
-        utube = utube[1:-1] or utube  # what a terminal would obey is shown as what it is
+        utube = utube[1:-1] or utube
         row = (str(task.id), state, data, utube, str(task.pri), str(task.attempts), due)
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     print_table(table)
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would obey is shown as what it is."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 # The command and its parts

@@ -105,6 +105,14 @@ def test_ls_shows_tubes_and_tasks(tubes_: Command) -> None:
     assert (tube["tasks"]["ready"], tube["tasks"]["buried"]) == (1, 1)
 
 
+def test_ls_shows_what_a_terminal_would_obey_as_what_it_is(tubes_: Command) -> None:
+    tubes_("create", "sites", "utube")
+    tubes_("put", "sites", '"\x9b31m, \u202e, \x7f, \\u001b, caf\u00e9"', "--utube", "\x9b2J\x1b[1m")
+    shown = tubes_("ls", "sites").out
+    assert r'"\x9b31m, \u202e, \x7f, \u001b, café"' in shown and r"\x9b2J\u001b[1m" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
+
+
 def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
     tubes_("create", "sites", "utube")
     tubes_("put", "sites", "1")
