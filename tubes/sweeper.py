@@ -96,9 +96,8 @@ class Sweeper:
             else:
                 try:
                     self._scheduler = self._started(when)
-                except (
-                    Exception
-                ) as error:  # no thread, or no file, can be had just now: the next nudge tries again
+                except Exception as error:
+                    # No thread, or no file, can be had just now: the next nudge tries again
                     self._next = float("inf")
                     self._report(error)
 
