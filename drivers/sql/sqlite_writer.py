@@ -42,9 +42,12 @@ FIRST_NAP, LONGEST_NAP, NAPS_FOR = 0.001, 0.004, 0.05
 """Seconds that a thread sleeps while another is at the writer, where commits are not shared; after so many it stands
 in line, since it might always wake while another is at it."""
 
-PAUSE, SHORT_PAUSE, PATIENT_FOR = 0.0015, 0.0005, 0.015
-"""Seconds between two tries for the file's write lock: long, so that whoever has it does many steps while what it has
-read is still good; short for who has waited for so many seconds, so that nobody starves."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.016
+"""Seconds between two tries for the file's write lock: a commit by itself is over soon; each pause is twice the last,
+so that whoever goes on and on does many steps while what it has read is still good."""
+
+SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
+"""The same for who has waited for so many seconds, so that nobody starves."""
 
 
 class SqliteTx:
@@ -577,9 +580,9 @@ class SqliteWriter:
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
         self._refuse_to_wait_for_the_user()
-        began = now = real_monotonic()
+        began, nap = real_monotonic(), FIRST_PAUSE
         while True:
-            interruptible(pause, PAUSE if now - began < PATIENT_FOR else SHORT_PAUSE)
+            interruptible(pause, nap)
             try:
                 return self.db.execute(text, given)
             except sqlite3.OperationalError as error:
@@ -590,6 +593,7 @@ class SqliteWriter:
                     raise StoreBusy(
                         f"{self._what} was locked by another connection for more than {self._busy_timeout:g} s"
                     ) from error
+                nap = min(nap * 2, LONGEST_PAUSE) if now - began < PATIENT_FOR else SHORT_PAUSE
 
     def _roll_back(self) -> None:
         with suppress(sqlite3.Error):
