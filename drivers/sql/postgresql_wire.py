@@ -72,9 +72,13 @@ class Wire:
     def __init__(
         self, conninfo: str, what: str, durability: str, *, pooled: bool | None = False, **settings: str
     ) -> None:
-        try:
+        try:  # for those that it is lent to, psycopg prepares nothing: it would deallocate what is prepared here, too
             self._connection = psycopg.Connection.connect(
-                conninfo, autocommit=True, connect_timeout=10, client_encoding="utf8"
+                conninfo,
+                autocommit=True,
+                prepare_threshold=None,
+                connect_timeout=10,
+                client_encoding="utf8",
             )
         except psycopg.Error as error:
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
@@ -89,9 +93,7 @@ class Wire:
         settings |= PLANNING | {"synchronous_commit": "on" if durability == "full" else "off"}
         try:
             self.pooled = self._is_pooled() if pooled is None else pooled
-            if self.pooled:
-                self._connection.prepare_threshold = None  # for those it is lent to
-            else:
+            if not self.pooled:
                 self.simple(
                     "; ".join(f"SET {name} = '{value}'" for name, value in (settings | LASTING).items())
                 )

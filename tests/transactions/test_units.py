@@ -63,6 +63,21 @@ def test_savepoints_on_a_unit_s_connection_are_followed(place: Place) -> None:
     assert [task.data for task in tube.tasks("r")] == ["a", "c"]
 
 
+def test_a_unit_s_connection_forgets_no_statement_of_the_queue_s(postgres_place: Place) -> None:
+    """psycopg deallocates all that is prepared on it after a rollback to a savepoint, if any of that was its own."""
+    tube = postgres_place.tube()
+    for number in range(2):
+        with postgres_place.queue.transaction() as unit:
+            for row in range(8):  # often enough for psycopg to prepare it
+                unit.connection.execute(INSERT, {"what": f"{number} {row}"})
+            with unit.connection.begin_nested() as savepoint:
+                savepoint.rollback()
+            unit.connection.execute(sa.text("SELECT 1"))
+            tube.put(number, unit=unit)
+        tube.put(number)
+    assert [task.data for task in tube.tasks("r")] == [0, 0, 1, 1]
+
+
 def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
     """Its connection refuses to commit and to roll back; a Session on it leaves that to the unit."""
     tube = place.tube()
