@@ -290,9 +290,14 @@ class PostgresStore(Catalogue):
     def _borrow(self) -> Wire:
         """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""
         try:
-            return self._idle.pop()
+            wire = self._idle.pop()
         except IndexError:
             pass
+        else:
+            if wire.still_stands():
+                return wire
+            self._opened -= 1
+            self._forget_idle()
         deadline = real_monotonic() + self._busy_timeout
         with self._lending:
             while not self._idle and self._opened >= MOST_CONNECTIONS:
@@ -310,7 +315,7 @@ class PostgresStore(Catalogue):
             self._opened += 1
         try:
             spare = self._shared.take_spare(self._kind)
-            if spare is not None:
+            if spare is not None and spare.still_stands():
                 self._pooled = spare.pooled
                 return spare
             return self._new_wire()

@@ -181,6 +181,15 @@ class Wire:
         """The server's process for this connection."""
         return self._pg.backend_pid
 
+    def still_stands(self) -> bool:
+        """Whether nothing has ended it while nobody used it: then a statement would be sent that nobody gets."""
+        try:
+            while self._poll.poll(0):
+                self.notices()
+        except Lost:
+            self.close()
+        return not self.is_lost
+
     def lender(self) -> Lender:
         """Lends this connection to users, as a SQLAlchemy Connection."""
         if self._lender is None:

@@ -253,6 +253,27 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
         proxy.close()
 
 
+def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
+    """Nothing was under way, so the next call is made on another one, and its outcome is known."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+
+    def in_a_unit() -> None:
+        with queue.transaction() as unit:
+            tube.put("x", unit=unit)
+
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        for call in (lambda: tube.put("x"), lambda: tube.take(timeout=0), in_a_unit):
+            for _ in range(2):  # the first time it is prepared, and could not be sent without an answer
+                call()
+            db.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database() AND backend_type = 'client backend'"
+            )
+            call()
+    assert (len(tube.tasks("r")), len(tube.tasks("t"))) == (3, 3)
+
+
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
     """pg_terminate_backend, again and again, at any moment."""
     queues = [connect(), connect()]
