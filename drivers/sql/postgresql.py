@@ -99,8 +99,7 @@ class PostgresTx:
     def commit(self) -> None:
         if self._begin:  # nothing was done in it
             return
-        if self._wire.has_failed:  # COMMIT would roll back and not say so
-            raise Refused("25P02", "a statement of this transaction had failed")
+        self._check_stands()
         self.is_committing = True
         self._wire.simple("COMMIT")
 
@@ -142,17 +141,33 @@ class PostgresTx:
         id: int = rows[0][0]
         return id
 
+    def _check_stands(self) -> None:
+        """Else COMMIT would do nothing or roll back, and not say so, or nobody would know what it did."""
+        wire = self._wire
+        if not wire.still_stands():
+            raise Lost("it was ended in a transaction", was_sent=False)
+        if wire.has_failed:
+            raise Refused("25P02", "a statement of this transaction had failed")
+        if not wire.in_transaction:
+            raise Refused(
+                "25P01", "a statement in this transaction, such as COMMIT or ROLLBACK, has ended it"
+            )
+
     def only_many(self, statement: Statement, given: Sequence[Row]) -> int:
         """One flight is one transaction, unless another was begun."""
         return sum(result.count for result in self._pipeline(statement, given))
 
     def _execute(self, statement: Statement, given: Row) -> Result:
+        if self.lender is not None:
+            self._check_stands()
         if self._begin:
             begin, self._begin = self._begin, ""
             return self._wire.execute(statement.text, statement.bind(given), begin=begin)
         return self._wire.execute(statement.text, statement.bind(given))
 
     def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
+        if self.lender is not None:
+            self._check_stands()
         begin, self._begin = self._begin, ""
         return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
 

@@ -95,6 +95,32 @@ def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
     assert place.rows() == ["row"] and place.changes == [("put", "x"), ("put", "y")]
 
 
+@pytest.mark.parametrize("ends", ["ROLLBACK", "COMMIT"])
+def test_a_unit_that_a_statement_has_ended_says_so(place: Place, ends: str) -> None:
+    """What was rolled back behind its back is not announced as committed, and what follows is no part of it."""
+    tube = place.tube()
+    with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        unit.connection.exec_driver_sql(ends)
+    with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
+        unit.connection.exec_driver_sql(ends)
+        with pytest.raises(tubes.StoreError):
+            tube.put("y", unit=unit)
+    assert place.changes == []
+    assert [task.data for task in tube.tasks("r")] == (["x"] if ends == "COMMIT" else [])
+
+
+def test_a_unit_whose_connection_was_cut_has_committed_nothing(postgres_place: Place) -> None:
+    """As is known, since its commit was not sent."""
+    tube = postgres_place.tube()
+    with pytest.raises(tubes.StoreUnavailable), postgres_place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        pid = unit.connection.scalar(sa.text("SELECT pg_backend_pid()"))
+        with postgres_place.engine.connect() as other:
+            other.execute(sa.text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid})
+    assert postgres_place.changes == [] and tube.tasks("r") == []
+
+
 def test_a_unit_s_connection_ends_with_it(place: Place) -> None:
     with place.queue.transaction() as unit:
         kept = unit.connection
