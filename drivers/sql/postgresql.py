@@ -292,15 +292,16 @@ class PostgresStore(Catalogue):
 
     def connect(self) -> Wire:
         """Open one more connection."""
-        lock_timeout = str(max(int(self._busy_timeout * 1000), 1))
-        wire = Wire(
-            self._conninfo, self._what, self._durability, pooled=self._pooled, lock_timeout=lock_timeout
-        )
+        wire = self._connected(self._durability)
         self._pooled = wire.pooled
         return wire
 
     def _connect_listener(self) -> Wire:
-        return Wire(self._conninfo, self._what, "off", pooled=self._pooled)
+        return self._connected("off")
+
+    def _connected(self, durability: str) -> Wire:
+        lock_timeout = str(max(int(self._busy_timeout * 1000), 1))
+        return Wire(self._conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
 
     def _borrow(self) -> Wire:
         """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""

@@ -610,3 +610,15 @@ def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str) -
     assert failures == [tubes.NoSuchTube]
     with psycopg.connect(plain(url)) as db:
         assert db.execute("SELECT count(*) FROM tubes_task").fetchone() == (0,)
+
+
+def test_a_queue_can_be_closed_while_an_operator_has_locked_its_tables(connect: Connect, url: str) -> None:
+    """Its beat waits for the lock too, and gives up."""
+    queue = connect(sweep=False, busy_timeout=0.2)
+    with psycopg.connect(plain(url)) as db:
+        db.execute("LOCK TABLE tubes_connection")
+        eventually(lambda: waiting_for_locks(url))
+        closing = threading.Thread(target=queue.close)
+        closing.start()
+        closing.join(5)
+        assert not closing.is_alive()
