@@ -591,6 +591,10 @@ class PostgresStore(Catalogue):
     def prove_life(self) -> None:
         if self._is_closed or self._is_stale or self._left:
             return
+        if self._listener.is_late:  # what it would do is done on a connection that works
+            self.transact(lambda tx: tx.only_run(self._sql.beat, self._connection))
+            for key in self.waiters.keys():
+                self.waiters.wake_first(key)
         connections = self.read(lambda tx: tx.only_rows(self._sql.connections))
         if self._connection not in [id for id, _ in connections]:
             self._resume()

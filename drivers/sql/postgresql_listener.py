@@ -109,6 +109,11 @@ class Listener:
                 self._calls[tube] += count
             self._stir.set()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it has not beaten in time: it may have no connection, where the server has room for no more."""
+        return real_monotonic() - self._beat_at > self._beat_every
+
     def _run(self) -> None:
         wire: Wire | None = None
         self._rest()

@@ -263,7 +263,12 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
             tube.put("x", unit=unit)
 
     with psycopg.connect(plain(url), autocommit=True) as db:
-        for call in (lambda: tube.put("x"), lambda: tube.take(timeout=0), in_a_unit):
+        calls: list[Callable[[], object]] = [
+            lambda: tube.put("x"),
+            lambda: tube.take(timeout=0),
+            in_a_unit,
+        ]
+        for call in calls:
             for _ in range(2):  # the first time it is prepared, and could not be sent without an answer
                 call()
             db.execute(
@@ -622,3 +627,38 @@ def test_a_queue_can_be_closed_while_an_operator_has_locked_its_tables(connect: 
         closing.start()
         closing.join(5)
         assert not closing.is_alive()
+
+
+def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_put(
+    connect: Connect, url: str
+) -> None:
+    """The server is full; what the listener cannot do is done on the connections that there are."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    others = other.tube.jobs
+    with queue.transaction() as unit, queue.transaction() as second, other.transaction() as third:
+        asked = sa.text("SELECT pg_backend_pid()")
+        working = [each.connection.scalar(asked) for each in (unit, second, third)]
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        name = sa.make_url(url).database
+        db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 0".encode())
+        db.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid <> ALL(%s)",
+            [working],
+        )
+        got: list[tubes.Task | None] = []
+        taking = threading.Thread(target=lambda: got.append(tube.take(timeout=20)))
+        taking.start()
+        eventually(lambda: queue.store.waiters.count(tube.record.id))
+        time.sleep(0.3)  # its last try before it sleeps is over
+        others.put("x")
+        taking.join(20)
+        assert [task and task.data for task in got] == ["x"]
+
+        def beat() -> Any:
+            return db.execute("SELECT beat FROM tubes_connection ORDER BY id LIMIT 1").fetchone()
+
+        before = beat()
+        eventually(lambda: beat() > before)
+        db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT -1".encode())
