@@ -301,7 +301,10 @@ class PostgresStore(Catalogue):
 
     def _connected(self, durability: str) -> Wire:
         lock_timeout = str(max(int(self._busy_timeout * 1000), 1))
-        return Wire(self._conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
+        silent, third = int(self._dead_after * 1000), max(int(self._dead_after / BEATS), 1)
+        over_tcp = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
+        conninfo = f"{over_tcp} {self._conninfo}"  # the user's own come last, and count
+        return Wire(conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
 
     def _borrow(self) -> Wire:
         """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -662,3 +663,22 @@ def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_pu
         before = beat()
         eventually(lambda: beat() > before)
         db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT -1".encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"dead_after": "6"}, (6000, 2)), ({"tcp_user_timeout": "7000"}, (7000, 1))]
+)
+def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
+    url: str, postgres_server: PostgresServer, given: dict[str, str], expected: tuple[int, int]
+) -> None:
+    """Else a call, and the queue's close, would wait for an answer for hours. What the URL says counts."""
+    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
+    there = sa.make_url(url).update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)} | given)
+    try:
+        with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
+            store: Any = queue.store
+            with store._wire() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
+                options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
+                assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
+    finally:
+        proxy.close()
