@@ -215,14 +215,19 @@ class Listener:
             word, _, tubes = payload.partition(" ")
             if word == WAITING:
                 self._heard_at = real_monotonic()
-                known = frozenset(int(tube) for tube in tubes.split(",") if tube.isdigit())
+                known = frozenset(int(tube) for tube in tubes.split(",") if _is_tube(tube))
                 self._waiting[sender] = _Announcement(self._heard_at, known)
-            elif word.isdigit():
+            elif _is_tube(word):
                 is_called = self.waiters.wake(int(word)) > 0
                 if channel == self._channel:
                     self._waiting.pop(sender, None)  # it passes a call on, or puts: it does not wait
                 elif not is_called:
                     self._send(wire, word)
+
+
+def _is_tube(word: str) -> bool:
+    """Whether it is a tube's number: anybody may say anything on the channel."""
+    return word.isdecimal() and len(word) < 20
 
 
 class _Announcement(NamedTuple):

@@ -173,7 +173,7 @@ class Wire:
             raise self._gone(error, was_sent=False) from error
         came = []
         while (notice := self._pg.notifies()) is not None:
-            came.append((notice.relname.decode(), notice.extra.decode(), notice.be_pid))
+            came.append((notice.relname.decode(), notice.extra.decode(errors="replace"), notice.be_pid))
         return came
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+import psycopg
 import pytest
 from faults.harness import eventually
 from servers import conninfo
@@ -181,3 +182,16 @@ def test_who_never_puts_forgets_who_said_so_long_ago(
         eventually(lambda: idle.knows(0))
     finally:
         idle.listener.stop()
+
+
+@pytest.mark.parametrize("said", ["²", "7" * 5000, "waiting ²"])
+def test_what_somebody_else_says_on_the_channel_does_no_harm(
+    processes: list[Process], postgres_db: str, said: str
+) -> None:
+    """Whoever may connect may say anything there."""
+    putter, *waiting = processes
+    all_wait(waiting, putter)
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        db.execute("SELECT pg_notify('tubes_tasks', %s)", [said])
+    putter.listener.notify(TUBE, 2)
+    assert sorted(called(*waiting)) == [0, 1]
