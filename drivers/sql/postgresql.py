@@ -362,9 +362,11 @@ class PostgresStore(Catalogue):
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
 
     def _give_back(self, wire: Wire) -> None:
-        if not wire.is_lost and wire.in_transaction:
-            with suppress(Lost, Refused):
-                wire.simple("ROLLBACK")
+        if not wire.is_lost:
+            try:
+                wire.clean_up()
+            except (Lost, Refused):
+                wire.close()
         if wire.is_lost or self._is_closed or self._is_stale:
             self._opened -= 1
             wire.close()

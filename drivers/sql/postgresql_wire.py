@@ -90,13 +90,14 @@ class Wire:
         self._names = itertools.count()
         self.is_lost = False
         self._lender: Lender | None = None
+        self._was_lent = False
         settings |= PLANNING | {"synchronous_commit": "on" if durability == "full" else "off"}
         try:
             self.pooled = self._is_pooled() if pooled is None else pooled
-            if not self.pooled:
-                self.simple(
-                    "; ".join(f"SET {name} = '{value}'" for name, value in (settings | LASTING).items())
-                )
+            lasting = {} if self.pooled else settings | LASTING
+            self._set_up = "; ".join(f"SET {name} = '{value}'" for name, value in lasting.items())
+            if self._set_up:
+                self.simple(self._set_up)
         except BaseException:
             self.close()
             raise
@@ -149,6 +150,14 @@ class Wire:
         self._send(lambda: self._pg.send_query(text.encode()))
         self._read(self._answer())
 
+    def clean_up(self) -> None:
+        """Undo what was not committed, and what users have set on it, which would be in the way of what follows."""
+        if self.in_transaction:
+            self.simple("ROLLBACK")
+        if self._was_lent and self._set_up:
+            self.simple(f"RESET ROLE; RESET ALL; {self._set_up}")
+        self._was_lent = False
+
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open, also a failed one."""
@@ -192,6 +201,7 @@ class Wire:
 
     def lender(self) -> Lender:
         """Lends this connection to users, as a SQLAlchemy Connection."""
+        self._was_lent = True
         if self._lender is None:
             self._lender = Lender("postgresql+psycopg://", self._connection)
         return self._lender

@@ -78,6 +78,17 @@ def test_a_unit_s_connection_forgets_no_statement_of_the_queue_s(postgres_place:
     assert [task.data for task in tube.tasks("r")] == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("setting", ["search_path = ''", "default_transaction_read_only = on"])
+def test_what_is_set_on_a_unit_s_connection_ends_with_the_unit(postgres_place: Place, setting: str) -> None:
+    """The next call on it would find no tables, or those of another queue."""
+    tube = postgres_place.tube()
+    with postgres_place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        unit.connection.exec_driver_sql(f"SET {setting}")
+    tube.put("y")
+    assert [task.data for task in tube.tasks("r")] == ["x", "y"]
+
+
 def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
     """Its connection refuses to commit and to roll back; a Session on it leaves that to the unit."""
     tube = place.tube()
