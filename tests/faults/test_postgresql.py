@@ -682,3 +682,21 @@ def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
                 assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
     finally:
         proxy.close()
+
+
+def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(
+    url: str, postgres_server: PostgresServer
+) -> None:
+    """SQLAlchemy asks the server something first, and says of what it finds then that it is an error like any."""
+    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
+    there = sa.make_url(url).update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)})
+    try:
+        with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
+            tube = queue.create_tube("jobs", "fifo")
+            with pytest.raises(tubes.StoreUnavailable), queue.transaction() as unit:
+                tube.put("x", unit=unit)
+                proxy.cut_after = b"show transaction isolation level"
+                unit.connection.exec_driver_sql("SELECT 1")
+            assert proxy.cut_after is None and tube.tasks("r") == []
+    finally:
+        proxy.close()
