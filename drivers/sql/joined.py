@@ -357,7 +357,8 @@ class Lender:
         """The unit is over."""
         connection, self._lent = self._lent, None
         if connection is not None and not connection.closed:
-            connection.info.pop(KEY, None)
+            if not connection.invalidated:  # else it was lost, and nobody uses it again
+                connection.info.pop(KEY, None)
             connection.close()
         while self._cursors:  # a result that is not read to its end would keep all that follow from writing
             self._cursors.pop().close()

@@ -132,6 +132,24 @@ def test_a_unit_whose_connection_was_cut_has_committed_nothing(postgres_place: P
     assert postgres_place.changes == [] and tube.tasks("r") == []
 
 
+@pytest.mark.parametrize("error", [KeyError, None])
+def test_a_unit_whose_connection_was_lost_hides_no_error(
+    postgres_place: Place, error: type[Exception] | None
+) -> None:
+    """What SQLAlchemy has found lost, it lets nobody ask anything any more; the user's error comes first."""
+    tube = postgres_place.tube()
+    suicide = sa.text("SELECT pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(error or tubes.StoreUnavailable), postgres_place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        with pytest.raises(sa.exc.OperationalError):
+            unit.connection.execute(suicide)
+        if error is not None:
+            raise error
+    with postgres_place.queue.transaction() as unit:
+        unit.connection.execute(INSERT, {"what": "row"})
+    assert postgres_place.changes == [] and tube.tasks("r") == [] and postgres_place.rows() == ["row"]
+
+
 def test_a_unit_s_connection_ends_with_it(place: Place) -> None:
     with place.queue.transaction() as unit:
         kept = unit.connection
