@@ -129,13 +129,16 @@ class Listener:
                     self._announced_at = float("-inf")
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
-            except (Lost, TubeError):  # the server is away: the calls say so, this tries again
-                if wire is not None:
+            except (
+                Lost,
+                Refused,
+                TubeError,
+            ) as error:  # the server is away: the calls say so, this tries again
+                if isinstance(error, Refused):
+                    log.warning("the listener was refused: %s", error)
+                if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
                     wire = None
-                pause(RECONNECT_EVERY)
-            except Refused as error:
-                log.warning("the listener was refused: %s", error)
                 pause(RECONNECT_EVERY)
         if wire is not None:
             wire.close()

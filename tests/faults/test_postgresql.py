@@ -700,3 +700,20 @@ def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(
             assert proxy.cut_after is None and tube.tasks("r") == []
     finally:
         proxy.close()
+
+
+def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a pooler it sees with its beat that the server was started again, and notes that in a transaction."""
+    pooled = sa.make_url(url).update_query_dict({"pooled": "yes"}).render_as_string(hide_password=False)
+    with tubes.connect(pooled, sweep=False, busy_timeout=0.1), psycopg.connect(plain(url)) as db:
+
+        def beat() -> Any:
+            return db.execute("SELECT beat FROM tubes_connection").fetchone()
+
+        db.execute("UPDATE tubes_server SET started = 'before'")
+        db.commit()
+        db.execute("SELECT FROM tubes_server FOR UPDATE")
+        eventually(lambda: "the listener was refused" in caplog.text)
+        db.rollback()
+        before = beat()
+        eventually(lambda: beat() > before, within=5)
