@@ -30,6 +30,7 @@ from tubes.errors import (
     NoSuchTube,
     OutcomeUnknown,
     StoreBusy,
+    StoreError,
     StoreUnavailable,
 )
 from tubes.interrupts import guarded, interruptible
@@ -485,6 +486,8 @@ class PostgresStore(Catalogue):
             raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
         except sa.exc.InvalidRequestError as error:
             raise unusable(error) from error
+        except UnicodeError as error:  # of the user's driver
+            raise StoreError(f"this connection's client_encoding has not all characters: {error}") from error
 
     def connection(self, unit: Unit) -> sa.Connection:
         if isinstance(unit.tx, PostgresJoinedTx):

@@ -350,6 +350,18 @@ def test_a_transaction_that_has_failed_commits_nothing(postgres_place: Place) ->
     assert postgres_place.changes == [("put", "b")]
 
 
+def test_what_the_connection_s_encoding_cannot_carry_is_an_error_of_ours(postgres_place: Place) -> None:
+    """The driver says so before it sends anything, and nothing is spoilt."""
+    tube = postgres_place.tube()
+    engine = sa.create_engine(postgres_place.url, connect_args={"client_encoding": "latin1"})
+    with engine.begin() as connection:
+        with pytest.raises(tubes.StoreError, match="encoding"):
+            tube.put("\N{EURO SIGN}", connection=connection)
+        tube.put("\N{POUND SIGN}", connection=connection)
+    engine.dispose()
+    assert [task.data for task in tube.tasks("r")] == ["\N{POUND SIGN}"]
+
+
 def test_a_session_taken_for_dead_takes_nothing_and_begins_anew(postgres_place: Place) -> None:
     """The take is refused, since the task would be stranded; after a rollback it goes on in a new session."""
     tube, queue = postgres_place.tube(), postgres_place.queue
