@@ -721,7 +721,7 @@ class PostgresStore(Catalogue):
             tx.run(self._sql.remove_connection, self._connection)
             self._end_lonely(tx, self.clock.now_ms())
 
-        with suppress(StoreBusy, StoreUnavailable, OutcomeUnknown):
+        with suppress(StoreError):  # what it could not give back, others rescue
             self.transact(step)
         return True
 

@@ -630,6 +630,13 @@ def test_a_queue_can_be_closed_while_an_operator_has_locked_its_tables(connect: 
         assert not closing.is_alive()
 
 
+def test_a_queue_whose_tables_are_gone_hides_no_error_when_it_is_closed(connect: Connect, url: str) -> None:
+    with pytest.raises(KeyError), connect(sweep=False), psycopg.connect(plain(url)) as db:
+        db.execute("DROP TABLE tubes_connection, tubes_session")
+        db.commit()
+        raise KeyError
+
+
 def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_put(
     connect: Connect, url: str
 ) -> None:
