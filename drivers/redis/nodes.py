@@ -70,7 +70,12 @@ class Nodes:
         def look(wire: Wire) -> None:
             self.is_cluster = wire.info("cluster").get("cluster_enabled") == "1"
             if self.is_cluster:
-                self._home = self._settings["host"], int(self._settings.get("port", 6379))
+                if "path" in self._settings:
+                    raise BadOption(
+                        "a node of a Cluster is named by redis://host:port or rediss://, as the others are",
+                        option="url",
+                    )
+                self._home = self._settings.get("host", "localhost"), int(self._settings.get("port", 6379))
                 self._learn_slots(wire)
 
         try:
@@ -142,6 +147,8 @@ class Nodes:
             except NOT_NOW as error:
                 failure: Exception = error
                 self.redirected(error)
+                if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
+                    self._look_round(address)
             except Lost as error:
                 failure = error
                 self._forget_idle(address)

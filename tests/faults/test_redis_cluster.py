@@ -150,6 +150,34 @@ def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster
     assert tube.statistics()["tasks"]["total"] == 1
 
 
+def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, cluster: RedisCluster) -> None:
+    """Nor does who had nothing to ask there meanwhile believe that it has the tube still."""
+    queue = connect(sweep=False)
+    made = (queue.create_tube(f"tube_{number}", "fifo") for number in range(99))
+    tube = next(tube for tube in made if owner_of(cluster, slot_of(tube)) is not owner_of(cluster, SESSIONS))
+    tube.put("x")
+    queue.flush_counts()
+    left = owner_of(cluster, slot_of(tube))
+    Move(cluster, slot_of(tube)).finish()
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-require-full-coverage", "no")
+        if node is not left:
+            node.command("CLUSTER FORGET", left.command("CLUSTER MYID"))
+    left.command("CLUSTER RESET")
+    task = tube.take(timeout=0)
+    assert task is not None and task.data == "x"
+
+
+def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
+    """A socket says nothing of where the others are; without a host it is this one."""
+    with redis.Redis.from_url(redis_cluster) as client:
+        sock = client.config_get("unixsocket")["unixsocket"]
+    with pytest.raises(tubes.BadOption, match="redis://host:port"):
+        tubes.connect(f"unix://{sock}")
+    with tubes.connect(redis_cluster.replace("127.0.0.1", ""), namespace="named") as queue:
+        queue.create_tube("jobs", "fifo").drop()
+
+
 def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     connect: Connect, cluster: RedisCluster
 ) -> None:
