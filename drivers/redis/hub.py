@@ -23,12 +23,11 @@ class Hub:
     _all: ClassVar[dict[Place, Hub]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, place: Place, what: str) -> None:
-        url, namespace, patience = place
+    def __init__(self, place: Place, nodes: Nodes) -> None:
+        _, namespace, _ = place
         self._place = place
         self._users = 0
-        self.nodes = Nodes(url, what, patience)
-        self.nodes.open()
+        self.nodes = nodes
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self.listener = Listener(self.nodes, namespace, self.waiters)
@@ -39,10 +38,20 @@ class Hub:
         """The one of that place, for one more user."""
         with cls._lock:
             hub = cls._all.get(place)
+            if hub is not None:
+                hub._users += 1
+                return hub
+        url, _, patience = place
+        nodes = Nodes(url, what, patience)
+        nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
+        with cls._lock:
+            hub = cls._all.get(place)
             if hub is None:
-                hub = cls(place, what)
+                hub = cls(place, nodes)
                 hub.listener.start()
                 cls._all[place] = hub
+            else:
+                nodes.close()
             hub._users += 1
             return hub
 

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -582,6 +583,26 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
 
 
 # Durability
+
+
+def test_a_server_that_hangs_is_not_waited_for_by_who_wants_another(connect: Connect) -> None:
+    failed: list[BaseException] = []
+
+    def hang() -> None:
+        try:
+            tubes.connect(f"redis://127.0.0.1:{silent.getsockname()[1]}")
+        except tubes.StoreUnavailable as error:
+            failed.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        thread = threading.Thread(target=hang)
+        thread.start()
+        client, _ = silent.accept()
+        connect().close()
+        assert not failed
+        client.close()
+    thread.join(20)
+    assert failed
 
 
 def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
