@@ -208,7 +208,7 @@ class Listener:
         watch.used_at = real_monotonic()
         try:
             if watch.wire is None:
-                watch.wire = self._nodes.connect(watch.keys)
+                watch.wire = self._nodes.connect(watch.keys, self._patience())
             said_for = int(SAID_FOR * 1000)
             given = (watch.features, 0, 0, self._name, said_for, watch.kind, watch.capacity)
             is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
@@ -220,6 +220,11 @@ class Listener:
             return
         if is_something_there:
             watch.waiters.wake_first(watch.key)
+
+    def _patience(self) -> float:
+        """Seconds that a node that hangs is waited for: about a beat, for this process must show that it lives."""
+        with self._lock:
+            return max(FLOOR, min((every for every, _ in self._beats.values()), default=FLOOR))
 
     def _answered(self, watch: Watch) -> None:
         """The wait is over: somebody called, or nobody did for a while."""

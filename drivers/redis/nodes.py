@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -114,9 +114,15 @@ class Nodes:
         """
         return self._use(keys, use, is_repeatable=is_repeatable)
 
-    def connect(self, keys: Keys) -> Wire:
-        """Open one more connection to that node, which the caller keeps; Lost where that fails."""
-        return self._connect(self._address(keys))
+    def connect(self, keys: Keys, patience: float) -> Wire:
+        """Open one more connection to that node, which the caller keeps; Lost where that fails.
+
+        An answer there is waited for no longer than for ``patience`` seconds.
+        """
+        patience = min(patience, self.patience)
+        return self._connect(
+            self._address(keys), {"socket_timeout": patience, "socket_connect_timeout": patience}
+        )
 
     def redirected(self, error: Exception) -> None:
         """Note what a node has said of who has a key."""
@@ -185,8 +191,8 @@ class Nodes:
             wire.close()
         return self._connect(address)
 
-    def _connect(self, address: Address | None) -> Wire:
-        settings = self._settings
+    def _connect(self, address: Address | None, other: Mapping[str, Any] | None = None) -> Wire:
+        settings = self._settings | dict(other or {})
         if address is not None:
             settings = settings | {"host": address[0], "port": address[1]}
         try:

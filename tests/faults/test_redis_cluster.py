@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -196,6 +198,32 @@ def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     for queue in queues:
         queue.close()
     load.settle(connect)
+
+
+def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisCluster) -> None:
+    """However long it waits for an answer: it shows those who ask the others that it lives."""
+    url = f"{cluster.url}?dead_after=1.5"
+    with tubes.connect(url, busy_timeout=3, sweep=False) as queue, tubes.connect(url, sweep=False) as other:
+        made = (queue.create_tube(f"tube_{number}", "fifo") for number in range(99))
+        tube = next(
+            tube for tube in made if owner_of(cluster, slot_of(tube)) is not owner_of(cluster, SESSIONS)
+        )
+        thread = threading.Thread(target=tube.take, daemon=True)
+        thread.start()
+        eventually(lambda: queue.store.waiters.count(tube.record.id))
+        node = owner_of(cluster, slot_of(tube))
+        assert node.pid is not None
+        node.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            until = time.monotonic() + 2.5
+            while time.monotonic() < until:
+                assert not other.store.deaths_suspected()
+                time.sleep(0.1)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        tube.put("x")
+        thread.join(20)
 
 
 def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
