@@ -236,17 +236,24 @@ class Queue:
         if self.store.waiters.count(dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
 
+        def drop(tx: Any) -> None:
+            taken = dropped.driver.count(tx).get(State.TAKEN, 0)
+            if taken:
+                raise TubeBusy(dropped.name, f"{taken} of its tasks are taken")
+            dropped.driver.drop(tx)
+
         def step(tx: Any) -> None:
             tx.begin()
             self.store.lock_tube(tx, dropped.record)
             if not self.store.has_tube(tx, dropped.record):
                 raise NoSuchTube(dropped.name)
-            taken = dropped.driver.count(tx).get(State.TAKEN, 0)
-            if taken:
-                raise TubeBusy(dropped.name, f"{taken} of its tasks are taken")
-            dropped.driver.drop(tx)
+            if not dropped.is_hosted:
+                drop(tx)
             self.store.remove_tube(tx, dropped.record)
 
+        if dropped.is_hosted:  # before the transaction, which nobody is to wait for as long as for its server
+            self.check_open()
+            guarded(drop, None)
         guarded(self.store.transact, step)
         self._forget(dropped)
         self.store.wake(dropped.record.id, 2**31)
@@ -563,7 +570,10 @@ class Queue:
         tube = self._open_tube(record)
         if tube is not None:
             return tube
-        guarded(self.store.transact, driver.start)
+        if getattr(driver, "is_hosted", False):
+            guarded(driver.start, None)
+        else:
+            guarded(self.store.transact, driver.start)
         with self._lock:
             tube = self._open_tube(record)
             if tube is None:

@@ -435,11 +435,13 @@ class Tube:
 
         def look(tx: Any) -> tuple[bool, int | None]:
             is_ready = driver.can_take(tx)
-            if not is_ready and not self._store.has_tube(tx, self._record):
+            if not (is_ready or self.is_hosted or self._store.has_tube(tx, self._record)):
                 raise NoSuchTube(self.name)
             return is_ready, driver.next_due(tx)
 
-        is_ready, due_ms = self._store.read(look)
+        is_ready, due_ms = self._read_tasks(look)
+        if self.is_hosted and not is_ready:
+            self._check_exists()
         return is_ready, None if due_ms is None else max(due_ms - clock.now_ms(), 0) / 1000
 
     def _give_back(self, tasks: Sequence[Task]) -> None:
@@ -614,7 +616,7 @@ class Tube:
         def look(tx: Any) -> Sequence[Any]:
             return self.driver.peek(tx, (id,))
 
-        raws = self._read(look, unit)
+        raws = self._read_tasks(look, unit)
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
@@ -628,7 +630,7 @@ class Tube:
         wanted = State(state)
         after = checked.whole("after", after, least=-1)
         limit = checked.whole("limit", limit)
-        raws = self._store.read(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
+        raws = self._read_tasks(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
         if not raws:
             self._check_exists()
         return [self.driver.normalize_task(raw) for raw in raws]
@@ -642,9 +644,9 @@ class Tube:
 
     def truncate(self) -> int:
         """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
-        removed = 0
+        removed, transact = 0, self._do_elsewhere if self.is_hosted else self._store.transact
         while True:
-            count = self._store.transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+            count = transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
             removed += count
             if count < STEP_LIMIT:
                 self._store.waiters.wake(self._room, removed)
@@ -663,11 +665,13 @@ class Tube:
         """
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
-            states, calls = self.driver.count(tx), self._store.calls(tx, self._id)
+            states = elsewhere or self.driver.count(tx)
+            calls = self._store.calls(tx, self._id)
             if not (calls or any(states.values()) or self._store.has_tube(tx, self._record)):
                 raise NoSuchTube(self.name)
             return states, calls
 
+        elsewhere = self._do_elsewhere(self.driver.count) if self.is_hosted else None
         counts, flushes = self._store.counts, -1
         while counts.flushes != flushes:  # else one may have stored some meanwhile of what was not stored yet
             unstored, flushes = counts.pending(self._id)
@@ -738,7 +742,7 @@ class Tube:
 
     def next_due_ms(self) -> int | None:
         """The instant of the next thing that time does here."""
-        return self._store.read(self.driver.next_due) if self.features.timed else None
+        return self._read_tasks(self.driver.next_due) if self.features.timed else None
 
     def release_owner(self, owner: str | None) -> int:
         """Release the tasks of a session that is over; ``None``: of every session."""
@@ -811,6 +815,15 @@ class Tube:
         """Look at what is committed; in a unit also at what it has done."""
         return self._store.read(look) if unit is None else unit.read(look)
 
+    def _read_tasks(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
+        """The same for the tasks, wherever the driver keeps them."""
+        return self._do_elsewhere(look) if self.is_hosted else self._read(look, unit)
+
+    def _do_elsewhere(self, work: Callable[[Any], T]) -> T:
+        """The driver keeps its tasks in a store of its own: nobody waits for this one meanwhile, or holds it up."""
+        self._store.refresh()
+        return guarded(work, None)
+
     def _commit_quietly(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._store.transact(step)
         if changes:
@@ -876,7 +889,7 @@ class Tube:
         def look(tx: Any) -> Sequence[Any]:
             return self.driver.peek(tx, (ref.id,))
 
-        for raw in self._read(look, unit):
+        for raw in self._read_tasks(look, unit):
             task = self.driver.normalize_task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):

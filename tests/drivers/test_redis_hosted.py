@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -146,6 +147,57 @@ def test_a_server_that_is_away_disturbs_no_other_tube(
         server.start()
         task = hot.take(0)
         assert task is not None and task.data == "x"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue: queue.tube.hot.peek(1),
+        lambda queue: queue.tube.hot.tasks("r"),
+        lambda queue: queue.tube.hot.statistics(),
+        lambda queue: queue.tube.hot.truncate(),
+        lambda queue: queue.tube.hot.drop(),
+        lambda queue: queue.tube.unopened,
+    ],
+    ids=["peek", "tasks", "statistics", "truncate", "drop", "open"],
+)
+def test_a_server_that_hangs_holds_up_no_other_tube(
+    tmp_path: Path,
+    own_redis_server: Callable[..., RedisServer],
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Queue], object],
+) -> None:
+    """Neither in this process nor in others: no lock of the queue's own store is held meanwhile."""
+    server, store = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
+    with (
+        tubes.connect(store, sweep=False) as queue,
+        tubes.connect(store, sweep=False, busy_timeout=0.1) as other,
+    ):
+        queue.create_tube("hot", "redis", url=server.url).put("x", utube="a")
+        other.create_tube("unopened", "redis", url=server.url)
+        cold = queue.create_tube("cold", "fifo")
+        asked = threading.Event()
+        thread = threading.Thread(target=call, args=(queue,))
+        wire = importlib.import_module("tubes.drivers.redis.wire").Wire
+        receive = wire.receive
+
+        def noted(self: Any) -> Any:
+            if threading.current_thread() is thread:
+                asked.set()
+            return receive(self)
+
+        monkeypatch.setattr(wire, "receive", noted)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            thread.start()
+            assert asked.wait(10)
+            id = cold.put("y").id
+            assert cold.peek(id).data == other.tube.cold.put("y").data
+            assert thread.is_alive()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        thread.join(20)
 
 
 def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path, redis_url: str) -> None:
