@@ -403,7 +403,8 @@ class Tube:
                     if not kept and (is_first or is_called or remaining == 0.0):
                         due = self._look_and_take(limit, kept)
                 except (StoreUnavailable, OutcomeUnknown):
-                    if not self._store.reconnects or self._queue.is_closed or remaining == 0.0:
+                    reconnects = self._store.reconnects or self.is_hosted
+                    if not reconnects or self._queue.is_closed or remaining == 0.0:
                         raise
                     kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown
                     due = RECONNECT_AFTER

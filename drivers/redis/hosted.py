@@ -113,12 +113,7 @@ class RedisTube:
     # Steps
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        try:
-            return self._do(self._redis.put, items, now=now)
-        except NoSuchTube:  # it was dropped, or the server has lost everything: then it is made anew
-            self._do(self._redis.start)
-            return self._do(self._redis.put, items, now=now)
+        return self._do_anew(self._redis.put, items, now=self._now(now))
 
     def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         return self.ack_and_take(tx, (), limit, owner=owner, now=now)
@@ -132,7 +127,7 @@ class RedisTube:
             store.follow(owner)
         rescued = self._rescue(now) if self._suspects or store.deaths_suspected() else ()
         try:
-            taken = self._do(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
+            taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
         except OutcomeUnknown as error:
             error.at_ms = now
             raise
@@ -215,6 +210,14 @@ class RedisTube:
     def _do(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's in Redis."""
         return self._store.transact(lambda tx: step(tx, *args, **kwargs))
+
+    def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same also where the server has lost everything: then the tube is made anew, unless it was dropped."""
+        try:
+            return self._do(step, *args, **kwargs)
+        except NoSuchTube:
+            self._do(self._redis.start)
+            return self._do(step, *args, **kwargs)
 
     def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same where it only reads."""

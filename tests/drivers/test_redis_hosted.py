@@ -200,6 +200,31 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
         thread.join(20)
 
 
+def test_who_takes_where_a_server_has_lost_everything_goes_on(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """The queue remembers the tube: it is there again, and empty. Who waits waits on, whatever store that is."""
+    server = own_redis_server(fsync=None)
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        hot = queue.create_tube("hot", "redis", url=server.url)
+        hot.put("lost", utube="a")
+        held = hot.take(0)
+        got: list[tubes.Task | None] = []
+        thread = threading.Thread(target=lambda: got.append(hot.take(20)))
+        thread.start()
+        eventually(lambda: queue.store.waiters.count(hot.record.id))
+        server.stop("immediate")
+        with pytest.raises(tubes.StoreUnavailable):
+            hot.take(0)
+        server.start()
+        with pytest.raises(tubes.NotTaken):
+            hot.take(0, ack=held)
+        assert hot.take(0) is None
+        hot.put("x", utube="a")
+        thread.join(20)
+        assert [task and task.data for task in got] == ["x"]
+
+
 def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path, redis_url: str) -> None:
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
