@@ -300,7 +300,8 @@ class Queue:
         for tube in list(self._tubes.values()):
             follow = getattr(tube.driver, "follow_session", None)
             if follow is not None:
-                follow()
+                with suppress(StoreError):  # its server is away: it hears of it later
+                    follow()
 
     def look_for_the_dead(self) -> None:
         """Rescue what ended sessions hold, if the last look was a while ago; what a busy consumer can afford."""

@@ -267,17 +267,29 @@ class HostedStore(RedisStore):
             self._hub.listener.remove_source(self._source)
         super().close()
 
+    def _beat(self) -> None:
+        """Also hear of the session here, of which nobody could be told while the server was away."""
+        super()._beat()
+        if not (self._left or self._is_closed or self._is_stale):
+            self.follow(self._host.session)
+
     def listen(self) -> None:
         """Somebody begins to wait in the host's queue, or waits still."""
         self._hub.listener.on_wait()
 
     def follow(self, session: str) -> None:
         """Be of the host's session, which may be another by now, or have another ttr."""
-        if session != self.session or self.session_ttr_ms != self._host.session_ttr_ms:
-            self.session_ttr_ms = self._host.session_ttr_ms
-            left = self._connection
+        if self._told == (session, self._host.session_ttr_ms):
+            return
+        with self._resuming:
+            left, self.session_ttr_ms = self._connection, self._host.session_ttr_ms
             self._begin_session(session)
             self._ask(scripts.LEAVE, left, self.clock.now_ms())
+
+    def _begin_session(self, session: str) -> None:
+        ttr_ms = self.session_ttr_ms
+        super()._begin_session(session)
+        self._told = session, ttr_ms
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""

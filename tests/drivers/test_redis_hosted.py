@@ -200,6 +200,31 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
         thread.join(20)
 
 
+def test_a_session_is_joined_also_while_a_server_is_away(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """The tube's server hears of it with the next beat, so that nobody there takes the session for dead."""
+    server, store = own_redis_server(fsync="always"), f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, sweep=False) as queue, tubes.connect(store, sweep=False) as other:
+        hot = queue.create_tube("hot", "redis", url=f"{server.url}&dead_after=1")
+        cold = queue.create_tube("cold", "fifo")
+        hot.put("x", utube="a")
+        cold.put("y")
+        task, held = other.tube.hot.take(0), cold.take(0)
+        assert task is not None and held is not None
+        driver: Any = hot.driver
+        server.stop("immediate")
+        other.configure(session_ttr=7)
+        server.start()
+        eventually(lambda: driver._store._sessions()[0][other.identify().hex] == "7000 -")
+        server.stop("immediate")
+        assert queue.identify(other.identify()) == other.identify()
+        assert cold.peek(held.id).state is tubes.State.READY
+        server.start()
+        eventually(lambda: driver._store.session == other.identify().hex)
+        assert hot.ack(task)
+
+
 def test_who_takes_where_a_server_has_lost_everything_goes_on(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
