@@ -267,6 +267,22 @@ def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path
         assert tube.statistics()["calls"]["release"] == 1
 
 
+def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, redis_url: str) -> None:
+    """Of a session that holds more than one step releases: who still holds something is still known to."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("hot", "redis", url=redis_url)
+        for name in "ab":
+            tube.put(name, utube=name)
+            assert two.tube.hot.take(0) is not None
+        ours: Any = tube.driver
+        theirs: Any = two.tube.hot.driver
+        theirs._store.leave()
+        assert len(ours.release_owner(None, two.identify().hex, 1, now=one.clock.now_ms())) == 1
+        ours._suspects = True  # as somebody else does, later
+        assert [task.data for task in tube.take_many(9, 0)] == ["a", "b"]
+
+
 def test_tubes_are_apart_also_when_the_server_forgot_what_it_had(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:

@@ -1,4 +1,5 @@
--- Makes the tasks ready that a session holds, and takes it off the list of those that may take here.
+-- Makes the tasks ready that a session holds, and with the last of them takes it off the list of those that may take
+-- here.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
@@ -10,8 +11,8 @@ local members
 if owner == NONE then
   members = call('ZRANGEBYLEX', STATES, '[t', '(t' .. LAST_DIGIT, 'LIMIT', 0, limit)
 else
-  call('SREM', SESSIONS, owner)
   members = call('ZRANGEBYLEX', HELD, '[' .. owner, '(' .. owner .. LAST_DIGIT, 'LIMIT', 0, limit)
+  if #members < tonumber(limit) then call('SREM', SESSIONS, owner) end  -- who may not take here holds nothing
 end
 local tasks = {}
 for n, member in ipairs(members) do
