@@ -182,7 +182,9 @@ class Queue:
 
         def step(tx: Any) -> tuple[TubeRecord, Driver]:
             tx.begin()
-            record = next((known for known in self.store.tubes(tx) if known.name == name), None)
+            record = self._record(tx, name)
+            if record is not None and not self.store.has_tube(tx, record):
+                record = self._record(tx, name)  # a drop was cut short, and has been ended now
             if record is None:
                 record = self.store.add_tube(tx, name, type, stored, temporary)
                 driver = self._make_driver(definition, record)
@@ -583,6 +585,9 @@ class Queue:
                 return tube
         driver.stop()
         return tube
+
+    def _record(self, tx: Any, name: str) -> TubeRecord | None:
+        return next((known for known in self.store.tubes(tx) if known.name == name), None)
 
     def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
         if isinstance(definition, TubeType):

@@ -150,6 +150,21 @@ def test_a_drop_whose_answer_is_lost_leaves_no_name_behind(
     assert mine.create_tube("jobs", "fifo").put("y").id > last
 
 
+def test_the_name_of_a_tube_whose_drop_was_cut_short_is_free(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    """Also for who only puts, and has not heard of the drop."""
+    tube._queue.create_tube("other", "fifo").drop()  # so that the server knows the script
+    last = tube.put("x").id
+    proxy.cut_after = scripts.DROP.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown):
+        unlucky.drop()
+    with tubes.connect(f"redis://127.0.0.1:{proxy.port}") as later:
+        jobs = later.create_tube("jobs", "fifo", if_not_exists=True)
+        assert jobs.put("y").id > last
+        assert jobs.type == "fifo"
+
+
 def test_a_look_whose_answer_is_lost_is_done_again(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
