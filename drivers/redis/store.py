@@ -208,7 +208,7 @@ class RedisStore:
     ) -> Any:
         """Run a tube's script on the tube's node."""
         keys = driver.keys
-        if driver.is_temporary:
+        if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
 
             def use(wire: Wire) -> Any:
                 self._hub.empty_after_restart(wire, keys, self.clock.now_ms())

@@ -200,6 +200,22 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
         thread.join(20)
 
 
+def test_a_restart_of_the_server_empties_a_temporary_tube(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    server = own_redis_server(fsync="always")
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        brief = queue.create_tube("brief", "redis", url=server.url, temporary=True)
+        lasting = queue.create_tube("lasting", "redis", url=server.url)
+        for tube in (brief, lasting):
+            tube.put("x")
+        server.stop("fast")
+        server.start()
+        assert [tube.statistics()["tasks"]["total"] for tube in (brief, lasting)] == [0, 1]
+        brief.put("y")
+        assert brief.statistics()["tasks"]["total"] == 1
+
+
 def test_a_session_is_joined_also_while_a_server_is_away(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
