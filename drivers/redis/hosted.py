@@ -65,6 +65,7 @@ class RedisTube:
         )
         self._opening = threading.Lock()
         self._opened: HostedStore | None = None
+        self._failed: StoreUnavailable | None = None
         self._suspects = False
         _known.add(self)
 
@@ -192,16 +193,26 @@ class RedisTube:
     @property
     def _store(self) -> HostedStore:
         if self._opened is None:
+            failed = self._failed
             with self._opening:
                 if self._opened is None:
-                    url = _with_password(self._url)
+                    if self._failed is not failed:  # who was first has waited for the server on behalf of all
+                        raise StoreUnavailable(str(self._failed)) from self._failed
                     try:
-                        self._opened = HostedStore(self._host, self._id, self._redis, url)
+                        self._opened = self._open()
                     except StoreUnavailable as error:
-                        if url != self._url or "auth" not in str(error).lower():
-                            raise
-                        raise StoreUnavailable(f"{error} (its password may come from {PASSWORD})") from error
+                        self._failed = error
+                        raise
         return self._opened
+
+    def _open(self) -> HostedStore:
+        url = _with_password(self._url)
+        try:
+            return HostedStore(self._host, self._id, self._redis, url)
+        except StoreUnavailable as error:
+            if url != self._url or "auth" not in str(error).lower():
+                raise
+            raise StoreUnavailable(f"{error} (its password may come from {PASSWORD})") from error
 
     def _now(self, now: int) -> int:
         """The clock of record is the server's, unless a test has another."""

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -264,6 +265,40 @@ def test_who_takes_where_a_server_has_lost_everything_goes_on(
         hot.put("x", utube="a")
         thread.join(20)
         assert [task and task.data for task in got] == ["x"]
+
+
+def test_a_server_that_hangs_is_waited_for_once(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by one thread after the other, where several call before one could open the tube's store."""
+    server, store = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
+    hosted = importlib.import_module("tubes.drivers.redis.hosted")
+    monkeypatch.setattr(hosted, "PATIENCE", 0.1)
+    refused: list[float] = []
+
+    def put() -> None:
+        began = time.monotonic()
+        with pytest.raises(tubes.StoreUnavailable, match="cannot be used"):
+            hot.put("x")
+        refused.append(time.monotonic() - began)
+
+    with tubes.connect(store, sweep=False) as queue:
+        queue.create_tube("hot", "redis", url=server.url)
+    server.stop()
+    with tubes.connect(store, sweep=False) as queue:
+        hot = queue.tube.hot
+        threads = [threading.Thread(target=put) for _ in range(4)]
+        server.start()
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert len(refused) == 4 and max(refused) < 2 * min(refused), refused
 
 
 def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path, redis_url: str) -> None:
