@@ -190,10 +190,15 @@ class Model:
     # Time and death
 
     def settle(self) -> list[ModelChange]:
-        """Do what is due, task by task. The end of a life goes before the end of a delay or of a ttr just then."""
+        """Do what is due, task by task. The end of a life goes before the end of a delay or of a ttr just then.
+
+        Or after it: a task whose life was over unseen may have been released with a delay since.
+        """
         changes = []
         for task in sorted(self.tasks.values(), key=lambda task: task.id):
-            if task.due is not None and task.due <= self.now and task.due != task.end:
+            if task.due is None or task.due > self.now:
+                continue
+            if task.end is None or task.due < task.end:
                 event = Event.TTR if task.state is State.TAKEN else Event.DELAY
                 changes.append(self._move(task, event, State.READY, task.end))
             if task.end is not None and task.end <= self.now:
