@@ -68,7 +68,7 @@ class Act:
     returned: float
 
 
-TIMES_ENOUGH = 20
+TIMES_ENOUGH = 50
 """Holds a racer, on average, of which one who had none was starved. A short race on a busy machine has fewer."""
 
 

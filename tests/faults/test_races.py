@@ -101,8 +101,8 @@ def test_the_judge_sees_what_is_wrong() -> None:
         judged(FIRST, SECOND, capacity=1)
     with pytest.raises(AssertionError, match=r"got nothing: \['b'\]"):
         judged(
-            *(replace(FIRST, id=n, utube=str(n)) for n in range(40)),
-            acts=[replace(PUTS[0], id=n) for n in range(40)],
+            *(replace(FIRST, id=n, utube=str(n)) for n in range(100)),
+            acts=[replace(PUTS[0], id=n) for n in range(100)],
         )
     judged(FIRST, replace(SECOND, who="a"))  # two holds say nothing of that
 
