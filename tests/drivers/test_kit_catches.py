@@ -207,6 +207,53 @@ class TakesOneStep(Sound):
         return changes
 
 
+class TakesOneMore(Sound):
+    def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.take(tx, limit + 1, owner=owner, now=now)
+        return changes
+
+
+class ReleasesAll(Sound):
+    def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.release_owner(tx, owner, 1000, now=now)
+        return changes
+
+
+class TruncatesAll(Sound):
+    def truncate(self, tx: Any, limit: int) -> int:
+        count: int = self.inner.truncate(tx, 1000)
+        return count
+
+
+class SettlesAll(Sound):
+    def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.expire(tx, 1000, now=now)
+        return changes
+
+
+class SaysNotWhen(Sound):
+    """Time will do something to what is put."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        return [change._replace(due_ms=None) for change in self.inner.put(tx, items, now=now)]
+
+
+class FindsTwice(Sound):
+    def peek(self, tx: Any, ids: Sequence[int]) -> Sequence[Any]:
+        return [*self.inner.peek(tx, ids)] * 2
+
+
+class ListsAll(Sound):
+    def tasks_by_state(self, tx: Any, state: State, *, after: int, limit: int) -> Sequence[Any]:
+        raws: Sequence[Any] = self.inner.tasks_by_state(tx, state, after=after, limit=1000)
+        return raws
+
+
+class ListsBackwards(Sound):
+    def tasks_by_state(self, tx: Any, state: State, **given: Any) -> Sequence[Any]:
+        return [*self.inner.tasks_by_state(tx, state, **given)][::-1]
+
+
 @dataclass(frozen=True)
 class Fault:
     """A faulty driver, and where the kit finds the fault."""
@@ -246,6 +293,14 @@ FAULTS = (
     Fault(SeesTooMuch, "api.Api", "test_who_waits_can_tell", PLAIN, False),
     Fault(TakesOneStep, "api.Api", "test_what_takes_many_steps", PLAIN, False),
     Fault(SortsPrioritiesAsText, "ordering.Ordering", "test_the_smaller_priority_comes_first", RANKED, False),
+    Fault(TakesOneMore, "api.Api", "test_a_step_does_no_more", PLAIN, False),
+    Fault(ReleasesAll, "api.Api", "test_a_step_does_no_more", PLAIN, False),
+    Fault(TruncatesAll, "api.Api", "test_a_step_does_no_more", PLAIN, False),
+    Fault(SettlesAll, "timing.Timing", "test_a_step_settles_no_more", TIMED, False),
+    Fault(SaysNotWhen, "timing.Timing", "test_a_change_says_when", TIMED, False),
+    Fault(FindsTwice, "api.Api", "test_a_look_finds_each_task_once", PLAIN, False),
+    Fault(ListsAll, "api.Api", "test_tasks_of_a_state_come_by_id_and_in_pages", PLAIN, False),
+    Fault(ListsBackwards, "api.Api", "test_tasks_of_a_state_come_by_id_and_in_pages", PLAIN, False),
 )
 
 

@@ -13,6 +13,7 @@ from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotF
 from tubes.queue import Queue
 from tubes.registry import find_driver
 from tubes.task import STORED, State
+from tubes.testing.clock import FakeClock
 from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, take_all
 from tubes.tube import Tube
 
@@ -393,6 +394,31 @@ class Api(Suite):
             tube.put_many(range(count))
         assert tube.truncate() == count
         assert tube.statistics()["tasks"]["total"] == 0
+
+    def test_a_step_does_no_more_than_it_is_asked_to(
+        self, queue: Queue, tube: Tube, clock: FakeClock
+    ) -> None:
+        """So that its transaction stays short; who wants more asks again."""
+        transact, driver, owner = queue.store.transact, tube.driver, queue.store.session
+        now = clock.now_ms()
+        for n in range(5):
+            tube.put(n, **self.apart(n))
+        assert len(transact(lambda tx: driver.take(tx, 4, owner=owner, now=now))) == 4
+        assert len(transact(lambda tx: driver.release_owner(tx, owner, 2, now=now))) == 2
+        assert len(tube.tasks(State.TAKEN)) == 2
+        assert len(transact(lambda tx: driver.release_owner(tx, None, 1, now=now))) == 1
+        assert len(tube.tasks(State.TAKEN)) == 1
+        assert transact(lambda tx: driver.truncate(tx, 3)) == 3
+        assert tube.statistics()["tasks"]["total"] == 2
+        assert [transact(lambda tx: driver.truncate(tx, 3)) for _ in range(2)] == [2, 0]
+
+    def test_a_look_finds_each_task_once(self, queue: Queue, tube: Tube) -> None:
+        tasks, driver = tube.put_many("abc"), tube.driver
+        asked = ids(tasks[1:])
+        raws = queue.store.read(lambda tx: driver.peek(tx, [*asked, UNKNOWN_ID]))
+        assert sorted(ids([*map(driver.normalize_task, raws)])) == asked
+        raws = queue.store.read(lambda tx: driver.tasks_by_state(tx, State.READY, after=tasks[0].id, limit=9))
+        assert ids([*map(driver.normalize_task, raws)]) == asked
 
     def test_a_type_made_of_features_says_what_it_is_for(self, tube: Tube) -> None:
         definition = find_driver(self.type)

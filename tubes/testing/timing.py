@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from tubes.driver import Change, NewTask, Ref
 from tubes.errors import BadOption, LeaseLost, NotSupported, NotTaken, TaskNotFound, TubesWarning
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
@@ -354,6 +356,45 @@ class Timing(Suite):
         assert queue.sweep() == count
         statistics = tube.statistics()
         assert (statistics["tasks"]["total"], statistics["calls"]["ttl"]) == (0, count)
+
+    @needs("timed")
+    def test_a_step_settles_no_more_than_it_is_asked_to(
+        self, tube: Tube, queue: Queue, clock: FakeClock
+    ) -> None:
+        """So that its transaction stays short; who wants more asks again."""
+        for n in range(3):
+            tube.put(n, ttl=1, **self.apart(n))
+            tube.put(n, delay=1, **self.apart(n))
+        clock.advance(1)
+        settled = queue.store.transact(lambda tx: tube.driver.expire(tx, 4, now=clock.now_ms()))
+        assert len(settled) == 4
+        assert queue.sweep() == 2
+
+    @needs("timed")
+    def test_a_change_says_when_time_will_do_the_next_thing_to_its_task(
+        self, tube: Tube, queue: Queue, clock: FakeClock
+    ) -> None:
+        """So that the sweeper comes in time."""
+        driver, owner, start = tube.driver, queue.store.session, clock.now_ms()
+        mortal = NewTask('"x"', "x", 0, "" if self.features.grouped else None, 20_000, 5_000, 2_000)
+        endless = mortal._replace(ttl_ms=None, ttr_ms=None, delay_ms=0)
+
+        def due(step: Callable[..., Sequence[Change]], *given: Any, **options: Any) -> list[int | None]:
+            now = clock.now_ms()
+            changes = queue.store.transact(lambda tx: step(tx, *given, now=now, **options))
+            return [None if change.due_ms is None else change.due_ms - start for change in changes]
+
+        assert due(driver.put, [mortal]) == [2_000]
+        refs = [Ref(task.id) for task in tube.tasks(State.DELAYED)]
+        clock.advance(2)
+        assert due(driver.expire, 9) == [20_000]
+        assert due(driver.take, 1, owner=owner) == [7_000]
+        assert due(driver.touch, refs, 1_000, owner=owner) == [8_000]
+        assert due(driver.release, refs, delay_ms=0, owner=owner) == [21_000]
+        assert due(driver.take, 1, owner=owner) == [8_000]
+        assert due(driver.release, refs, delay_ms=3_000, owner=owner) == [5_000]
+        assert due(driver.bury, refs, owner=owner) == due(driver.kick, 1) == [24_000]
+        assert due(driver.delete, refs, owner=owner) == due(driver.put, [endless]) == [None]
 
     @needs("timed")
     def test_a_take_behind_many_that_are_over_gets_the_one_that_is_not(
