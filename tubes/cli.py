@@ -9,8 +9,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -48,6 +48,8 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
+AWAY = "cannot be reached"
+"""Why a tube shows no counts, if its tasks are on a server of their own and that is away."""
 
 EXIT_CODES = f"""\b
 Exit status:
@@ -299,20 +301,46 @@ def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
 
 def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
     table = table_of("Tubes", "name", "type", ">ready", ">taken", ">delayed", ">buried", ">done")
-    for record in queue.records():
-        counts = None
-        with suppress(tubes.UnknownDriver, tubes.IncompleteDriver):
-            counts = queue.statistics(record.name)["tasks"]
+    records = queue.records()
+    found, missing = statistics_of_all(queue)
+    for record in records:
+        if record.name not in found and record.name not in missing:
+            continue  # dropped since
+        counts = found[record.name]["tasks"] if record.name in found else None
         if is_json:
             row = {"name": record.name, "type": record.type, "options": dict(record.options), "tasks": counts}
             write_line(line(row))
         elif counts is None:
-            table.add_row(record.name, f"{record.type} (not registered here)")
+            table.add_row(record.name, f"{record.type} ({missing[record.name]})")
         else:
             states = (str(counts[state]) for state in ("ready", "taken", "delayed", "buried", "done"))
             table.add_row(record.name, record.type, *states)
     if not is_json:
         print_table(table)
+    exit_if_away(missing)
+
+
+def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str]]:
+    """The statistics of each tube, and why others have none; a server that is away is said."""
+    found: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for name in queue.tubes():
+        try:
+            found[name] = queue.statistics(name)
+        except (tubes.UnknownDriver, tubes.IncompleteDriver):
+            missing[name] = "not registered here"
+        except tubes.StoreError as error:  # of a type that keeps its tasks elsewhere
+            missing[name] = AWAY
+            say(f"tube {name!r}: {error}")
+        except tubes.NoSuchTube:
+            pass  # dropped since
+    return found, missing
+
+
+def exit_if_away(missing: Mapping[str, str]) -> None:
+    """What could be shown has been."""
+    if AWAY in missing.values():
+        raise click.exceptions.Exit(UNAVAILABLE)
 
 
 # Putting
@@ -579,10 +607,18 @@ def stats(name: str | None, as_json: bool) -> None:
       tubes stats jobs --json | jq .tasks.ready
     """
     with place.connect() as queue:
-        if as_json:
-            write_line(line(queue.statistics(name)))
-            return
-        chosen = queue.statistics() if name is None else {name: queue.statistics(name)}
+        if name is None:
+            chosen, missing = statistics_of_all(queue)
+        else:
+            chosen, missing = {name: queue.statistics(name)}, {}
+    if as_json:
+        write_line(line(chosen if name is None else chosen[name]))
+    else:
+        print_statistics(chosen)
+    exit_if_away(missing)
+
+
+def print_statistics(chosen: dict[str, dict[str, Any]]) -> None:
     for part, title in (("tasks", "Tasks"), ("calls", "Calls")):
         keys = [
             key

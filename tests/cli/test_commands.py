@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_servers import RedisServer
 
 import tubes
 from tubes.cli import REFUSED, UNAVAILABLE, USAGE, cli, run
@@ -201,6 +202,21 @@ def test_a_tube_of_type_redis_is_given_its_server(tubes_: Command, redis_db: str
     assert tubes_("create", "hot", "redis", "--option", f"url={redis_db}").status == 0
     tubes_("put", "hot", "1")
     assert json.loads(tubes_("take", "hot", "--ack", "--json").out)["data"] == 1
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_a_tube_whose_server_is_away_hides_no_other(
+    command: str, tubes_: Command, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    server = own_redis_server()
+    tubes_("create", "hot", "redis", "--option", f"url={server.url}")
+    tubes_("create", "jobs")
+    server.stop("immediate")
+    table, lines = tubes_(command), tubes_(command, "--json")
+    assert "jobs" in table.out and '"jobs"' in lines.out
+    for said in (table, lines):
+        assert said.status == UNAVAILABLE
+        assert said.err.startswith("tubes: tube 'hot': ") and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
