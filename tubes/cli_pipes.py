@@ -56,12 +56,47 @@ def say(text: str) -> None:
 
 def line(value: object) -> str:
     """One line of NDJSON, readable; with escapes where text is not valid Unicode."""
-    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=repr)
+    text = _json(value, is_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        text = json.dumps(value, default=repr)
+        text = _json(value, is_ascii=True)
     return text
+
+
+def _json(value: object, *, is_ascii: bool) -> str:
+    try:
+        return _dumps(value, is_ascii)
+    except RecursionError:
+        return _json_without_recursion(value, is_ascii)
+
+
+def _dumps(value: object, is_ascii: bool) -> str:
+    return json.dumps(value, ensure_ascii=is_ascii, separators=(", ", ": "), default=repr)
+
+
+class _Text(str):
+    """JSON already."""
+
+
+def _json_without_recursion(value: object, is_ascii: bool) -> str:
+    """The same of what is nested so deeply that it could just be read: to write it takes some calls more."""
+    written: list[str] = []
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, _Text):
+            written.append(part)
+        elif isinstance(part, (dict, list)) and part:
+            begin, end = "{}" if isinstance(part, dict) else "[]"
+            inside: list[object] = []
+            for item in part:
+                inside.append(_Text(", " if inside else begin))
+                inside += [_Text(f"{_dumps(item, is_ascii)}: "), part[item]] if begin == "{" else [item]
+            left += [_Text(end), *reversed(inside)]
+        else:
+            written.append(_dumps(part, is_ascii))
+    return "".join(written)
 
 
 def shown(task: Task) -> dict[str, Any]:

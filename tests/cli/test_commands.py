@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from redis_servers import RedisServer
 
 import tubes
 from tubes.cli import REFUSED, UNAVAILABLE, USAGE, cli, run
+from tubes.payload import why_unreadable
 
 from .conftest import Shell, values
 
@@ -130,6 +132,24 @@ def test_ls_shows_a_tube_whose_type_is_not_registered_here(tubes_: Command, tmp_
     assert "foreign (not registered here)" in tubes_("ls").out
     assert tubes_("ls", "--json").json()["tasks"] is None
     assert tubes_("put", "jobs", "1").status == USAGE
+
+
+def test_what_can_be_read_can_be_shown(tubes_: Command, tmp_path: Path) -> None:
+    """However deep it is nested; only a few levels more could not be read."""
+
+    def nested(depth: int, inner: str = "0") -> str:
+        return f"{'[' * depth}{inner}{']' * depth}"
+
+    most = bisect.bisect_left(range(100_000), True, key=lambda depth: bool(why_unreadable(nested(depth))))
+    data = nested(most - 10, '{"é": [1.5, null, {"a": "b", "c": {}}], "d": [[], true]}')
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "1")
+    with sqlite3.connect(tmp_path / "q.db") as db:
+        db.execute("UPDATE tubes_task SET data = ?", (data,))
+    db.close()
+    assert "[" * 57 + "..." in tubes_("ls", "jobs").out
+    taken = tubes_("take", "jobs", "--ack")
+    assert (taken.status, taken.err) == (0, "") and f'"data": {data},' in taken.out
 
 
 def test_stats_are_tarantools(tubes_: Command) -> None:
