@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import click
 
 import tubes
-from tubes.interrupts import guarded
+from tubes.interrupts import guarded, interruptible
 from tubes.task import Task
 
 BATCH = 500
@@ -124,7 +124,7 @@ def write_line(text: str) -> None:
     left = memoryview((text + "\n").encode())
     try:
         while left:
-            left = left[os.write(1, left) :]
+            left = left[interruptible(os.write, 1, left) :]
     except BrokenPipeError as error:
         raise Closed from error
 
@@ -266,11 +266,12 @@ class Taking:
                 tasks = self._tube.take_many(most, self._timeout)
                 if not tasks:
                     break
-                self._print(tasks)
+                guarded(self._print, tasks)
                 moved(len(tasks))
         return self._printed
 
     def _print(self, tasks: list[Task]) -> None:
+        """Write lines until a signal comes; another one finds what was written acked."""
         written = 0
         try:
             for task in tasks:
@@ -278,11 +279,11 @@ class Taking:
                 written += 1
         finally:  # a closed pipe, Ctrl-C and TERM come here too
             self._printed += written
+            if self._acks and written:
+                self._ack(tasks[:written])
             for task in tasks[written:]:
                 with suppress(tubes.NotTaken):  # its time was over: it is back already
                     self._tube.release(task)
-            if self._acks and written:
-                self._ack(tasks[:written])
 
     def _ack(self, printed: list[Task]) -> None:
         acked = {task.id for task in self._tube.ack_many(printed)}

@@ -154,6 +154,24 @@ def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jo
     assert count(jobs, "total") == 2
 
 
+def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, jobs: tubes.Tube) -> None:
+    """As from a terminal that is closed, or from somebody in a hurry."""
+    jobs.put("small")
+    jobs.put("x" * 1_000_000)  # there it is stuck
+    jobs.put_many(range(20))
+    process = shell.start("take", "jobs", "--all", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until(lambda: count(jobs, "taken") == 22)
+    assert process.stdout is not None and process.stderr is not None
+    assert json.loads(process.stdout.readline())["data"] == "small"
+    assert os.read(process.stdout.fileno(), 10)
+    process.terminate()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) in (TERMINATED, INTERRUPTED)
+    assert process.stderr.read().strip() == b""
+    assert count(jobs, "done") == 1
+    assert count(jobs, "ready") == 21
+
+
 def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) -> None:
     """Its reader reads too late: the task is back in the tube, and the ack of it must not pass for one."""
     with shell.connect() as queue:
