@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
@@ -35,6 +36,11 @@ async def until(happened: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not happened():
             await asyncio.sleep(0.001)
+
+
+def threads_since(before: list[threading.Thread]) -> set[threading.Thread]:
+    """Those that are there now and were not then; a count would be wrong where others end meanwhile."""
+    return {*threading.enumerate()} - {*before}
 
 
 async def in_line(tube: aio.Tube, count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from aio.running import awaited, connect, in_line, until
+from aio.running import awaited, connect, in_line, threads_since, until
 
 import tubes
 from tubes import aio
@@ -40,24 +40,24 @@ async def test_a_queue_that_was_awaited_is_closed_by_hand(url: str) -> None:
 
 @awaited
 async def test_a_url_that_cannot_be_opened_is_an_error_and_leaves_no_thread(url: str) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     with pytest.raises(tubes.TubeError):
         await connect(f"{url}/no/such/place")
     with pytest.raises(tubes.BadOption):
         async with connect("nowhere"):
             pass
-    await until(lambda: threading.active_count() <= before)
+    await until(lambda: not threads_since(before))
 
 
 @awaited
 async def test_a_hundred_waiting_takes_need_no_thread_each(url: str) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     async with connect(url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         takes = [asyncio.create_task(jobs.take()) for _ in range(100)]
         await in_line(jobs, 100)
         others = 3  # the listener, the scheduler and its worker
-        assert threading.active_count() - before <= aio.MOST_THREADS + others
+        assert len(threads_since(before)) <= aio.MOST_THREADS + others
         await jobs.put_many(range(100))
         tasks = await asyncio.gather(*takes)
         assert sorted(task.data for task in tasks if task is not None) == [*range(100)]
@@ -65,14 +65,14 @@ async def test_a_hundred_waiting_takes_need_no_thread_each(url: str) -> None:
 
 @awaited
 async def test_its_threads_end_with_the_queue(sql_url: str) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         async with queue.transaction() as unit:
             await jobs.put("x", unit=unit)
         await asyncio.gather(*[jobs.put(n) for n in range(20)])
-        assert threading.active_count() > before
-    await until(lambda: threading.active_count() <= before)
+        assert threads_since(before)
+    await until(lambda: not threads_since(before))
 
 
 @awaited

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aio.running import PATIENCE, awaited, connect, in_line, until
+from aio.running import PATIENCE, awaited, connect, in_line, threads_since, until
 
 import tubes
 from tubes import aio, bridge
@@ -290,7 +290,7 @@ async def test_what_a_cancelled_take_took_in_a_transaction_is_given_back_in_it(
 
 @awaited
 async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     for turns in range(4):
         connecting = asyncio.ensure_future(connect(url)._open())
         for _ in range(turns):
@@ -298,7 +298,7 @@ async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> 
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
-    await until(lambda: threading.active_count() <= before)
+    await until(lambda: not threads_since(before))
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -307,7 +307,7 @@ def test_a_cancelled_connect_is_not_waited_for_without_end(
 ) -> None:
     """What it opens is closed again, even when the loop is over by then."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.01)
-    before = threading.active_count()
+    before = threading.enumerate()
     may_go_on = threading.Event()
     opened: list[tubes.Queue] = []
 
@@ -323,11 +323,11 @@ def test_a_cancelled_connect_is_not_waited_for_without_end(
         assert not opened
         if not ends:
             may_go_on.set()
-            await until(lambda: threading.active_count() <= before)
+            await until(lambda: not threads_since(before))
 
     asyncio.run(impatient())
     may_go_on.set()
-    asyncio.run(until(lambda: threading.active_count() <= before))
+    asyncio.run(until(lambda: not threads_since(before)))
     assert opened[0].is_closed
 
 
