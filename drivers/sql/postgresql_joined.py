@@ -20,6 +20,8 @@ Row = tuple[Any, ...]
 Identity = tuple[str, int, int | None]
 
 IS_READ_ONLY = "current_setting('transaction_read_only')"
+KNOWS_NULL = "current_setting('array_nulls')"
+"""Whether a NULL in an array is one. The setting is the user's, and is not changed."""
 
 IN_TRANSACTION = 2
 """libpq's number for a transaction that is open and has not failed."""
@@ -37,8 +39,9 @@ def identity_query(namespace: str) -> str:
 class PostgresJoinedTx(JoinedTx):
     """Our statements are written for libpq's parameters, ``$1``; here they get those of the user's driver."""
 
-    def __init__(self, connection: sa.Connection) -> None:
+    def __init__(self, connection: sa.Connection, *, takes_batches: bool) -> None:
         super().__init__(connection)
+        self._takes_batches = takes_batches
         dialect: Any = type(connection.dialect)  # an instance may be told to compile in another style
         self._style: str = dialect.default_paramstyle
 
@@ -51,7 +54,7 @@ class PostgresJoinedTx(JoinedTx):
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         batch = statement.batch
-        if len(given) == 1 or batch is None:
+        if len(given) == 1 or batch is None or not self._takes_batches:
             return super().insert(statement, given)
         columns = [[*column] for column in zip(*given, strict=True)]
         ids = [row[0] for row in self.rows(batch, *columns)]
@@ -85,13 +88,13 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
             "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
         )
     try:
-        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {IS_READ_ONLY}").one()
+        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {IS_READ_ONLY}, {KNOWS_NULL}").one()
     except sa.exc.DBAPIError as error:
         raise translated(refused_to_user(error), what) from error
-    started, database, table, is_read_only = row
+    started, database, table, is_read_only, knows_null = row
     if is_read_only == "on":
         raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
-    return PostgresJoinedTx(connection), (started, database, table)
+    return PostgresJoinedTx(connection, takes_batches=knows_null == "on"), (started, database, table)
 
 
 def stands(dialect: Any, connection: Any) -> bool:

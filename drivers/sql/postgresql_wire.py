@@ -31,6 +31,9 @@ Row = tuple[Any, ...]
 PLANNING = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
 """A plan made while the table was empty must not be a scan, since it is kept while the table fills."""
 
+MEANING = {"array_nulls": "on"}
+"""Batches travel as arrays, and a role may be set to take a NULL in one for the text NULL."""
+
 LASTING = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolation": "read committed"}
 """What else is set where a setting lasts."""
 
@@ -91,7 +94,7 @@ class Wire:
         self.is_lost = False
         self._lender: Lender | None = None
         self._was_lent = False
-        settings |= PLANNING | {"synchronous_commit": "on" if durability == "full" else "off"}
+        settings |= PLANNING | MEANING | {"synchronous_commit": "on" if durability == "full" else "off"}
         try:
             self.pooled = self._is_pooled() if pooled is None else pooled
             lasting = {} if self.pooled else settings | LASTING

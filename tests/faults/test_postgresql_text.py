@@ -32,3 +32,32 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
                 assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
         finally:
             db.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize("pooled", ["no", "yes"])
+def test_a_batch_comes_back_as_it_was_where_the_role_reads_null_as_text(
+    postgres_db: str, pooled: str
+) -> None:
+    """With ``array_nulls`` off a NULL in an array is the text NULL; behind a pooler as well."""
+    url = sa.make_url(postgres_db).update_query_dict({"pooled": pooled})
+    batch = [b"one", {"two": 2}, b"three"]
+    shown = url.render_as_string(hide_password=False)
+    engine = sa.create_engine(postgres_db)
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        here = f"ALTER ROLE CURRENT_USER IN DATABASE {url.database}"
+        db.execute(f"{here} SET array_nulls = off")
+        try:
+            with tubes.connect(shown, migrate=True, sweep=False) as queue:
+                for tube in (
+                    queue.create_tube("plain", "fifo"),
+                    queue.create_tube("timed", "fifottl", ttl=60, ttr=60),  # only payloads are NULL
+                ):
+                    tube.put_many(batch)
+                    with engine.begin() as connection:
+                        tube.put_many(batch, connection=connection)
+                    with queue.transaction() as unit:
+                        tube.put_many(batch, unit=unit)
+                    assert [task.data for task in tube.take_many(9, 0)] == batch * 3
+        finally:
+            db.execute(f"{here} RESET array_nulls")
+            engine.dispose()
