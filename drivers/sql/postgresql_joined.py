@@ -20,8 +20,13 @@ Row = tuple[Any, ...]
 Identity = tuple[str, int, int | None]
 
 IS_READ_ONLY = "current_setting('transaction_read_only')"
-KNOWS_NULL = "current_setting('array_nulls')"
-"""Whether a NULL in an array is one. The setting is the user's, and is not changed."""
+TAKES_ARRAYS = (
+    "current_setting('array_nulls') = 'on' AND current_setting('standard_conforming_strings') = 'on'"
+)
+"""Else a NULL in an array is the text NULL, or psycopg doubles the backslashes there, with which bytes are written.
+
+The settings are the user's, and are not changed.
+"""
 
 IN_TRANSACTION = 2
 """libpq's number for a transaction that is open and has not failed."""
@@ -39,9 +44,9 @@ def identity_query(namespace: str) -> str:
 class PostgresJoinedTx(JoinedTx):
     """Our statements are written for libpq's parameters, ``$1``; here they get those of the user's driver."""
 
-    def __init__(self, connection: sa.Connection, *, takes_batches: bool) -> None:
+    def __init__(self, connection: sa.Connection, *, takes_arrays: bool) -> None:
         super().__init__(connection)
-        self._takes_batches = takes_batches
+        self._takes_arrays = takes_arrays
         dialect: Any = type(connection.dialect)  # an instance may be told to compile in another style
         self._style: str = dialect.default_paramstyle
 
@@ -54,7 +59,7 @@ class PostgresJoinedTx(JoinedTx):
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         batch = statement.batch
-        if len(given) == 1 or batch is None or not self._takes_batches:
+        if len(given) == 1 or batch is None or not self._takes_arrays:
             return super().insert(statement, given)
         columns = [[*column] for column in zip(*given, strict=True)]
         ids = [row[0] for row in self.rows(batch, *columns)]
@@ -88,13 +93,13 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
             "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
         )
     try:
-        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {IS_READ_ONLY}, {KNOWS_NULL}").one()
+        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {IS_READ_ONLY}, {TAKES_ARRAYS}").one()
     except sa.exc.DBAPIError as error:
         raise translated(refused_to_user(error), what) from error
-    started, database, table, is_read_only, knows_null = row
+    started, database, table, is_read_only, takes_arrays = row
     if is_read_only == "on":
         raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
-    return PostgresJoinedTx(connection, takes_batches=knows_null == "on"), (started, database, table)
+    return PostgresJoinedTx(connection, takes_arrays=takes_arrays), (started, database, table)
 
 
 def stands(dialect: Any, connection: Any) -> bool:

@@ -35,17 +35,18 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("pooled", ["no", "yes"])
-def test_a_batch_comes_back_as_it_was_where_the_role_reads_null_as_text(
-    postgres_db: str, pooled: str
+@pytest.mark.parametrize("setting", ["array_nulls", "standard_conforming_strings"])
+def test_a_batch_comes_back_as_it_was_whatever_the_role_is_set_to(
+    postgres_db: str, setting: str, pooled: str
 ) -> None:
-    """With ``array_nulls`` off a NULL in an array is the text NULL; behind a pooler as well."""
+    """With ``array_nulls`` off a NULL in an array is the text NULL; with the other, psycopg doubles its backslashes."""
     url = sa.make_url(postgres_db).update_query_dict({"pooled": pooled})
     batch = [b"one", {"two": 2}, b"three"]
     shown = url.render_as_string(hide_password=False)
     engine = sa.create_engine(postgres_db)
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
         here = f"ALTER ROLE CURRENT_USER IN DATABASE {url.database}"
-        db.execute(f"{here} SET array_nulls = off")
+        db.execute(f"{here} SET {setting} = off")
         try:
             with tubes.connect(shown, migrate=True, sweep=False) as queue:
                 for tube in (
@@ -59,5 +60,5 @@ def test_a_batch_comes_back_as_it_was_where_the_role_reads_null_as_text(
                         tube.put_many(batch, unit=unit)
                     assert [task.data for task in tube.take_many(9, 0)] == batch * 3
         finally:
-            db.execute(f"{here} RESET array_nulls")
+            db.execute(f"{here} RESET {setting}")
             engine.dispose()
