@@ -145,6 +145,7 @@ class Queue:
         self._sweeper = Sweeper(self._background)
         self._look_at = 0.0
         self._next_sweep_ms: float = math.inf
+        self._is_rescue_left = False
         self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
         _open_queues.add(self)
         self._open_all()
@@ -319,19 +320,18 @@ class Queue:
         ended = guarded(self.store.transact, lambda tx: self.store.ended_sessions(tx, self.clock.now_ms()))
         if ended:
             tubes = self._open_all()
-            complete = len(tubes) == len(self.records())
-            for session in ended:
-                is_done = complete
-                for tube in tubes:
-                    try:
-                        released += tube.release_owner(session)
-                    except StoreError:
-                        if not tube.is_hosted:
-                            raise
-                        is_done = False
-                if not is_done:
-                    self.store.set_aside.add(session)
-                else:
+            for tube in tubes:
+                tube.ended.update(ended)
+                try:
+                    released += tube.rescue()
+                except StoreError:
+                    if not tube.is_apart:
+                        raise
+                    self._is_rescue_left = True
+            if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
+                self.store.set_aside.update(ended)
+            else:
+                for session in ended:
                     guarded(self.store.transact, lambda tx, gone=session: self.store.forget_session(tx, gone))
         return released
 
@@ -414,17 +414,21 @@ class Queue:
         self.check_open()
         changed = self.rescue() if self.store.deaths_suspected(thoroughly=True) else 0
         failed: StoreError | None = None
-        for tube in self._open_all():
+        tubes = self._open_all()
+        for tube in tubes:
             try:
                 changed += tube.expire()
             except NoSuchTube:  # dropped elsewhere since
                 pass
             except StoreError as error:
-                if not tube.is_hosted:
+                if not tube.is_apart:
                     raise
                 failed = error
+        if self._is_rescue_left and not any(tube.ended for tube in tubes):
+            self._is_rescue_left = False
+            self.store.set_aside.clear()  # the next look finds them, and forgets them
         self.flush_counts()
-        if failed is not None:  # what one tube's own server lacks is not for the others to bear
+        if failed is not None:  # what one tube's own place lacks is not for the others to bear
             raise failed
         return changed
 
@@ -459,7 +463,8 @@ class Queue:
         self._next_sweep_ms = self.clock.now_ms() + FLOOR * 1000
         try:
             self.store.prove_life()
-            self.flush_counts()
+            with suppress(*([StoreError] if self._sweeps else [])):  # a sweep tries again, and says so
+                self.flush_counts()
             if not self._sweeps:
                 return None
             self.sweep()
@@ -472,7 +477,7 @@ class Queue:
             try:
                 due = tube.next_due_ms()
             except StoreError:
-                if not tube.is_hosted:
+                if not tube.is_apart:
                     raise
             else:
                 dues += [] if due is None else [due]

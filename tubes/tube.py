@@ -118,6 +118,11 @@ class Tube:
         self._is_timed = features.timed
         self._is_transactional = getattr(driver, "transactional", True)
         self.is_hosted: bool = getattr(driver, "is_hosted", False)
+        self._check_reachable: Callable[[], None] | None = getattr(driver, "check_reachable", None)
+        self.is_apart = self.is_hosted or self._check_reachable is not None
+        """Whether the place that it lies in may be away by itself, which is not for other tubes to bear."""
+        self.ended: set[str] = set()
+        """Ended sessions whose tasks are still to be released here."""
         self._set_listeners()
         self._pri = record.options.get("pri", 0)
         self._ttl_ms = record.options.get("ttl_ms")
@@ -728,10 +733,10 @@ class Tube:
                 self._unknown.add(milliseconds(task.updated_at))
 
     def expire(self) -> int:
-        """Do what time asks for; return how many tasks that changed. Called by ``queue.sweep``."""
+        """Do what time asks for, and what a rescue has left; return how many tasks that changed."""
+        expired = self.rescue()
         if self._unknown:
             self._give_back_unknown()
-        expired = 0
         while True:
             due = self.next_due_ms()
             if due is None or due > self._clock.now_ms():
@@ -740,6 +745,16 @@ class Tube:
             expired += len(changes)
             if not changes:
                 return expired
+
+    def rescue(self) -> int:
+        """Release what the sessions in ``ended`` hold; return how many tasks that were."""
+        if self._check_reachable is not None:
+            self._check_reachable()
+        released = 0
+        for session in [*self.ended]:
+            released += self.release_owner(session)
+            self.ended.discard(session)
+        return released
 
     def next_due_ms(self) -> int | None:
         """The instant of the next thing that time does here."""

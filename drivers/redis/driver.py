@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tubes.driver import (
@@ -16,7 +17,7 @@ from tubes.driver import (
     new_change,
     put_change,
 )
-from tubes.errors import BadOption, NoSuchTube, NotSupported, TubeBusy
+from tubes.errors import BadOption, NoSuchTube, NotSupported, StoreError, TubeBusy
 from tubes.options import sub_queue_name
 from tubes.payload import decode_json
 from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
@@ -82,6 +83,8 @@ class RedisDriver:
         self.number = tube.id
         self.name = tube.name
         self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
+        self.check_reachable: Callable[[], None] | None = None
+        """Set by a store whose tubes lie on several nodes: raises StoreUnavailable where this one's is away."""
         self._waiting = waiting
         self._after = after
         self._is_timed = features.timed
@@ -93,7 +96,14 @@ class RedisDriver:
         """The store has made it."""
 
     def start(self, tx: RedisTx) -> None:
-        self._do(tx, scripts.OPEN, self._after)
+        if self.check_reachable is None:
+            self._do(tx, scripts.OPEN, self._after)
+        else:
+            with suppress(
+                StoreError
+            ):  # a queue opens all the same, and the tube's verbs say what is the matter
+                self.check_reachable()
+                self._do(tx, scripts.OPEN, self._after)
 
     def stop(self) -> None:
         """Nothing to stop."""

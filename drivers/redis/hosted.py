@@ -310,19 +310,17 @@ class HostedStore(RedisStore):
         if not is_time or self._is_closed or self._is_stale:
             return False
         try:
-            return self.read(lambda tx: bool(self._admitted() - self._sessions()[0].keys()))
+            return self.read(
+                lambda tx: bool(self._admitted(self._driver.number) - self._sessions()[0].keys())
+            )
         except (StoreUnavailable, OutcomeUnknown):
             return False
-
-    def _admitted(self) -> set[str]:
-        """The sessions that may take here."""
-        return {session.decode() for session in self._run_on(self._driver.number, scripts.ADMITTED)}
 
     def rescue(self, now: int) -> list[Change]:
         """Release what sessions hold in the tube that are not alive."""
         driver = self._driver
         over = {*self._end_sessions(now)}
-        admitted = self._admitted()
+        admitted = self._admitted(driver.number)
         alive = self._sessions()[0].keys() - over
         changes: list[Change] = []
         for session in admitted - alive:

@@ -34,6 +34,9 @@ MOST_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two tries while a Cluster is busy with itself."""
 
+AWAY_FOR = 5.0
+"""Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
+
 
 class Nodes:
     """``patience``: seconds that a server is waited for, and a Cluster that moves slots."""
@@ -62,6 +65,7 @@ class Nodes:
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}
+        self._away: dict[Address | None, float] = {}
         self.is_cluster = False
 
     def open(self) -> None:
@@ -84,8 +88,20 @@ class Nodes:
             raise StoreUnavailable(f"{self.what} refused: {error}") from error
 
     def each(self, use: Callable[[Wire], T]) -> list[T]:
-        """Use a connection to every server, for what may be repeated."""
-        return [self._use(None, use, is_repeatable=True, at=address) for address in self._all()]
+        """Use a connection to every server, for what may be repeated; nodes of a Cluster that are away are left out."""
+        answers = []
+        for address in self._all():
+            with suppress(*([StoreUnavailable] if self.is_cluster else [])):
+                answers.append(self._use(None, use, is_repeatable=True, at=address))
+        return answers
+
+    def check_reachable(self, keys: Keys) -> None:
+        """Raise StoreUnavailable where the node of these keys, one of a Cluster, was waited for in vain a moment ago.
+
+        For what nobody waits for: each tube there would cost as long a wait. A call that reaches the node ends it.
+        """
+        if self._away and real_monotonic() < self._away.get(self._address(keys), 0.0):
+            raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
 
     def scan(self, pattern: str, after: Cursor | None, count: int) -> tuple[list[bytes], Cursor | None]:
         """Look at about ``count`` keys; return those of that pattern, and where to go on, if not at the end."""
@@ -149,15 +165,21 @@ class Nodes:
             address = at or self._address(keys)
             try:
                 wire = self._borrow(address)
-                return use(wire)
+                answer = use(wire)
+                if self._away:
+                    self._away.pop(address, None)
+                return answer
             except NOT_NOW as error:
                 failure: Exception = error
                 self.redirected(error)
                 if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
                     self._look_round(address)
+                if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
+                    self._note_away(address, until)
             except Lost as error:
                 failure = error
                 self._forget_idle(address)
+                self._note_away(address, until)
                 if error.was_sent and not is_repeatable:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
@@ -178,6 +200,12 @@ class Nodes:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
             if tries > 1:
                 interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE))
+
+    def _note_away(self, address: Address | None, until: float) -> None:
+        """A node of a Cluster has not answered for as long as a server is waited for."""
+        now = real_monotonic()
+        if self.is_cluster and now > until:
+            self._away[address] = now + AWAY_FOR
 
     def _borrow(self, address: Address | None) -> Wire:
         idle = self._idle.get(address)

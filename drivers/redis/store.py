@@ -300,6 +300,8 @@ class RedisStore:
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         after = self._after.get(tube.id, "0")
         driver = RedisDriver(type, tube, self._namespace, lambda: self.waiters.uncalled(tube.id), after)
+        if self._hub.nodes.is_cluster:
+            driver.check_reachable = lambda: self._hub.nodes.check_reachable(driver.keys)
         self._hub.listener.tubes[tube.id] = driver.flags, driver.capacity
         return driver
 
@@ -500,12 +502,24 @@ class RedisStore:
         ]
 
     def _orphans(self, tx: Any) -> list[str]:
-        """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before."""
-        admitted = {
-            session.decode() for tube in self.tubes(tx) for session in self._run_on(tube.id, scripts.ADMITTED)
-        }
+        """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before.
+
+        Where a node of a Cluster is away, nobody can tell, and nobody takes.
+        """
+        admitted: set[str] = set()
+        for tube in self.tubes(tx):
+            try:
+                self._hub.nodes.check_reachable(Keys.of_tube(self._namespace, tube.id))
+                admitted |= self._admitted(tube.id)
+            except StoreUnavailable:
+                if not self._hub.nodes.is_cluster:
+                    raise
         known = self._sessions()[0] if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
+
+    def _admitted(self, tube: int) -> set[str]:
+        """The sessions that may take there."""
+        return {session.decode() for session in self._run_on(tube, scripts.ADMITTED)}
 
     def forget_session(self, tx: Any, session: str) -> None:
         self._ask(scripts.FORGET_SESSION, session)
@@ -517,15 +531,27 @@ class RedisStore:
             self.waiters.wake(tube, count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
+        away: list[Deltas] = []
+        failed: StoreUnavailable | None = None
         while deltas:
             tube, calls = deltas[0]
+            keys = Keys.of_tube(self._namespace, tube)
             given = [word for event, count in calls.items() for word in (str(event), count)]
             try:
-                self.read(partial(self._add_calls, Keys.of_tube(self._namespace, tube), given))
+                self._hub.nodes.check_reachable(keys)
+                self.read(partial(self._add_calls, keys, given))
             except OutcomeUnknown:
                 del deltas[0]  # once more would count twice what was counted
                 raise
+            except StoreUnavailable as error:
+                if not self._hub.nodes.is_cluster:
+                    raise
+                away.append(deltas[0])
+                failed = error
             del deltas[0]
+        if failed is not None:
+            deltas += away
+            raise failed
 
     def _add_calls(self, keys: Keys, given: Sequence[Argument], tx: Any) -> None:
         self._evaluate(keys, scripts.ADD_CALLS, ("", 0, 0, *given), is_repeatable=False)

@@ -118,7 +118,16 @@ def public(cls: type) -> dict[str, Callable[..., object]]:
 
 
 INTERNAL = {
-    tubes.Tube: {"expire", "forked", "give_back", "next_due_ms", "release_owner", "publish", "line_up"},
+    tubes.Tube: {
+        "expire",
+        "forked",
+        "give_back",
+        "next_due_ms",
+        "release_owner",
+        "publish",
+        "line_up",
+        "rescue",
+    },
     tubes.Queue: {
         "begin_to_wait",
         "check_open",

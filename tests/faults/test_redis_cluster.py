@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import eventually
+from faults.harness import begin, eventually, finish, heard
 from faults.test_postgresql import Load
 from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
@@ -224,6 +224,69 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
             os.kill(node.pid, signal.SIGCONT)
         tube.put("x")
         thread.join(20)
+
+
+HOLDER = """
+import sys, tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+for name in sys.argv[2:]:
+    assert queue.tube[name].take(0) is not None
+print("holds", flush=True)
+sys.stdin.readline()
+"""
+
+
+def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube, tubes.Tube]:
+    """A tube on the node of the catalogue, and one on another, of a Cluster that goes on without a node."""
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-require-full-coverage", "no")
+    made = [queue.create_tube(f"tube_{number}", "fifottl") for number in range(12)]
+    catalogue = owner_of(cluster, SESSIONS)
+    here = [tube for tube in made if owner_of(cluster, slot_of(tube)) is catalogue]
+    there = [tube for tube in made if tube not in here]
+    return here[0], there[-1]
+
+
+def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) -> None:
+    """Its calls go on, the dead are rescued, counts are stored; a process begins. What is left is done afterwards."""
+    url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
+    with tubes.connect(url, busy_timeout=0.5) as queue:
+        here, there = on_two_nodes(queue, cluster)
+        there.put("x")
+        here.put("x")
+        holder = begin(HOLDER, url, there.name, here.name)
+        node = owner_of(cluster, slot_of(there))
+        try:
+            assert heard(holder) == "holds"
+            there.put("counted")
+            node.stop("immediate")
+        finally:
+            finish(holder)
+        task = here.take(timeout=20)
+        assert task is not None and task.attempts == 2
+        with tubes.connect(url, busy_timeout=0.5, sweep=False) as late:
+            eventually(lambda: late.tube[here.name].statistics()["calls"]["release"] == 1)
+            assert late.tube[here.name].put("y", delay=0.05).id == 2
+            assert here.take(timeout=20) is not None
+            with pytest.raises(tubes.StoreUnavailable):
+                late.tube[there.name].put("y")
+            node.start()
+            eventually(lambda: can_put(there))
+        eventually(lambda: there.statistics()["tasks"]["ready"] == 3)
+        eventually(lambda: len(sessions_of(queue)) == 1)
+
+
+def can_put(tube: tubes.Tube) -> bool:
+    """A node that has come back says for a while that the Cluster is down."""
+    try:
+        return tube.put("z").id == 3
+    except tubes.StoreUnavailable:
+        return False
+
+
+def sessions_of(queue: tubes.Queue) -> set[str]:
+    store: Any = queue.store
+    return set(store._sessions()[0])
 
 
 def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
