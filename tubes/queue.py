@@ -306,22 +306,33 @@ class Queue:
                 with suppress(StoreError):  # its server is away: it hears of it later
                     follow()
 
-    def look_for_the_dead(self) -> None:
+    def look_for_the_dead(self, taker: Tube) -> None:
         """Rescue what ended sessions hold, if the last look was a while ago; what a busy consumer can afford."""
         now = real_monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            if self.store.deaths_suspected():
-                self.rescue()
+            self.rescue_for(taker)
 
-    def rescue(self) -> int:
-        """Release what ended sessions hold, in every open tube; return how many tasks that were."""
+    def rescue_for(self, taker: Tube) -> int:
+        """Rescue what somebody may have who takes there."""
+        if self.store.deaths_suspected():
+            return self.rescue(taker)
+        return taker.rescue() if taker.ended else 0
+
+    def rescue(self, taker: Tube | None = None) -> int:
+        """Release what ended sessions hold, in every open tube; return how many tasks that were.
+
+        Who takes waits for no place but the tube's own and the store's: the next sweep sees to what lies elsewhere.
+        """
         released = 0
         ended = guarded(self.store.transact, lambda tx: self.store.ended_sessions(tx, self.clock.now_ms()))
         if ended:
             tubes = self._open_all()
             for tube in tubes:
                 tube.ended.update(ended)
+                if tube.is_apart and taker not in (None, tube):
+                    self._is_rescue_left = True
+                    continue
                 try:
                     released += tube.rescue()
                 except StoreError:

@@ -318,7 +318,7 @@ class Tube:
             raise
 
     def _take_or_wait(self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None) -> None:
-        self._queue.look_for_the_dead()
+        self._queue.look_for_the_dead(self)
         try:
             self._take_now(limit, kept, ack)
             if not kept and wait != 0.0:
@@ -372,7 +372,7 @@ class Tube:
             acks = ()
             while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
                 changes = self._commit(step) if unit is None else self._run(step, unit)
-            if not kept and unit is None and store.deaths_suspected() and queue.rescue():
+            if not kept and unit is None and queue.rescue_for(self):
                 self._commit(step)
             if not kept:
                 self._check_exists(unit)
@@ -429,7 +429,7 @@ class Tube:
         if self._unknown:
             self._give_back_unknown()
         is_ready, due = self._look()
-        if is_ready or due == 0.0 or self._store.deaths_suspected():
+        if is_ready or due == 0.0 or self.ended or self._store.deaths_suspected():
             self._take_now(limit, kept)
             if not kept:
                 due = self._look()[1]

@@ -17,7 +17,7 @@ INTERNAL = {
     tubes.Tube: {"expire", "forked", "give_back", "line_up", "next_due_ms", "publish", "release_owner", "rescue"},
     tubes.Queue: {
         "begin_to_wait", "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",
-        "look_for_the_dead", "rescue",
+        "look_for_the_dead", "rescue", "rescue_for",
     },
 }  # fmt: skip
 """What the framework's own modules call, and users do not."""

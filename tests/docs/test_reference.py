@@ -127,6 +127,7 @@ INTERNAL = {
         "publish",
         "line_up",
         "rescue",
+        "rescue_for",
     },
     tubes.Queue: {
         "begin_to_wait",
@@ -138,6 +139,7 @@ INTERNAL = {
         "join_transaction",
         "look_for_the_dead",
         "rescue",
+        "rescue_for",
     },
 }
 """Public among the framework's own modules, and nothing for users."""

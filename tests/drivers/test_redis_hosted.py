@@ -391,7 +391,7 @@ def test_a_take_of_unknown_outcome_is_given_back_whatever_the_clocks_say(
 HOLDER = """
 import sys, tubes
 queue = tubes.connect(sys.argv[1], sweep=False)
-for name in "xy":
+for name in sys.argv[2:]:
     assert queue.tube[name].take(0) is not None
 print("holds", flush=True)
 sys.stdin.readline()
@@ -407,7 +407,7 @@ def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
         for name in "xy":
             joined = "&" if "?" in redis_url else "?"
             queue.create_tube(name, "redis", url=f"{redis_url}{joined}dead_after=1.5").put(name)
-        holder = begin(HOLDER, url)
+        holder = begin(HOLDER, url, "x", "y")
         try:
             assert heard(holder) == "holds"
             holder.send_signal(signal.SIGSTOP)
@@ -415,6 +415,34 @@ def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
         finally:
             holder.send_signal(signal.SIGCONT)
             finish(holder)
+
+
+def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """To who takes there, and to the sweep: the rescue is at once again when the server goes on."""
+    server, url = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(url, sweep=False) as queue:
+        made = [queue.create_tube("x", "redis", url=server.url), queue.create_tube("y", "fifo")]
+        made.append(queue.create_tube("z", "redis", url=server.url))
+        for tube in made:
+            tube.put(tube.name)
+        holder = begin(HOLDER, url, "x", "y", "z")
+        assert heard(holder) == "holds" and server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        finish(holder)
+        try:
+            began = time.monotonic()
+            task = queue.tube.y.take(timeout=0)
+            took = time.monotonic() - began
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert task is not None and task.attempts == 2
+        assert took < 3
+        task = queue.tube.x.take(timeout=0)
+        assert task is not None and task.attempts == 2
+        assert queue.sweep() == 1
+        assert queue.tube.z.statistics()["tasks"]["ready"] == 1
 
 
 def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
