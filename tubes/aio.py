@@ -42,7 +42,7 @@ T = TypeVar("T")
 Undo = Callable[[PlainTube, Any, Any], object]
 
 MOST_THREADS = 8
-"""Threads of a queue that run its calls; more calls at once take turns."""
+"""Threads of a queue that run its calls, and as many for tubes elsewhere; more calls at once take turns."""
 
 MOST_TRANSACTIONS = 16
 """Transactions of a queue that are open or begin at the same time, each in a thread of its own."""
@@ -64,6 +64,7 @@ def _of_tube(
             partial(method, tube, *args, **kwargs),
             undo=None if undo is None else partial(undo, tube, unit),
             unit=unit,
+            elsewhere=tube.is_hosted,
         )
 
     return verb
@@ -323,10 +324,15 @@ class Queue:
     # Called by the tubes
 
     async def run(
-        self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None, unit: Any = None
+        self,
+        work: Callable[[], T],
+        *,
+        undo: Callable[[T], object] | None = None,
+        unit: Any = None,
+        elsewhere: bool = False,
     ) -> T:
         """Run a plain call in a thread: that of the unit that it belongs to, or any."""
-        return await self._crew.run(work, undo=undo, worker=self._units.get(unit))
+        return await self._crew.run(work, undo=undo, worker=self._units.get(unit), elsewhere=elsewhere)
 
     def _opened(self, plain: PlainTube) -> Tube:
         """The awaited form of a tube: always the same while anybody has it."""

@@ -36,12 +36,16 @@ log = logging.getLogger("tubes.aio")
 
 
 class Crew:
-    """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction."""
+    """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction.
+
+    As many again are for calls to servers that the queue's own store does not need, which may hang.
+    """
 
     def __init__(self, most: int) -> None:
         self.is_closed = False
         self._most = most
         self._workers: list[Worker] = []
+        self._elsewhere: list[Worker] = []
         self._spare: list[Worker] = []
         self._reserved: dict[asyncio.Task[Any], Worker] = {}
         self._pid = os.getpid()
@@ -53,13 +57,14 @@ class Crew:
         undo: Callable[[T], object] | None = None,
         otherwise: Callable[[], object] | None = None,
         worker: Worker | None = None,
+        elsewhere: bool = False,
     ) -> T:
         """Run ``work`` in a thread. When that is cancelled, ``work`` stops waiting; ``undo`` gets what it returns.
 
         If it is cancelled before the thread has come to it, ``otherwise`` is run in its place. Without a ``worker`` it
-        is the one that the current task has reserved, or any.
+        is the one that the current task has reserved, or any of those for calls ``elsewhere``, or of the others.
         """
-        call = Call(worker or self._own() or self._free(), work, undo, otherwise)
+        call = Call(worker or self._own() or self._free(elsewhere), work, undo, otherwise)
         try:
             result = await call.answer
         except asyncio.CancelledError:
@@ -87,7 +92,7 @@ class Crew:
         """Run ``work`` as the last call; its part is to end the others. Then end the threads."""
         with self.reserved() as worker:
             self.is_closed = True
-            others = [each for each in (*self._workers, *self._spare) if each is not worker]
+            others = [each for each in (*self._workers, *self._elsewhere, *self._spare) if each is not worker]
 
             def close() -> None:
                 try:
@@ -109,30 +114,31 @@ class Crew:
     def disband(self) -> None:
         """End the threads, each when its calls are over, without waiting for that."""
         self.is_closed = True
-        for each in (*self._workers, *self._spare):
+        for each in (*self._workers, *self._elsewhere, *self._spare):
             each.stop()
 
     def _own(self) -> Worker | None:
         return self._reserved.get(asyncio.current_task()) if self._reserved else None  # type: ignore[arg-type]
 
-    def _free(self) -> Worker:
+    def _free(self, elsewhere: bool = False) -> Worker:
         """A worker that has nothing to do, or else the one with the shortest line."""
         if self.is_closed:
             raise StoreUnavailable("this queue is closed")
         self._forget_the_parents()
-        for worker in self._workers:
+        workers = self._elsewhere if elsewhere else self._workers
+        for worker in workers:
             if worker.is_idle:
                 return worker
-        if len(self._workers) < self._most:
-            self._workers.append(self._hired())
-            return self._workers[-1]
-        return min(self._workers, key=Worker.line_length)
+        if len(workers) < self._most:
+            workers.append(self._hired())
+            return workers[-1]
+        return min(workers, key=Worker.line_length)
 
     def _forget_the_parents(self) -> None:
         """A forked child has none of its parent's threads."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._workers, self._spare, self._reserved = [], [], {}
+            self._workers, self._elsewhere, self._spare, self._reserved = [], [], [], {}
 
     def _hired(self) -> Worker:
         if self.is_closed:

@@ -14,6 +14,7 @@ from redis_servers import RedisServer
 from servers import PostgresServer
 
 import tubes
+from tubes.aio import MOST_THREADS
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -34,6 +35,26 @@ async def test_waiting_takes_go_on_waiting_when_the_server_is_started_again(
         tasks = await asyncio.gather(*takes)
         assert sorted(task.data for task in tasks if task is not None) == [*range(19)]
         assert len(await jobs.ack_many([task for task in tasks if task is not None])) == 19
+
+
+@awaited
+async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """However many: where a tube is elsewhere, its calls have threads of their own."""
+    async with connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        hot = await queue.create_tube("hot", "redis", url=redis_server.url)
+        cold = await queue.create_tube("cold", "fifo")
+        await hot.put("x", utube="a")
+        assert redis_server.pid is not None
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            calls = [asyncio.create_task(hot.put("y")) for _ in range(2 * MOST_THREADS)]
+            await asyncio.sleep(0)  # they begin
+            await asyncio.wait_for(cold.put("z"), 3)
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+        await asyncio.gather(*calls)
 
 
 @awaited
