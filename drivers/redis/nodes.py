@@ -34,6 +34,9 @@ MOST_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two tries while a Cluster is busy with itself."""
 
+UNFIT = (TypeError, AttributeError, LookupError)
+"""What redis-py says of an option in a URL that no connection has, or that cannot be a text: an object, say."""
+
 AWAY_FOR = 5.0
 """Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
 
@@ -46,7 +49,7 @@ class Nodes:
         self.patience = patience
         try:
             pool = ConnectionPool.from_url(url)
-        except (ValueError, TypeError):
+        except (ValueError, *UNFIT):
             raise BadOption(
                 "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
                 "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
@@ -225,7 +228,7 @@ class Nodes:
             settings = settings | {"host": address[0], "port": address[1]}
         try:
             return Wire(self._class(**settings))
-        except TypeError as error:  # an option that no connection has, from the URL's query
+        except UNFIT as error:
             raise BadOption(f"bad store URL: {error}", option="url") from error
 
     def _give_back(self, address: Address | None, wire: Wire) -> None:

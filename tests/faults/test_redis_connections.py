@@ -262,10 +262,20 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
         "redis://[s3cret]x:1",
         "redis://127.0.0.1:1?no_such_option=s3cret",
         "redis://127.0.0.1:1?socket_timeout=s3cret",
+        "redis://127.0.0.1:1?maint_notifications_config=s3cret",
     ],
 )
 def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
     assert isinstance(refused(url), tubes.BadOption)
+
+
+@pytest.mark.parametrize(
+    "option", ["credential_provider", "command_packer", "parser_class", "encoding_errors"]
+)
+def test_an_option_that_no_text_can_be_is_refused(redis_url: str, option: str) -> None:
+    joined = "&" if "?" in redis_url else "?"
+    with pytest.raises(tubes.BadOption, match="bad store URL"):
+        tubes.connect(f"{redis_url}{joined}{option}=x")
 
 
 def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
