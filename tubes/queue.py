@@ -322,10 +322,14 @@ class Queue:
     def rescue(self, taker: Tube | None = None) -> int:
         """Release what ended sessions hold, in every open tube; return how many tasks that were.
 
-        Who takes waits for no place but the tube's own and the store's: the next sweep sees to what lies elsewhere.
+        Who takes waits for no place but the tube's own and the store's: the next sweep sees to what lies elsewhere, and
+        to sessions that nobody knows.
         """
-        released = 0
-        ended = guarded(self.store.transact, lambda tx: self.store.ended_sessions(tx, self.clock.now_ms()))
+        store, is_thorough, released = self.store, taker is None, 0
+        ended = guarded(
+            store.transact,
+            lambda tx: store.ended_sessions(tx, self.clock.now_ms(), thoroughly=is_thorough),
+        )
         if ended:
             tubes = self._open_all()
             for tube in tubes:
@@ -340,10 +344,10 @@ class Queue:
                         raise
                     self._is_rescue_left = True
             if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
-                self.store.set_aside.update(ended)
+                store.set_aside.update(ended)
             else:
                 for session in ended:
-                    guarded(self.store.transact, lambda tx, gone=session: self.store.forget_session(tx, gone))
+                    guarded(store.transact, lambda tx, gone=session: store.forget_session(tx, gone))
         return released
 
     # Transactions

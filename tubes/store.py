@@ -118,8 +118,11 @@ class Store(Protocol):
         """
         ...
 
-    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
-        """Notice dead connections, end the sessions whose grace is over, and return all ended ones."""
+    def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
+        """Notice dead connections, end the sessions whose grace is over, and return all ended ones.
+
+        ``thoroughly``: also those that hold tasks and that nobody knows.
+        """
         ...
 
     def forget_session(self, tx: Any, session: str) -> None:

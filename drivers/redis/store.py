@@ -491,8 +491,9 @@ class RedisStore:
             self._beats.forget()
             return False
 
-    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
-        return [*self._end_sessions(now), *self._orphans(tx)]
+    def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
+        ended = self._end_sessions(now)
+        return [*ended, *self._orphans(tx)] if thoroughly else ended
 
     def _end_sessions(self, now: int) -> list[str]:
         dead = self._dead(self._sessions()[1])

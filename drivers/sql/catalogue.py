@@ -73,10 +73,11 @@ class Catalogue(ABC):
         self.session_ttr_ms = ttr_ms
         self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
 
-    def ended_sessions(self, tx: Any, now: int) -> Sequence[str]:
+    def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
         tx.begin()
         self._notice_the_dead(tx, now)
-        return [*(session for (session,) in tx.rows(self._sql.ended, now)), *self._orphans(tx)]
+        ended = [session for (session,) in tx.rows(self._sql.ended, now)]
+        return [*ended, *self._orphans(tx)] if thoroughly else ended
 
     def _orphans(self, tx: Any) -> list[str]:
         """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""

@@ -374,7 +374,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Conn
         seen.append(is_alive())
         if len(seen) == 1:
             other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
-            for session in other.store.ended_sessions(None, store.clock.now_ms()):
+            for session in other.store.ended_sessions(None, store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs.release_owner(session)
                 other.store.forget_session(None, session)
         else:

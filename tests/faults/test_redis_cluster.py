@@ -276,6 +276,33 @@ def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) 
         eventually(lambda: len(sessions_of(queue)) == 1)
 
 
+def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) -> None:
+    """Sessions that nobody knows, for which all tubes are asked, are for the sweep to look for."""
+    url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
+    with tubes.connect(url, busy_timeout=2, sweep=False) as queue:
+        here, there = on_two_nodes(queue, cluster)
+        here.put("x")
+        holder = begin(HOLDER, url, here.name)
+        assert heard(holder) == "holds"
+        node = owner_of(cluster, slot_of(there))
+        assert node.pid is not None
+        os.kill(node.pid, signal.SIGSTOP)
+        finish(holder)
+        took: list[float] = []
+
+        def is_taken() -> bool:
+            began = time.monotonic()
+            task = here.take(timeout=0)
+            took.append(time.monotonic() - began)
+            return task is not None
+
+        try:
+            eventually(is_taken)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        assert max(took) < 1.5
+
+
 def can_put(tube: tubes.Tube) -> bool:
     """A node that has come back says for a while that the Cluster is down."""
     try:
