@@ -478,10 +478,11 @@ class Queue:
         self._next_sweep_ms = self.clock.now_ms() + FLOOR * 1000
         try:
             self.store.prove_life()
-            with suppress(*([StoreError] if self._sweeps else [])):  # a sweep tries again, and says so
-                self.flush_counts()
             if not self._sweeps:
+                self.flush_counts()
                 return None
+            with suppress(StoreError):  # the sweep tries again, and says so
+                self.flush_counts()
             self.sweep()
         except StoreUnavailable:
             if self.is_closed:  # while it swept

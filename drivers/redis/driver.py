@@ -99,9 +99,7 @@ class RedisDriver:
         if self.check_reachable is None:
             self._do(tx, scripts.OPEN, self._after)
         else:
-            with suppress(
-                StoreError
-            ):  # a queue opens all the same, and the tube's verbs say what is the matter
+            with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is the matter
                 self.check_reachable()
                 self._do(tx, scripts.OPEN, self._after)
 

@@ -129,11 +129,7 @@ class Listener:
                     self._announced_at = float("-inf")
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
-            except (
-                Lost,
-                Refused,
-                TubeError,
-            ) as error:  # the server is away: the calls say so, this tries again
+            except (Lost, Refused, TubeError) as error:  # the calls say what is the matter, this tries again
                 if isinstance(error, Refused):
                     log.warning("the listener was refused: %s", error)
                 if wire is not None:  # what was refused may have left a transaction open
