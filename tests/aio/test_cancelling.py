@@ -308,18 +308,25 @@ def test_a_cancelled_connect_is_not_waited_for_without_end(
     """What it opens is closed again, even when the loop is over by then."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.01)
     before = threading.enumerate()
-    may_go_on = threading.Event()
+    begun, may_go_on = threading.Event(), threading.Event()
     opened: list[tubes.Queue] = []
 
     def slowly() -> tubes.Queue:
+        begun.set()
         may_go_on.wait(5)
         opened.append(tubes.connect(f"sqlite:///{tmp_path / 'aio.db'}", sweep=False))
         return opened[0]
 
+    async def connecting() -> None:
+        async with aio.Connecting(slowly):
+            pass
+
     async def impatient() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01), aio.Connecting(slowly):
-                pass
+        connect = asyncio.create_task(connecting())
+        await until(begun.is_set)
+        connect.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connect
         assert not opened
         if not ends:
             may_go_on.set()
