@@ -46,7 +46,7 @@ def find_driver(type: str) -> TubeType | DriverFactory:
         return driver
     entry = _entries("tubes.drivers").get(type)
     if entry is None:
-        raise UnknownDriver(type, {*_registered, *_entries("tubes.drivers")})
+        raise UnknownDriver(type, driver_names())
     if type in _unusable:
         raise UnknownDriver(type, why=_unusable[type])
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -94,8 +94,11 @@ class Nodes:
         """Use a connection to every server, for what may be repeated; nodes of a Cluster that are away are left out."""
         answers = []
         for address in self._all():
-            with suppress(*([StoreUnavailable] if self.is_cluster else [])):
+            try:
                 answers.append(self._use(None, use, is_repeatable=True, at=address))
+            except StoreUnavailable:
+                if not self.is_cluster:
+                    raise
         return answers
 
     def check_reachable(self, keys: Keys) -> None:
@@ -139,9 +142,7 @@ class Nodes:
         An answer there is waited for no longer than for ``patience`` seconds.
         """
         patience = min(patience, self.patience)
-        return self._connect(
-            self._address(keys), {"socket_timeout": patience, "socket_connect_timeout": patience}
-        )
+        return self._connect(self._address(keys), socket_timeout=patience, socket_connect_timeout=patience)
 
     def redirected(self, error: Exception) -> None:
         """Note what a node has said of who has a key."""
@@ -222,8 +223,8 @@ class Nodes:
             wire.close()
         return self._connect(address)
 
-    def _connect(self, address: Address | None, other: Mapping[str, Any] | None = None) -> Wire:
-        settings = self._settings | dict(other or {})
+    def _connect(self, address: Address | None, **other: Any) -> Wire:
+        settings = self._settings | other
         if address is not None:
             settings = settings | {"host": address[0], "port": address[1]}
         try:

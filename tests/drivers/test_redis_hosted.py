@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from faults.harness import begin, eventually, finish, heard, run
+from faults.harness import HOLDER, begin, eventually, finish, heard, run
 from redis_servers import RedisServer
 from server_kit import ServerKit
 
@@ -386,16 +386,6 @@ def test_a_take_of_unknown_outcome_is_given_back_whatever_the_clocks_say(
                 hot.take(0)
         task = hot.take(0)
         assert task is not None and (task.data, task.attempts) == ("x", 2)
-
-
-HOLDER = """
-import sys, tubes
-queue = tubes.connect(sys.argv[1], sweep=False)
-for name in sys.argv[2:]:
-    assert queue.tube[name].take(0) is not None
-print("holds", flush=True)
-sys.stdin.readline()
-"""
 
 
 def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(

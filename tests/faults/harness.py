@@ -26,6 +26,16 @@ ENOUGH = 21
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 
+HOLDER = """
+import sys, tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+for name in sys.argv[2:]:
+    assert queue.tube[name].take(0) is not None
+print("holds", flush=True)
+sys.stdin.readline()
+"""
+"""A program that takes a task of each tube that is named, and holds them until it is ended."""
+
 
 def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     """Wait until something is true of other processes; fail when it does not become so."""

@@ -6,10 +6,11 @@ import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from faults.harness import eventually
 
 
 class Proxy:
@@ -42,8 +43,8 @@ class Proxy:
 
     def drop(self) -> None:
         """Wait until a request is held back, and never let it arrive."""
-        while self._held is None:
-            time.sleep(0.01)
+        eventually(lambda: self._held)
+        assert self._held is not None
         self._held[0].close()
 
     def deliver(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import begin, eventually, finish, heard
+from faults.harness import HOLDER, begin, eventually, finish, heard
 from faults.test_postgresql import Load
 from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
@@ -219,21 +219,11 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
             until = time.monotonic() + 2.5
             while time.monotonic() < until:
                 assert not other.store.deaths_suspected()
-                time.sleep(0.1)
+                time.sleep(0.1)  # real time: that of the beats, which must go on
         finally:
             os.kill(node.pid, signal.SIGCONT)
         tube.put("x")
         thread.join(20)
-
-
-HOLDER = """
-import sys, tubes
-queue = tubes.connect(sys.argv[1], sweep=False)
-for name in sys.argv[2:]:
-    assert queue.tube[name].take(0) is not None
-print("holds", flush=True)
-sys.stdin.readline()
-"""
 
 
 def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube, tubes.Tube]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -102,9 +103,9 @@ def test_an_error_reaches_the_parent_of_a_worker_process_as_it_was(error: tubes.
 
 def test_an_error_reaches_another_process_whatever_was_given() -> None:
     """The value that was refused may be one that cannot be pickled; what is said of it can."""
-    given = {"pri": lambda: 0}
+    given: Any = {"pri": lambda: 0}
     with tubes.connect("sqlite://") as queue, pytest.raises(tubes.BadOption) as caught:
-        queue.create_tube("jobs", "fifottl").put("x", **given)  # type: ignore[arg-type]
+        queue.create_tube("jobs", "fifottl").put("x", **given)
     there = pickle.loads(pickle.dumps(caught.value))
     assert type(there) is tubes.BadOption
     assert (str(there), there.option, there.value) == (str(caught.value), "pri", repr(given["pri"]))
