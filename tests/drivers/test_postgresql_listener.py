@@ -22,8 +22,14 @@ class Process:
     """A listener with a connection of its own, as each process has one, and who waits there."""
 
     def __init__(self, url: str, beat_every: float = 3600) -> None:
+        wires: list[Wire] = []
+
+        def connect() -> Wire:
+            wires.append(Wire(conninfo(url), "the test's database", "off"))
+            return wires[0]
+
         self.listener = Listener(
-            lambda: Wire(conninfo(url), "the test's database", "off"),
+            connect,
             "tubes",
             lambda wire: None,
             bool,
@@ -33,6 +39,10 @@ class Process:
         self.waiters._on_wait = self.listener.on_wait
         self._signals: dict[int, Signal] = {}
         self.listener.start()
+        with psycopg.connect(conninfo(url), autocommit=True) as db:
+            eventually(
+                lambda: wires and is_listening(db, wires[0])
+            )  # else it hears of who waits seconds later
 
     def wait(self, tube: int = TUBE) -> None:
         self._signals[tube] = self.waiters.enter(tube)
@@ -51,6 +61,11 @@ class Process:
 
     def knows(self, count: int) -> bool:
         return len(self.listener._waiting) == count
+
+
+def is_listening(db: psycopg.Connection, wire: Wire) -> bool:
+    last = "SELECT FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND query LIKE 'LISTEN%%'"
+    return db.execute(last, [wire.backend_pid]).fetchone() is not None
 
 
 @pytest.fixture
