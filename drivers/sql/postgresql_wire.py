@@ -88,6 +88,8 @@ class Wire:
         self._pg = self._connection.pgconn
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
+        self._poll_to_send = select.poll()
+        self._poll_to_send.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._prepared: dict[str, bytes] = {}
         self._transformer = Transformer(self._connection)
         self._names = itertools.count()
@@ -268,7 +270,7 @@ class Wire:
         interrupt: BaseException | None = None
         last: PGresult | None = None
         try:  # nearly always there is one answer, and nothing comes between
-            interruptible(self._poll.poll)
+            interruptible(self._wait)
             pg.consume_input()
             if not pg.is_busy():
                 last = pg.get_result()
@@ -324,11 +326,15 @@ class Wire:
         pg = self._pg
         try:
             while pg.is_busy():
-                interruptible(self._poll.poll)
+                interruptible(self._wait)
                 pg.consume_input()
             return pg.get_result()
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
+
+    def _wait(self) -> None:
+        """Wait until something has come, or until more can be sent of what the socket had no room for."""
+        (self._poll_to_send if self._pg.flush() else self._poll).poll()
 
     def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost:
         self.is_lost = True

@@ -193,6 +193,26 @@ def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect:
     assert tube.take(timeout=0)
 
 
+def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: Connect) -> None:
+    """In a statement's first flight, with which it is prepared, and in those after it."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    got: list[Any] = []
+
+    def work() -> None:
+        for data in ("x" * 2_000_000, b"\0" * 2_000_000):
+            tube.put(data)
+            task = tube.take(timeout=0)
+            assert task is not None and task.data == data
+            got.append(tube.ack(task).data)
+        tube.put_many(["y" * 100] * 10_000)
+        got.append(len(tube.ack_many(tube.take_many(10_000, timeout=0))))
+
+    thread = threading.Thread(target=work, daemon=True)  # it would wait for an answer to what was never sent
+    thread.start()
+    thread.join(30)
+    assert got == ["x" * 2_000_000, b"\0" * 2_000_000, 10_000]
+
+
 def test_a_handler_may_call_in_the_middle_of_a_commit(url: str) -> None:
     """Of a tube that calls back, in the order of the commits."""
     code = """
