@@ -1,1 +1,6 @@
 """Tubes on Redis, Valkey and their clusters: every step is one Lua script, which is one round trip."""
+
+try:
+    import redis  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"{error}; pip install 'tubes-queue[redis]'") from error

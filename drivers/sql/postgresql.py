@@ -13,7 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-import psycopg
+try:
+    import psycopg
+except ImportError as error:
+    raise ImportError(f"{error}; pip install 'tubes-queue[postgres]'") from error
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -156,6 +157,39 @@ def test_the_installed_entry_points_all_load(installed: Path, tmp_path: Path) ->
         + [f"tubes.stores {scheme}" for scheme in ("sqlite", "postgresql", "redis", "rediss", "unix")]
         + ["console_scripts tubes"]
     )
+
+
+WITHOUT = """
+import tubes
+for url in ("redis://localhost", "postgresql+psycopg://localhost/jobs"):
+    try:
+        tubes.connect(url)
+    except tubes.StoreUnavailable as error:
+        print(error)
+with tubes.connect("sqlite://") as queue:
+    try:
+        queue.create_tube("hot", "redis", url="redis://localhost")
+    except tubes.UnknownDriver as error:
+        print(error)
+"""
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    installed: Path, tmp_path: Path
+) -> None:
+    for found in Path(sysconfig.get_path("purelib")).iterdir():
+        if not found.name.startswith(("redis", "psycopg", "tubes", "__editable__")):
+            (tmp_path / found.name).symlink_to(found)
+    path = os.pathsep.join((str(installed), str(tmp_path)))
+    at_redis, at_postgres, hosted = run(
+        sys.executable, "-S", "-c", WITHOUT, cwd=tmp_path, PYTHONPATH=path
+    ).splitlines()
+    for said, package, extra in (
+        (at_redis, "redis", "redis"),
+        (at_postgres, "psycopg", "postgres"),
+        (hosted, "redis", "redis"),
+    ):
+        assert f"No module named '{package}'; pip install 'tubes-queue[{extra}]'" in said
 
 
 HEAVY = ("sqlalchemy", "alembic", "redis", "psycopg", "sqlite3", "click", "rich", "hypothesis", "pytest")
