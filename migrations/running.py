@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tubes.errors import SchemaMismatch
@@ -55,6 +56,7 @@ def config(namespace: str) -> Config:
     from alembic.config import Config
 
     made = Config()
-    made.set_main_option("script_location", "tubes.migrations:")
+    # The folder itself: for "tubes.migrations:" Alembic keeps, each time, what closes a resource at the process's end.
+    made.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     made.attributes["namespace"] = namespace
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sqlite3
 import subprocess
 import sys
@@ -64,6 +65,13 @@ def test_the_head_that_connect_wants_is_alembics_head() -> None:
     head = script.get_revision(HEAD)
     assert head is not None
     assert LABEL in head.branch_labels
+
+
+def test_a_queue_in_memory_leaves_nothing_behind() -> None:
+    tubes.connect("sqlite://", sweep=False).close()
+    before = atexit._ncallbacks()
+    tubes.connect("sqlite://", sweep=False).close()
+    assert atexit._ncallbacks() == before
 
 
 def test_contributors_find_the_migrations_through_pyproject() -> None:
