@@ -680,7 +680,7 @@ def migrate(sql: bool) -> None:
     tubes.connect(place.url, namespace=place.namespace, migrate=True).close()
 
 
-@command("demo")
+@cli.command("demo")
 @click.option(
     "--pages",
     type=click.IntRange(min=50),

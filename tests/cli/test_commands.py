@@ -64,7 +64,11 @@ def test_every_command_has_help(name: str, tubes_: Command) -> None:
     said = tubes_(name, "--help")
     assert said.status == 0
     assert said.out.startswith(f"Usage: tubes {name} [OPTIONS]")
-    assert "--url URL" in said.out
+    assert ("--url URL" in said.out) == (name != "demo")
+
+
+def test_the_demo_refuses_a_store_since_it_makes_one(tubes_: Command) -> None:
+    assert tubes_("demo", "--url", "sqlite:////no/such/folder/x.db", "--pages", "50").status == 2
 
 
 def test_a_tube_is_created_with_its_options(tubes_: Command) -> None:
