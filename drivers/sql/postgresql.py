@@ -371,6 +371,11 @@ class PostgresStore(Catalogue):
                 wire.clean_up()
             except (Lost, Refused):
                 wire.close()
+        if (
+            wire.is_read_only
+        ):  # it stays so, and those of its age with it, whatever the server allows meanwhile
+            wire.close()
+            self._forget_idle()
         if wire.is_lost or self._is_closed or self._is_stale:
             self._opened -= 1
             wire.close()

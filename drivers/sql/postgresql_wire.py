@@ -42,6 +42,9 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25P03", "57P05")
 """The server ends the connection, or has done so; 08P01 is what a pooler says of that."""
 
+READ_ONLY = "25006"
+"""Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
+
 
 class Refused(Exception):
     """The server refused a statement; the connection is fine. ``code`` is the SQLSTATE."""
@@ -93,7 +96,7 @@ class Wire:
         self._prepared: dict[str, bytes] = {}
         self._transformer = Transformer(self._connection)
         self._names = itertools.count()
-        self.is_lost = False
+        self.is_lost = self.is_read_only = False
         self._lender: Lender | None = None
         self._was_lent = False
         settings |= PLANNING | MEANING | {"synchronous_commit": "on" if durability == "full" else "off"}
@@ -361,6 +364,8 @@ class Wire:
         if code in LOST_CODES or self._pg.status == pq.ConnStatus.BAD:
             self.is_lost = True
             raise Lost(message, was_sent=was_sent or not code)
+        if code == READ_ONLY:
+            self.is_read_only = True
         raise Refused(code, message)
 
 

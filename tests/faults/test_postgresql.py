@@ -300,6 +300,24 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
     assert (len(tube.tasks("r")), len(tube.tasks("t"))) == (3, 3)
 
 
+def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: Connect, url: str) -> None:
+    """A connection stays as the database was set when it was opened: those that were refused are not used again."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        default = f"ALTER DATABASE {db.info.dbname} {{}} default_transaction_read_only"
+        db.execute(default.format("SET") + " = on")
+        db.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND datname = current_database() AND backend_type = 'client backend'"
+        )
+        with pytest.raises(tubes.StoreUnavailable, match="read-only"):
+            tube.put("x")
+        db.execute(default.format("RESET"))
+    tube.put("x")
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
     """pg_terminate_backend, again and again, at any moment."""
     queues = [connect(), connect()]
