@@ -321,14 +321,20 @@ class SqliteStore(Catalogue):
         if shared is None or self._is_closed or self._is_stale or self._left:
             return
         if not shared.is_in_place():
-            self._is_gone = True
-            vars(self).pop("transact", None)
+            self._be_gone(shared)
             return
         with suppress(OSError):
             shared.prove_life()
         if not self.read(self._is_known):
             with self._resuming:
                 self._resume()
+
+    def _be_gone(self, shared: SharedFile) -> None:
+        """Say at each call that the file is gone, and hold nothing in one that is in its place by now."""
+        if not self._is_gone:
+            self._is_gone = True
+            vars(self).pop("transact", None)
+            shared.locks.let_go(self._connection)
 
     def _is_known(self, tx: ReadTx) -> bool:
         """Whether nobody has taken this connection for dead."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -198,3 +199,23 @@ def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, d
         os.unlink(path)
     waiter.join(10)
     assert len(ended) == 1
+
+
+def test_who_was_left_with_a_replaced_database_holds_nothing_in_the_new_one(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """The copy that was restored knows it as the owner of a task, and it lives, but can never ack that."""
+    with connect() as queue:
+        queue.create_tube("jobs", "fifo").put("held")
+        worker = process(WORKER, db)
+        assert asked(worker, "take") == "held"
+        source, copy = sqlite3.connect(db), sqlite3.connect(db.with_name("copy"))
+        source.backup(copy)
+        source.close()
+        copy.close()
+    for name in (db, f"{db}-wal", f"{db}-shm"):
+        os.unlink(name)
+    db.with_name("copy").rename(db)
+    eventually(lambda: asked(worker, "ack") == "StoreUnavailable", within=5)
+    task = connect().tube.jobs.take(timeout=5)
+    assert task is not None and task.data == "held"
