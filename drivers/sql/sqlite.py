@@ -484,6 +484,9 @@ class SqliteStore(Catalogue):
             return
         self._is_parked = False
         try:
+            if self._shared is not None and not self._shared.is_in_place():
+                self._be_gone(self._shared)  # SQLite would make an empty file there
+                return
             db = self._connect()
             self._prepare(db)
             self.writer.use(db)

@@ -201,6 +201,23 @@ def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, d
     assert len(ended) == 1
 
 
+def test_a_database_that_is_deleted_is_not_made_anew_by_a_fork(connect: Connect, db: Path) -> None:
+    """A fork opens the file again, and what it would make is empty: without tables, and in the way of who restores."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    for path in db.parent.iterdir():
+        path.unlink()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not db.exists()
+    with pytest.raises(tubes.StoreUnavailable, match="deleted or replaced"):
+        tube.put("into nowhere")
+    with pytest.raises(tubes.StoreUnavailable, match="deleted or replaced"):
+        queue.tubes()
+
+
 def test_who_was_left_with_a_replaced_database_holds_nothing_in_the_new_one(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
