@@ -32,6 +32,7 @@ from .examiner import Examined, FeaturesOf, sql_checks
 from .joined import join
 from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
+from .sqlite_names import check_one_name
 from .sqlite_shared import SharedFile
 from .sqlite_writer import Row, SqliteTx, SqliteWriter
 from .statements import Statement, Statements, statements
@@ -118,6 +119,7 @@ class SqliteStore(Catalogue):
         """Open the connections, bring the schema up, and begin a session."""
         if self.path is not None:
             SharedFile.check_whole(self.path)
+            check_one_name(self.path, self._what)
         db = self._connect()
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None

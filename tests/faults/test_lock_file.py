@@ -69,6 +69,19 @@ def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> 
     tube.ack(held)
 
 
+def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
+    """Who came by it would see neither the others' tasks nor their locks."""
+    connect().create_tube("jobs", "fifo").put(1)
+    link = db.with_name("link.db")
+    link.hardlink_to(db)
+    for path in (link, db):
+        with pytest.raises(tubes.StoreUnavailable, match="2 names"):
+            tubes.connect(f"sqlite:///{path}")
+    link.unlink()
+    task = connect().tube.jobs.take(timeout=0)
+    assert task is not None and task.data == 1
+
+
 def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:
     """Closing one of them drops its own lock and not the other's."""
     first, second = connect(sweep=False), connect(sweep=False)
