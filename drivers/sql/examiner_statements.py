@@ -106,14 +106,7 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
                 f'SELECT greatest((SELECT max(id) FROM "{namespace}_task"),'
                 f' (SELECT max(id) FROM "{namespace}_temporary_task"))',
             ),
-            *(
-                (
-                    name,
-                    f"""pg_get_serial_sequence('"{namespace}_{name}"', 'id')""",
-                    f"SELECT max(id) FROM {table}",
-                )
-                for name, table in (("tube", tube), ("connection", connection))
-            ),
+            ("tube", f"pg_get_serial_sequence('{tube}', 'id')", f"SELECT max(id) FROM {tube}"),
         )
     )
     behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"

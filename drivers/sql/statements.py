@@ -421,6 +421,17 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
     ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
 
+    # A server may lose its last moments: a number that it gave then, and gives again, would be two processes'
+
+    connecting: ClauseElement = sa.insert(connection).values(
+        session=bind("session"), host=bind("host"), pid=bind("pid"), started_ms=bind("now")
+    )
+    if is_server:
+        connecting = sa.text(
+            f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms) OVERRIDING SYSTEM VALUE'
+            f" VALUES (CAST(floor(random() * {2**52}) AS bigint), :session, :host, :pid, :now) RETURNING id"
+        )
+
     return Statements(
         is_shared=is_server,
         lock_tasks=make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE')),  # a server's only
@@ -658,9 +669,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             "now",
         ),
         add_connection=make(
-            sa.insert(connection).values(
-                session=bind("session"), host=bind("host"), pid=bind("pid"), started_ms=bind("now")
-            ),
+            connecting,
             "session",
             "host",
             "pid",

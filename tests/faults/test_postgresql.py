@@ -318,6 +318,25 @@ def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: 
     assert [task.data for task in tube.tasks("r")] == ["x"]
 
 
+def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(connect: Connect, url: str) -> None:
+    """The server goes on from an older backup. Who connected since neither ends nor beats for who connects then."""
+    queue = connect()
+    queue.create_tube("jobs", "fifo").put("x")
+    lost = connect(sweep=False)
+    with psycopg.connect(plain(url)) as db:
+        db.execute("DELETE FROM tubes_session WHERE id = %s", [lost.store.session])
+        db.execute("DELETE FROM tubes_connection WHERE session = %s", [lost.store.session])
+        db.execute(
+            "SELECT setval(pg_get_serial_sequence('tubes_connection', 'id'), max(id)) FROM tubes_connection"
+        )
+    worker = connect(sweep=False)
+    task = worker.tube.jobs.take(timeout=0)
+    assert task is not None
+    lost.close()
+    assert queue.tube.jobs.take(timeout=0.5) is None
+    assert worker.tube.jobs.ack(task).data == "x"
+
+
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
     """pg_terminate_backend, again and again, at any moment."""
     queues = [connect(), connect()]
