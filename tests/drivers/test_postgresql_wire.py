@@ -19,6 +19,11 @@ import tubes
 
 INSERT = "INSERT INTO numbers (number) VALUES ($1)"
 
+ECHO = "SELECT $1::text"
+
+LARGE = "é" * 1_000_000
+"""More than a socket holds."""
+
 
 @pytest.fixture
 def db(postgres_db: str) -> Iterator[psycopg.Connection]:
@@ -100,6 +105,18 @@ def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
     assert wire.is_lost
 
 
+@pytest.mark.timeout(20, method="thread")
+def test_what_is_larger_than_a_socket_holds_is_sent_whole(wire: Wire) -> None:
+    for _ in ("new", "prepared"):
+        assert wire.execute(ECHO, (LARGE,)).rows == [(LARGE,)]
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_a_server_that_answers_while_more_is_being_sent_is_heard(wire: Wire) -> None:
+    """It reads no more while nobody reads its answers."""
+    assert [result.rows for result in wire.pipeline(ECHO, [(LARGE,)] * 20)] == [[(LARGE,)]] * 20
+
+
 class Interrupted(Exception):
     """Raised by a signal's handler."""
 
@@ -136,6 +153,25 @@ def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
         wire.simple("ROLLBACK")
     assert wire.execute(INSERT, (2,)).count == 1
     assert numbers(db) == [2]
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
+    wire: Wire, interrupting: signal.Signals
+) -> None:
+    wire.execute(ECHO, ("",))
+    os.kill(wire.backend_pid, signal.SIGSTOP)
+    timers = [
+        threading.Timer(0.1, os.kill, (os.getpid(), interrupting)),
+        threading.Timer(0.3, os.kill, (wire.backend_pid, signal.SIGCONT)),
+    ]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(Interrupted):
+        wire.execute(ECHO, (LARGE,))
+    for timer in timers:
+        timer.join()
+    assert wire.execute(ECHO, ("after",)).rows == [("after",)]
 
 
 def connections(db: psycopg.Connection) -> int:
