@@ -17,7 +17,7 @@ from tubes.driver import (
     new_change,
     put_change,
 )
-from tubes.errors import NotSupported
+from tubes.errors import BadOption, NotSupported
 from tubes.options import sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
@@ -40,6 +40,9 @@ Row = tuple[Any, ...]
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
 """Places in a raw task, see RAW in ``statements``."""
+
+LONGEST_UTUBE = 2500
+"""Bytes of a sub-queue's name in PostgreSQL, whose indexes hold 2704 with what goes beside it."""
 
 
 class SqlTx(Protocol):
@@ -113,6 +116,9 @@ class SqlDriver:
     # Steps
 
     def put(self, tx: SqlTx, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        if self._locks_groups:
+            for item in items:
+                _check_utube(item.utube)
         if self._capacity:
             room = tx.run(self._sql.make_room, self._tube, len(items), self._capacity)
             if not room:
@@ -477,6 +483,17 @@ def _json_ids(ids: Sequence[int]) -> str:
 
 def _end_of_life(row: Row) -> int | None:
     return None if row[TTL] is None else row[CREATED] + row[TTL]
+
+
+def _check_utube(name: str | None) -> None:
+    """Refuse now what no index holds: a delayed task is in none, and could never be made ready."""
+    size = len((name or "").encode())
+    if size > LONGEST_UTUBE:
+        raise BadOption(
+            f"utube must be at most {LONGEST_UTUBE} bytes in PostgreSQL, not {size}",
+            option="utube",
+            value=name,
+        )
 
 
 def _moved(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import threading
@@ -781,3 +782,28 @@ def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCa
         db.rollback()
         before = beat()
         eventually(lambda: beat() > before, within=5)
+
+
+def test_the_longest_name_of_a_sub_queue_goes_through_every_state(connect: Connect) -> None:
+    tube = connect(sweep=False).create_tube("jobs", "utubettl")
+    name = random.Random(1).randbytes(1250).hex()
+    task = tube.put("delayed", utube=name, delay=0.001, pri=1)
+    tube.put("in front", utube=name, pri=0)
+    for _ in range(2):
+        taken = tube.take(timeout=1)
+        assert taken is not None and taken.utube == name
+        tube.bury(taken)
+    assert tube.kick(2) == 2
+    assert [tube.delete(id).data for id in (task.id, task.id + 1)] == ["delayed", "in front"]
+
+
+@pytest.mark.parametrize("verb", ["put", "put_many"])
+def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_delay(
+    connect: Connect, verb: str
+) -> None:
+    """Else it is stored, and no task of the tube gets ready any more when its delay is over."""
+    tube = connect(sweep=False).create_tube("jobs", "utubettl")
+    with pytest.raises(tubes.BadOption, match="utube must be at most 2500 bytes") as caught:
+        getattr(tube, verb)(["x", "y"], utube=random.Random(1).randbytes(1500).hex(), delay=0.001)
+    assert caught.value.option == "utube"
+    assert tube.statistics()["tasks"]["total"] == 0
