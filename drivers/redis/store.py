@@ -410,9 +410,10 @@ class RedisStore:
                 return
             self._end_sessions(self.clock.now_ms())
             self._resume()
-            if not self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms()):
-                raise NoSuchSession(uuid.UUID(session))
-            self.session = session
+            with self._resuming:  # who proves life asks whether this connection is of this session
+                if not self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms()):
+                    raise NoSuchSession(uuid.UUID(session))
+                self.session = session
 
         self.transact(step)
 

@@ -602,7 +602,8 @@ class PostgresStore(Catalogue):
         def joined(_: None) -> None:
             self.session = session
 
-        self.transact(step, joined)
+        with self._resuming:  # who looks meanwhile would find the session over that is being left
+            self.transact(step, joined)
 
     def prove_life(self) -> None:
         if self._is_closed or self._is_stale or self._left:

@@ -596,6 +596,24 @@ def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     assert isinstance(got[0], tubes.Tube if if_not_exists else tubes.TubeExists)
 
 
+def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connect: Connect) -> None:
+    """A take by the session that is being left looks whether that is over."""
+    session = connect(sweep=False).identify()
+    for _ in range(10):
+        joiner, is_over = connect(sweep=False), threading.Event()
+
+        def look(store: Any = joiner.store, is_over: threading.Event = is_over) -> None:
+            while not is_over.is_set():
+                store._resume()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        joined = joiner.identify(session)
+        is_over.set()
+        thread.join(20)
+        assert joined == joiner.identify() == session
+
+
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
     """Who leaves must not end it by a look from before the other was in it."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)

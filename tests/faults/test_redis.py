@@ -362,6 +362,23 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
     assert other.tube.jobs.ack(again).state is tubes.State.DONE
 
 
+def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connect: Connect) -> None:
+    session = connect(sweep=False).identify()
+    for _ in range(20):
+        joiner, is_over = connect(sweep=False), threading.Event()
+
+        def prove_life(store: Any = joiner.store, is_over: threading.Event = is_over) -> None:
+            while not is_over.is_set():
+                store.prove_life()
+
+        thread = threading.Thread(target=prove_life)
+        thread.start()
+        joined = joiner.identify(session)
+        is_over.set()
+        thread.join(20)
+        assert joined == joiner.identify() == session
+
+
 def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Connect) -> None:
     """Another thread takes in the session that is over: in the moment before it is put off the list again."""
     queue, other = connect(sweep=False), connect(sweep=False)
