@@ -8,6 +8,7 @@ import socket
 import threading
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
@@ -61,6 +62,9 @@ MOST_SPARES = 4
 
 MOST_TRIES = 20
 """Times that a step is run when it conflicts with others', before Conflict."""
+
+LONGEST_WAIT = 0.1
+"""Seconds after which a thread in line looks by itself: for a signal that came just before it slept."""
 
 UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
@@ -227,8 +231,9 @@ class PostgresStore(Catalogue):
     def _open(self, migrate: bool) -> None:
         self._pid = os.getpid()
         self._idle: list[Wire] = []
-        self._lending = threading.Condition()
-        self._opened = self._wanting = 0
+        self._line: deque[threading.Lock] = deque()
+        """Those who wait for a connection."""
+        self._opened = 0
         self._is_up = False
         self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
         self._resuming = threading.Lock()
@@ -311,31 +316,12 @@ class PostgresStore(Catalogue):
         return Wire(conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
 
     def _borrow(self) -> Wire:
-        """Get a connection that nobody uses, or one more; wait where there are as many as there may be."""
-        try:
-            wire = self._idle.pop()
-        except IndexError:
-            pass
-        else:
-            if wire.still_stands():
-                return wire
-            self._opened -= 1
-            self._forget_idle()
-        deadline = real_monotonic() + self._busy_timeout
-        with self._lending:
-            while not self._idle and self._opened >= MOST_CONNECTIONS:
-                self._wanting += 1
-                try:
-                    interruptible(self._lending.wait, min(max(deadline - real_monotonic(), 0.0), 0.1))
-                finally:
-                    self._wanting -= 1
-                if real_monotonic() >= deadline:
-                    raise StoreBusy(
-                        f"{self._what}: all {MOST_CONNECTIONS} connections of this process are in use"
-                    )
-            with suppress(IndexError):
-                return self._idle.pop()
-            self._opened += 1
+        """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be."""
+        wire = self._idle_wire() if not self._line else None
+        if wire is None:
+            wire = self._stand_in_line()
+        if wire is not None:
+            return wire
         try:
             spare = self._shared.take_spare(self._kind)
             if spare is not None and spare.still_stands():
@@ -344,7 +330,49 @@ class PostgresStore(Catalogue):
             return self._new_wire()
         except BaseException:
             self._opened -= 1
+            self._stir_first()
             raise
+
+    def _idle_wire(self) -> Wire | None:
+        """One that stands ready, if there is any."""
+        try:
+            wire = self._idle.pop()
+        except IndexError:
+            return None
+        if wire.still_stands():
+            return wire
+        self._opened -= 1
+        self._forget_idle()
+        return None
+
+    def _stand_in_line(self) -> Wire | None:
+        """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more."""
+        deadline, place = real_monotonic() + self._busy_timeout, threading.Lock()
+        place.acquire()
+        self._line.append(place)
+        try:
+            while True:
+                if self._line[0] is place:
+                    wire = self._idle_wire()
+                    if wire is not None:
+                        return wire
+                    if self._opened < MOST_CONNECTIONS:
+                        self._opened += 1
+                        return None
+                left = deadline - real_monotonic()
+                if left <= 0:
+                    raise StoreBusy(
+                        f"{self._what}: all {MOST_CONNECTIONS} connections of this process are in use"
+                    )
+                interruptible(place.acquire, True, min(left, LONGEST_WAIT))
+        finally:
+            self._line.remove(place)
+            self._stir_first()
+
+    def _stir_first(self) -> None:
+        """There may be a connection for who is first in line."""
+        with suppress(IndexError, RuntimeError):  # nobody is, or it was stirred and has not looked yet
+            self._line[0].release()
 
     def _new_wire(self) -> Wire:
         """Open one more connection for use; again where it is lost at once."""
@@ -381,9 +409,7 @@ class PostgresStore(Catalogue):
             wire.close()
         else:
             self._idle.append(wire)
-        if self._wanting:
-            with self._lending:
-                self._lending.notify()
+        self._stir_first()
 
     @contextmanager
     def _wire(self) -> Iterator[Wire]:
@@ -404,6 +430,7 @@ class PostgresStore(Catalogue):
         tries = 0
         while True:
             tries += 1
+            is_over = False
             tx: PostgresTx | None = None
             wire: Wire | None = None
             try:
@@ -420,11 +447,10 @@ class PostgresStore(Catalogue):
                     tx.commit()
                 return result
             except Refused as error:
-                if error.code == SESSION_ENDED and tries < MOST_TRIES:
-                    self._resume()
-                elif error.code not in RETRIED:
+                is_over = error.code == SESSION_ENDED
+                if error.code not in (*RETRIED, SESSION_ENDED):
                     raise translated(error, self._what) from error
-                elif tries >= MOST_TRIES:
+                if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: conflicts with others, {tries} times: {error}") from error
             except Lost as error:
                 if tx is not None and error.was_sent and (tx.is_committing or not tx.is_open):
@@ -435,6 +461,8 @@ class PostgresStore(Catalogue):
             finally:
                 if wire is not None:
                     self._give_back(wire)
+            if is_over:  # with no connection in hand, since that takes another
+                self._resume()
             interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
 
     @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
 import random
 import signal
@@ -569,6 +571,56 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
         assert other.tube.jobs.take(timeout=0) is None
     after = other.tube.jobs.take(timeout=5)
     assert after is not None and after.id == due.id
+
+
+@pytest.fixture
+def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has two, for all its threads."""
+    store: Any = importlib.import_module("tubes.drivers.sql.postgresql")
+    monkeypatch.setattr(store, "MOST_CONNECTIONS", 2)
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
+    """Do that again and again in several threads until all have done it a few times; what was raised."""
+    errors: list[BaseException] = []
+    busy = set(range(count))
+
+    def go_on(number: int) -> None:
+        for turn in itertools.count():
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+            if turn == 20 or errors:
+                busy.discard(number)
+            if not busy or errors:
+                return
+
+    threads = [threading.Thread(target=go_on, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return errors
+
+
+@pytest.mark.usefixtures("few_connections")
+def test_more_threads_than_connections_take_turns(connect: Connect) -> None:
+    tube = connect(sweep=False, busy_timeout=1).create_tube("jobs", "fifo")
+    assert in_threads(6, lambda: tube.put(1)) == []
+
+
+@pytest.mark.usefixtures("few_connections")
+def test_many_threads_whose_session_is_over_go_on_in_a_new_one(connect: Connect, url: str) -> None:
+    queue = connect(sweep=False, busy_timeout=1)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    session = store.session
+    with psycopg.connect(plain(url)) as db:
+        db.execute("DELETE FROM tubes_connection WHERE id = %s", [store._connection])
+        db.execute("UPDATE tubes_session SET ends_ms = 1 WHERE id = %s", [session])
+    assert in_threads(6, lambda: tube.take(timeout=0)) == []
+    assert store.session != session
 
 
 @pytest.mark.parametrize("if_not_exists", [True, False])
