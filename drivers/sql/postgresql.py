@@ -399,9 +399,7 @@ class PostgresStore(Catalogue):
                 wire.clean_up()
             except (Lost, Refused):
                 wire.close()
-        if (
-            wire.is_read_only
-        ):  # it stays so, and those of its age with it, whatever the server allows meanwhile
+        if wire.is_read_only:  # and stays so, as those of its age do, whatever the server allows meanwhile
             wire.close()
             self._forget_idle()
         if wire.is_lost or self._is_closed or self._is_stale:
@@ -409,7 +407,8 @@ class PostgresStore(Catalogue):
             wire.close()
         else:
             self._idle.append(wire)
-        self._stir_first()
+        if self._line:
+            self._stir_first()
 
     @contextmanager
     def _wire(self) -> Iterator[Wire]:
