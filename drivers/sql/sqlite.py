@@ -276,8 +276,11 @@ class SqliteStore(Catalogue):
             if not others and is_first:
                 self._empty_temporary(tx)
             tx.run(self._sql.add_session, self.session, self.session_ttr_ms)
-            host = socket.gethostname()
-            (id,) = tx.insert(self._sql.add_connection, [(self.session, host, self._pid, now)])
+            mine = [(self.session, socket.gethostname(), self._pid, now)]
+            (id,) = tx.insert(self._sql.add_connection, mine)
+            while locks.is_alive(id):  # of a newer file that was here, to somebody who has not noticed yet
+                tx.run(self._sql.remove_connection, id)
+                (id,) = tx.insert(self._sql.add_connection, mine)
             locks.hold(id)
             held.append(id)
             return id

@@ -46,6 +46,31 @@ for line in sys.stdin:
 """
 
 
+IDLER = """
+import sys, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+print("here", flush=True)
+sys.stdin.readline()
+"""
+
+
+def copy_of(db: Path) -> Path:
+    """A backup, as it may be made while the database is in use."""
+    path = db.with_name("copy")
+    source, copy = sqlite3.connect(db), sqlite3.connect(path)
+    source.backup(copy)
+    source.close()
+    copy.close()
+    return path
+
+
+def restore(copy: Path, db: Path) -> None:
+    """Put a backup in the place of the database, whoever has that open."""
+    for name in (db, f"{db}-wal", f"{db}-shm"):
+        os.unlink(name)
+    copy.rename(db)
+
+
 def asked(worker: Any, verb: str) -> str:
     """Let a worker do something; return what it says."""
     tell(worker, verb)
@@ -239,13 +264,24 @@ def test_who_was_left_with_a_replaced_database_holds_nothing_in_the_new_one(
         queue.create_tube("jobs", "fifo").put("held")
         worker = process(WORKER, db)
         assert asked(worker, "take") == "held"
-        source, copy = sqlite3.connect(db), sqlite3.connect(db.with_name("copy"))
-        source.backup(copy)
-        source.close()
-        copy.close()
-    for name in (db, f"{db}-wal", f"{db}-shm"):
-        os.unlink(name)
-    db.with_name("copy").rename(db)
+        copy = copy_of(db)
+    restore(copy, db)
     eventually(lambda: asked(worker, "ack") == "StoreUnavailable", within=5)
     task = connect().tube.jobs.take(timeout=5)
     assert task is not None and task.data == "held"
+
+
+def test_who_was_left_with_a_replaced_database_keeps_nobody_out_of_the_new_one(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """The copy is older than its connection, whose number comes again; it does nothing, and so has not noticed."""
+    with connect() as queue:
+        queue.create_tube("jobs", "fifo").put("x")
+        copy = copy_of(db)
+        assert heard(process(IDLER, db)) == "here"
+    restore(copy, db)
+    queues = [connect(), connect()]
+    task = queues[0].tube.jobs.take(timeout=0)
+    assert task is not None and queues[1].tube.jobs.take(timeout=0.3) is None
+    queues[0].close()
+    assert queues[1].tube.jobs.take(timeout=5) is not None
