@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, ClassVar
 
+from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
@@ -47,8 +48,12 @@ class Hub:
         with cls._lock:
             hub = cls._all.get(place)
             if hub is None:
-                hub = cls(place, nodes)
-                hub.listener.start()
+                try:
+                    hub = cls(place, nodes)
+                    hub.listener.start()
+                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                    nodes.close()
+                    raise StoreUnavailable(f"nobody can listen to {what}: {error}") from error
                 cls._all[place] = hub
             else:
                 nodes.close()

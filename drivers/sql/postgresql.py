@@ -255,12 +255,15 @@ class PostgresStore(Catalogue):
             if isinstance(error, Refused):
                 raise translated(error, self._what) from error
             raise
-        self._listener = Listener(
-            self._connect_listener, self._namespace, self._beat, self._check, self._dead_after / BEATS
-        )
-        self._listener.waiters = self.waiters
+        try:
+            self._listener = Listener(
+                self._connect_listener, self._namespace, self._beat, self._check, self._dead_after / BEATS
+            )
+            self._listener.waiters = self.waiters
+            self._listener.start()
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+            raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
-        self._listener.start()
 
     def _get_ready(self, migrate: bool) -> None:
         self._bring_up(migrate)

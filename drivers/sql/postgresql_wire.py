@@ -86,7 +86,7 @@ class Wire:
                 connect_timeout=10,
                 client_encoding="utf8",
             )
-        except psycopg.Error as error:
+        except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._pg = self._connection.pgconn
         self._poll = select.poll()

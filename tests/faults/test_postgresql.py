@@ -877,3 +877,49 @@ def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_del
         getattr(tube, verb)(["x", "y"], utube=random.Random(1).randbytes(1500).hex(), delay=0.001)
     assert caught.value.option == "utube"
     assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one can."""
+
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(tubes.StoreUnavailable, match="new thread"):
+            connect(sweep=False)
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    got: list[Any] = []
+    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
+    waiter.start()
+    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    connect(sweep=False).tube.jobs.put("x")
+    waiter.join(30)
+    assert [task.data for task in got] == ["x"]
+
+
+NO_DESCRIPTORS = """
+import os, resource, sys, threading, time, tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
+try:
+    tubes.connect(sys.argv[1], sweep=False, namespace="other")
+except tubes.StoreUnavailable as error:
+    print(error)
+time.sleep(0.5)  # it has tried to connect
+print([thread.name for thread in threading.enumerate()])
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+print(queue.create_tube("jobs", "fifo").take(timeout=0.1))
+queue.close()
+"""
+
+
+def test_a_listener_that_has_no_descriptor_tries_again(url: str) -> None:
+    refused, *rest = run(NO_DESCRIPTORS, url).splitlines()
+    assert "cannot be used" in refused
+    assert rest == ["['MainThread', 'tubes-listener']", "None"]

@@ -340,3 +340,22 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
             assert tube.ack(got[0])
     finally:
         proxy.close()
+
+
+def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one can."""
+
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(tubes.StoreUnavailable, match="new thread"):
+            tubes.connect(server.url, sweep=False)
+    with tubes.connect(server.url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifottl")
+        tube.put("x", delay=0.01)
+        task = tube.take(timeout=30)
+        assert task is not None and task.data == "x"
