@@ -262,6 +262,7 @@ class PostgresStore(Catalogue):
             self._listener.waiters = self.waiters
             self._listener.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+            self._forget_idle()
             raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
 
