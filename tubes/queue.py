@@ -620,7 +620,8 @@ class Queue:
     def _stored_options(
         self, definition: Any, type: str, name: str, options: dict[str, Any]
     ) -> dict[str, Any]:
-        if not isinstance(getattr(definition, "features", None), Features):  # a function: what it makes knows
+        has_features = isinstance(getattr(definition, "features", None), Features)  # else what it makes knows
+        if isinstance(definition, TubeType) or not has_features:  # refused before there is a tube
             definition = self._make_driver(definition, TubeRecord(0, name, type, {}, False))
         features = definition.features
         where = f"{type} tube {name!r}"

@@ -169,9 +169,14 @@ def test_a_built_in_type_cannot_be_replaced(name: str) -> None:
         tubes.register_driver(name, TubeType(doc="mine"))
 
 
-def test_a_type_that_the_store_cannot_realise_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_type_that_the_store_cannot_realise_is_refused_with_the_reason(
+    store: str, request: pytest.FixtureRequest
+) -> None:
+    """And there is no such tube then, also where nothing is rolled back."""
     tubes.register_driver("impossible", TubeType(Features(grouped=True), order="newest"))
-    with tubes.connect("sqlite://", sweep=False) as queue:
+    url = "sqlite://" if store == "sqlite" else request.getfixturevalue("redis_db")
+    with tubes.connect(url, sweep=False) as queue:
         with pytest.raises(tubes.NotSupported, match="newest"):
             queue.create_tube("jobs", "impossible")
         assert queue.tubes() == []
