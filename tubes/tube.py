@@ -9,7 +9,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from tubes import options as checked
-from tubes.driver import STEP_LIMIT, Change, Driver, Features, NewTask, Ref, TubeRecord, new_item, new_ref
+from tubes.driver import (
+    STEP_LIMIT,
+    Change,
+    Driver,
+    Features,
+    NewTask,
+    Ref,
+    TubeRecord,
+    TubeType,
+    new_item,
+    new_ref,
+)
 from tubes.errors import (
     BadOption,
     LeaseLost,
@@ -28,6 +39,7 @@ from tubes.events import Listener, check_listener
 from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
 from tubes.payload import encode, encode_many
+from tubes.registry import find_driver
 from tubes.stats import statistics
 from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
@@ -118,6 +130,8 @@ class Tube:
         self._is_timed = features.timed
         self._is_transactional = getattr(driver, "transactional", True)
         self.is_hosted: bool = getattr(driver, "is_hosted", False)
+        self._begins = not (self.is_hosted or isinstance(find_driver(record.type), TubeType))
+        """Whether the driver is not the store's own, which begins a transaction where one statement is not enough."""
         self._check_reachable: Callable[[], None] | None = getattr(driver, "check_reachable", None)
         self.is_apart = self.is_hosted or self._check_reachable is not None
         """Whether the place that it lies in may be away by itself, which is not for other tubes to bear."""
@@ -651,8 +665,9 @@ class Tube:
     def truncate(self) -> int:
         """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
         removed, transact = 0, self._do_elsewhere if self.is_hosted else self._store.transact
+        step = self._begun(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
         while True:
-            count = transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+            count = transact(step)
             removed += count
             if count < STEP_LIMIT:
                 self._store.waiters.wake(self._room, removed)
@@ -840,14 +855,25 @@ class Tube:
         self._store.refresh()
         return guarded(work, None)
 
+    def _begun(self, step: Callable[[Any], T]) -> Callable[[Any], T]:
+        """The step, in a transaction that is open before whatever it does first."""
+        if not self._begins:
+            return step
+
+        def begun(tx: Any) -> T:
+            tx.begin()
+            return step(tx)
+
+        return begun
+
     def _commit_quietly(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
-        changes = self._store.transact(step)
+        changes = self._store.transact(self._begun(step))
         if changes:
             self.publish(changes)
         return changes
 
     def _commit_and_line_up(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
-        changes = self._store.transact(step, self.line_up)
+        changes = self._store.transact(self._begun(step), self.line_up)
         if changes:
             self.publish(changes)
         return changes

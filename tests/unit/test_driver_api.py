@@ -22,6 +22,7 @@ from tubes import (
     Event,
     Features,
     IncompleteDriver,
+    NewTask,
     Queue,
     Ref,
     State,
@@ -180,6 +181,52 @@ def test_a_type_that_the_store_cannot_realise_is_refused_with_the_reason(
         with pytest.raises(tubes.NotSupported, match="newest"):
             queue.create_tube("jobs", "impossible")
         assert queue.tubes() == []
+
+
+class Twice:
+    """A driver of somebody's own, whose steps do two things each; the second may fail."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver, self.features, self.fails = driver, driver.features, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> list[Change]:
+        first = self.driver.put(tx, items, now=now)
+        if self.fails:
+            raise BadOption("the second cannot be")
+        return [*first, *self.driver.put(tx, items, now=now)]
+
+    def truncate(self, tx: Any, limit: int) -> int:
+        count: int = self.driver.truncate(tx, 1)
+        if self.fails:
+            raise BadOption("the second cannot be")
+        return count
+
+
+@pytest.mark.parametrize("is_listened_to", [False, True])
+def test_a_step_of_a_driver_of_ones_own_is_undone_whole(is_listened_to: bool) -> None:
+    """Its transaction is open before it does anything, though the steps that it is made of would commit one by one."""
+
+    def make_twice(store: Any, tube: Any) -> Twice:
+        return Twice(store.realise(TubeType(), tube))
+
+    name = f"twice_{is_listened_to}"
+    tubes.register_driver(name, make_twice)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", name)
+        events: list[str] = []
+        if is_listened_to:
+            tube.on_task_change(lambda task, event: events.append(event))
+        tube.put("x")
+        driver: Any = tube.driver
+        driver.fails = True
+        for call in (lambda: tube.put("y"), tube.truncate):
+            with pytest.raises(BadOption, match="second"):
+                call()
+        assert [task.data for task in tube.tasks("r")] == ["x", "x"]
+        assert len(events) == 2 * is_listened_to
 
 
 # Entry points
