@@ -67,6 +67,7 @@ class RedisTube:
         self._opened: HostedStore | None = None
         self._failed: StoreUnavailable | None = None
         self._suspects = False
+        self._is_over = False
         _known.add(self)
 
     @staticmethod
@@ -94,6 +95,7 @@ class RedisTube:
 
     def stop(self) -> None:
         with self._opening:
+            self._is_over = True
             opened, self._opened = self._opened, None
         if opened is not None:
             opened.leave()
@@ -192,18 +194,22 @@ class RedisTube:
 
     @property
     def _store(self) -> HostedStore:
-        if self._opened is None:
-            failed = self._failed
-            with self._opening:
-                if self._opened is None:
-                    if self._failed is not failed:  # who was first has waited for the server on behalf of all
-                        raise StoreUnavailable(str(self._failed)) from self._failed
-                    try:
-                        self._opened = self._open()
-                    except StoreUnavailable as error:
-                        self._failed = error
-                        raise
-        return self._opened
+        opened, failed = self._opened, self._failed
+        if opened is not None:
+            return opened
+        with self._opening:
+            if self._opened is None:
+                if self._is_over:  # nobody would close another one, which would beat for ever
+                    self._host.refresh()
+                    raise NoSuchTube(self._record.name)
+                if self._failed is not failed:  # who was first has waited for the server on behalf of all
+                    raise StoreUnavailable(str(self._failed)) from self._failed
+                try:
+                    self._opened = self._open()
+                except StoreUnavailable as error:
+                    self._failed = error
+                    raise
+            return self._opened
 
     def _open(self) -> HostedStore:
         url = _with_password(self._url)

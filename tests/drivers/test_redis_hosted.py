@@ -448,6 +448,22 @@ def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    server = own_redis_server()
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
+        tube = queue.create_tube("jobs", "redis", url=server.url)
+        tube.drop()
+        with pytest.raises(tubes.NoSuchTube, match="'jobs'"):
+            tube.put(1)
+        with pytest.raises(tubes.NoSuchTube, match="'jobs'"):
+            tube.take(timeout=0)
+    with pytest.raises(tubes.StoreUnavailable, match="closed"):
+        tube.put(1)
+    assert not server.command("EXISTS", "{tubes_hosted}:connections")
+
+
 def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> None:
     for url in ("sqlite://", redis_url, postgres_queue_url):
         with tubes.connect(url) as queue:
