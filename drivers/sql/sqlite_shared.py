@@ -133,7 +133,11 @@ class LockFile:
 
     def call(self, tube: int, count: int) -> None:
         """Wake up to ``count`` other processes that wait for tasks of a tube."""
-        for bell in self.board.call(tube, count, self.is_alive, self._held):
+        try:
+            bells = self.board.call(tube, count, self.is_alive, self._held)
+        except ValueError:  # another thread has closed it meanwhile: they look by themselves
+            return
+        for bell in bells:
             ring(bell)
 
     def close(self) -> None:

@@ -77,3 +77,9 @@ def test_a_lock_file_out_of_reach_for_a_while_is_closed_once(tmp_path: Path) -> 
     assert run(ALIVE, folder / "locks", 1) == "1"
     locks.close()
     assert left_open(tmp_path) == []
+
+
+def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: Path) -> None:
+    file = LockFile(str(tmp_path / "tubes"))
+    file.close()
+    file.call(1, 1)
