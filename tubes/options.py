@@ -34,17 +34,17 @@ def tube_name(name: object, *, option: str = "name", what: str = "tube name") ->
     )
 
 
-def milliseconds(option: str, value: object, *, least: int = 0) -> int:
+def milliseconds(option: str, value: object) -> int:
     """Turn seconds or a timedelta into whole milliseconds, rounded up so that nothing ends early."""
-    if type(value) is int and least <= value <= LONGEST_MS // 1000:
+    if type(value) is int and 0 <= value <= LONGEST_MS // 1000:
         return value * 1000
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise BadOption(f"{option} must be seconds or a timedelta, not {value!r}", option=option, value=value)
-    if value < least or value * 1000 > LONGEST_MS:
+    if value < 0 or value * 1000 > LONGEST_MS:
         raise BadOption(
-            f"{option} must be from {least} to {LONGEST_MS // 1000} seconds, not {value!r}",
+            f"{option} must be from 0 to {LONGEST_MS // 1000} seconds, not {value!r}",
             option=option,
             value=value,
         )

@@ -340,7 +340,7 @@ class Lines(SqlCheck):
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
         lock_line(tx, self._looks, self._tube.id, finding.key)
-        return put_in_line(tx, self._looks, self._tube.id, finding.key, now=now, dry=dry)
+        return put_in_line(tx, self._looks, self._tube.id, finding.key, dry=dry)
 
 
 def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
@@ -350,7 +350,7 @@ def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
 
 
 def put_in_line(
-    tx: SqlTx, looks: Looks, tube: int, utube: str, *, now: int, dry: bool, also: Facts | None = None
+    tx: SqlTx, looks: Looks, tube: int, utube: str, *, dry: bool, also: Facts | None = None
 ) -> bool:
     """Have the right task stand in front of a locked sub-queue, and no other; tell whether that was not so.
 
@@ -508,7 +508,7 @@ class Tasks(SqlCheck):
         utube = row.utube if new is None else new.utube
         if utube is not None:
             also = new if new is not None and new.state in WORDS and new.state in "rt" else None
-            put_in_line(tx, looks, tube.id, utube, now=now, dry=False, also=also)
+            put_in_line(tx, looks, tube.id, utube, dry=False, also=also)
 
 
 def _portions(rows: Iterable[Facts]) -> Iterator[list[Facts]]:
