@@ -37,7 +37,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
 )
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import guarded, interruptible, is_interrupted
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
@@ -353,7 +353,10 @@ class PostgresStore(Catalogue):
         """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more."""
         deadline, place = real_monotonic() + self._busy_timeout, threading.Lock()
         place.acquire()
-        self._line.append(place)
+        if is_interrupted():  # the interrupted call, which may stand there, cannot go on before this one has
+            self._line.appendleft(place)
+        else:
+            self._line.append(place)
         try:
             while True:
                 if self._line[0] is place:

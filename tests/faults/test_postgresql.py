@@ -611,6 +611,37 @@ def test_more_threads_than_connections_take_turns(connect: Connect) -> None:
 
 
 @pytest.mark.usefixtures("few_connections")
+def test_a_handler_that_calls_does_not_wait_behind_the_call_that_it_interrupts(connect: Connect) -> None:
+    queue = connect(sweep=False, busy_timeout=1)
+    tube = queue.create_tube("jobs", "fifo")
+    line: Any = queue.store._line  # type: ignore[attr-defined]
+    is_called = threading.Event()
+
+    def handler(*_: object) -> None:
+        is_called.set()
+        tube.put("of the handler")
+
+    def hold() -> None:
+        with queue.transaction(), queue.transaction():
+            is_held.set()
+            eventually(lambda: line)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            eventually(lambda: is_called.is_set() and len(line) == 2)
+
+    is_held = threading.Event()
+    thread = threading.Thread(target=hold)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        thread.start()
+        assert is_held.wait(20)
+        tube.put("of the call")
+        thread.join(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [task.data for task in tube.take_many(9, 0)] == ["of the handler", "of the call"]
+
+
+@pytest.mark.usefixtures("few_connections")
 def test_many_threads_whose_session_is_over_go_on_in_a_new_one(connect: Connect, url: str) -> None:
     queue = connect(sweep=False, busy_timeout=1)
     tube = queue.create_tube("jobs", "fifo")
