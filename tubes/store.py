@@ -32,6 +32,9 @@ class Store(Protocol):
     session: str
     """The session of this connection, as stored (32 hexadecimal digits). Read it inside a transaction."""
 
+    lost_sessions: set[str]
+    """Those that this connection had until it was taken for dead."""
+
     session_ttr_ms: int
     """How long this session outlives its last connection."""
 

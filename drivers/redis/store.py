@@ -136,6 +136,7 @@ class RedisStore:
         self._pid = os.getpid()
         self._order = threading.RLock()
         self._resuming = threading.Lock()
+        self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
         self._look_at = 0.0
         self._after: dict[int, str] = {}
@@ -429,6 +430,7 @@ class RedisStore:
         """This process was taken for dead: what it held is others'. Go on in a new session."""
         with self._resuming:
             if not (self._left or self._is_closed or self._is_alive()):
+                self.lost_sessions.add(self.session)
                 self._begin_session(self._new_session())
 
     def _beat(self) -> None:

@@ -237,6 +237,7 @@ class PostgresStore(Catalogue):
         self._is_up = False
         self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
         self._resuming = threading.Lock()
+        self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
         self._look_at = 0.0
         self.set_aside: set[str] = set()
@@ -658,6 +659,7 @@ class PostgresStore(Catalogue):
             known = self.read(lambda tx: tx.only_rows(self._sql.connections))
             ends = self.read(lambda tx: tx.only_rows(self._sql.session, self.session))
             if self._connection not in [id for id, _ in known] or not ends or ends[0][0] is not None:
+                self.lost_sessions.add(self.session)
                 self._begin_session()
 
     def _beat(self, wire: Wire) -> None:

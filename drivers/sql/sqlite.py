@@ -102,6 +102,7 @@ class SqliteStore(Catalogue):
         self._namespace = namespace
         self._busy_timeout = busy_timeout
         self.session_ttr_ms = session_ttr_ms
+        self.lost_sessions: set[str] = set()
         self._sql: Statements = statements(DIALECT, namespace)
         self._long_log = LONG_LOG
         self._is_closed = False
@@ -348,6 +349,7 @@ class SqliteStore(Catalogue):
     def _resume(self) -> None:
         if self._shared is not None and not self._left and not self.read(self._is_known):
             self._shared.locks.let_go(self._connection)
+            self.lost_sessions.add(self.session)
             self._begin_session(is_first=False)
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:

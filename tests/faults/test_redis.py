@@ -348,7 +348,8 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
     queue, other = connect(), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many(["first", "second"])
-    assert other.tube.jobs.take(timeout=0)
+    lost = other.tube.jobs.take(timeout=0)
+    assert lost is not None
     store: Any = other.store
     session = store.session
     store._hub.listener.remove_beat(store._beat)
@@ -358,6 +359,8 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
     again = other.tube.jobs.take(timeout=0)
     assert again is not None and again.owner is not None
     assert again.owner.hex == store.session != session
+    with pytest.raises(tubes.LeaseLost):
+        other.tube.jobs.ack(lost)
     queue.sweep()
     assert other.tube.jobs.ack(again).state is tubes.State.DONE
 
