@@ -302,7 +302,10 @@ class Tube:
         unit: Unit | None = None,
         connection: Any = None,
     ) -> list[Task]:
-        """Take up to ``limit`` tasks that are ready now, in order; wait for the first as ``take`` does."""
+        """Take up to ``limit`` tasks that are ready now, in order; wait for the first as ``take`` does.
+
+        Who waits behind others in this process gets one, so that there is something left for them.
+        """
         return self._take(checked.whole("limit", limit, least=1), timeout, None, unit, connection)
 
     def _take(
@@ -417,10 +420,11 @@ class Tube:
                 is_first, is_called = waiters.heed(key, signal)
                 due = None
                 try:
+                    most = limit if is_first else 1  # who came earlier was called for one of the others
                     if is_called:
-                        self._take_now(limit, kept)
+                        self._take_now(most, kept)
                     if not kept and (is_first or is_called or remaining == 0.0):
-                        due = self._look_and_take(limit, kept)
+                        due = self._look_and_take(most, kept)
                 except (StoreUnavailable, OutcomeUnknown):
                     reconnects = self._store.reconnects or self.is_hosted
                     if not reconnects or self._queue.is_closed or remaining == 0.0:

@@ -146,6 +146,41 @@ def test_nobody_overtakes_a_waiter_that_came_first(
     assert served == sorted(served)
 
 
+def test_a_take_of_many_leaves_one_to_who_came_first(
+    connect: Callable[[], tubes.Queue], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are called for what was put, and the first is the slower one."""
+    home, other = connect(), connect()
+    jobs = home.create_tube("jobs", "fifo")
+    first, rest = Consumer(lambda: jobs.take(60)), Consumer(lambda: other.tube.jobs.take_many(5, 60))
+    first.start()
+    until(lambda: clock.waiting == 1)
+    take_now = jobs._take_now
+
+    def take_later(*given: Any) -> None:
+        rest.join()
+        take_now(*given)
+
+    monkeypatch.setattr(jobs, "_take_now", take_later)
+    rest.start()
+    until(lambda: clock.waiting == 2)
+    connect().tube.jobs.put_many([1, 2, 3])
+    first.join(5)
+    assert len(rest.got) == 1 and first.got is not None
+
+
+class Consumer(threading.Thread):
+    """Takes in a thread of its own."""
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._take = take
+        self.got: Any = None
+
+    def run(self) -> None:
+        self.got = self._take()
+
+
 def test_the_first_in_line_gets_what_becomes_due(
     connect: Callable[[], tubes.Queue], clock: FakeClock
 ) -> None:
