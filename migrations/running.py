@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tubes.errors import SchemaMismatch
 
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 
+_alone: Any = threading.RLock()
+"""Alembic's ``op`` and ``context`` are the process's: a thread would write through another's connection."""
+
+
+def _forked() -> None:
+    global _alone
+    _alone = threading.RLock()  # a thread of the parent's may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
     """Upgrade from ``version`` in the connection's transaction; SchemaMismatch where we do not know it."""
     from alembic import command
@@ -23,7 +37,8 @@ def upgrade(connection: sa.Connection, namespace: str, version: str | None, what
     if version is not None:
         check_known(version, what)
     settings.attributes["connection"] = connection
-    command.upgrade(settings, f"{LABEL}@head")
+    with _alone:
+        command.upgrade(settings, f"{LABEL}@head")
 
 
 def check_known(version: str, what: str) -> None:
@@ -47,7 +62,8 @@ def print_sql(namespace: str, dialect: str) -> str:
     settings = config(namespace)
     settings.output_buffer = out
     settings.attributes["dialect"] = dialect
-    command.upgrade(settings, f"{LABEL}@head", sql=True)
+    with _alone:
+        command.upgrade(settings, f"{LABEL}@head", sql=True)
     return out.getvalue()
 
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from faults.harness import run
 from tubes.migrations import HEAD, LABEL
 
 import tubes
@@ -181,3 +182,21 @@ def test_tables_that_are_in_the_way_are_left_alone(tmp_path: Path, damage: str) 
 def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: Path) -> None:
     with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
         tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", migrate=False)
+
+
+def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None:
+    """In a process of its own: what two threads do to one connection of SQLite's may end that."""
+    code = """
+import sys, threading, tubes
+from concurrent.futures import ThreadPoolExecutor
+
+def open_new(number):
+    barrier.wait(20)
+    with tubes.connect(f"sqlite:///{sys.argv[1]}/{number}.db", durability="off", sweep=False) as queue:
+        return queue.create_tube("jobs", "fifo").put(number).data
+
+barrier = threading.Barrier(4)
+with ThreadPoolExecutor(4) as threads:
+    print(*threads.map(open_new, range(24)))
+"""
+    assert run(code, tmp_path) == " ".join(map(str, range(24)))
