@@ -640,23 +640,30 @@ class Queue:
         return stored
 
 
+def _all_open() -> list[Queue]:
+    """The queues that are open, also while other threads open and close some, which ends a walk over the set."""
+    while True:
+        with suppress(RuntimeError):
+            return list(_open_queues)
+
+
 def _before_fork() -> None:
-    for queue in list(_open_queues):
+    for queue in _all_open():
         queue.store.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for queue in list(_open_queues):
+    for queue in _all_open():
         queue.store.after_fork()
 
 
 def _after_fork_in_child() -> None:
-    for queue in list(_open_queues):
+    for queue in _all_open():
         queue.forked()
 
 
 def _at_exit() -> None:
-    left = list(_open_queues)
+    left = _all_open()
     for queue in left:
         getattr(queue.store, "exiting", bool)()
     for queue in left:

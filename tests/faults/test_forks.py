@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,29 @@ def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: 
     with sqlite3.connect(db) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     raw.close()
+
+
+class Growing(weakref.WeakSet[tubes.Queue]):
+    """Another thread opens a queue while somebody goes through those that are open."""
+
+    other: tubes.Queue | None = None
+
+    def __iter__(self) -> Iterator[tubes.Queue]:
+        walk = super().__iter__()
+        yield next(walk)
+        if self.other is None:
+            self.other = tubes.connect("sqlite://", sweep=False)
+        yield from walk
+
+
+def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [connect(sweep=False), connect(sweep=False)]
+    tube = queues[0].create_tube("jobs", "fifo")
+    monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", Growing(queues))
+    assert in_child(lambda: tube.put("of the child").data) == "of the child"
+    assert tube.put("of the parent").id == 2
 
 
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
