@@ -41,6 +41,8 @@ class LockFile:
     """
 
     _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
+    _counting: ClassVar[Any] = threading.RLock()
+    """Held by whoever adds one, closes one, or looks for twins."""
 
     def __init__(self, path: str, like: str | None = None) -> None:
         self.path = path
@@ -50,7 +52,8 @@ class LockFile:
         self._is_closed = False
         self._left_behind: list[tuple[int, Board]] = []
         self._open()
-        self._all.add(self)
+        with self._counting:
+            self._all.add(self)
 
     def _twins(self) -> list[LockFile]:
         """The others of this process that are on the same file."""
@@ -102,8 +105,9 @@ class LockFile:
         self._held.discard(connection)
         if self._is_closed:
             return
-        if not any(connection in twin._held for twin in self._twins()):
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+        with self._counting:
+            if not any(connection in twin._held for twin in self._twins()):
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
         if connection == self._mine:  # others call the one that is armed, if it lives
             self.board.disarm(connection)
             self._mine = next(iter(self._held), 0)
@@ -142,20 +146,22 @@ class LockFile:
 
     def close(self) -> None:
         """Close the file, or leave that to another who is on it: closing it would end all proofs of this process."""
-        twins = self._twins()
-        self._is_closed = True
-        opened = [*self._left_behind, (self._fd, self.board)]
-        if twins:
-            twins[0]._left_behind += opened
-            return
-        for fd, board in opened:
-            board.close()
-            os.close(fd)
+        with self._counting:
+            twins = self._twins()
+            self._is_closed = True
+            opened = [*self._left_behind, (self._fd, self.board)]
+            if twins:
+                twins[0]._left_behind += opened
+                return
+            for fd, board in opened:
+                board.close()
+                os.close(fd)
 
     @classmethod
     def forget_all(cls) -> None:
         """In a forked child: those of the parent are none of ours."""
         cls._all = weakref.WeakSet()
+        cls._counting = threading.RLock()
 
 
 def _is_same(path: str, fd: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,25 @@ def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: P
     file = LockFile(str(tmp_path / "tubes"))
     file.close()
     file.call(1, 1)
+
+
+def test_threads_open_and_close_lock_files_at_the_same_time(tmp_path: Path) -> None:
+    """Of several databases, and each lets go while others come and go."""
+
+    def come_and_go(number: int) -> None:
+        for _ in range(300):
+            file = LockFile(str(tmp_path / f"{number}"))
+            file.hold(1)
+            file.let_go(1)
+            file.close()
+
+    others = [LockFile(str(tmp_path / f"other{number}")) for number in range(100)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(come_and_go, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+        for file in others:
+            file.close()
