@@ -193,13 +193,35 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> type[Breaks]:
     return Breaks
 
 
-def test_what_a_take_took_before_it_failed_is_given_back(connect: Connect, breaks: type[Breaks]) -> None:
+def test_a_take_that_failed_in_a_driver_of_ones_own_took_nothing(
+    connect: Connect, breaks: type[Breaks]
+) -> None:
     tube = connect(sweep=False).create_tube("jobs", "breaks")
     tube.put("x")
     breaks.is_broken = True
     with pytest.raises(ValueError, match="cannot be read"):
         tube.take(timeout=0)
     breaks.is_broken = False
+    task = tube.take(timeout=0)
+    assert task is not None and (task.data, task.attempts) == ("x", 1)
+
+
+def test_what_a_take_took_before_it_failed_is_given_back(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one statement was committed by itself."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put("x")
+    take = tube.driver.take
+
+    def fails(*given: Any, **more: Any) -> Sequence[Change]:
+        take(*given, **more)
+        raise ValueError("it cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tube.driver, "take", fails)
+        with pytest.raises(ValueError, match="cannot be read"):
+            tube.take(timeout=0)
     task = tube.take(timeout=0)
     assert task is not None and (task.data, task.attempts) == ("x", 2)
 
