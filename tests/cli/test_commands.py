@@ -6,6 +6,7 @@ import bisect
 import json
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,10 @@ def tubes_(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     return command
 
 
-def test_the_installed_command_lists_its_commands_and_examples(shell: Shell) -> None:
-    helped = subprocess.run(shell.installed("--help"), env=shell.environment, capture_output=True, timeout=30)
+@pytest.mark.parametrize("is_module", [False, True])
+def test_the_installed_command_lists_its_commands_and_examples(shell: Shell, is_module: bool) -> None:
+    command = [sys.executable, "-m", "tubes", "--help"] if is_module else shell.installed("--help")
+    helped = subprocess.run(command, env=shell.environment, capture_output=True, timeout=30)
     assert helped.returncode == 0
     text = helped.stdout.decode()
     for name in ("create", "ls", "put", "take", "ack", "kick", "stats", "doctor", "migrate", "demo"):
