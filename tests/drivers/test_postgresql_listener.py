@@ -26,7 +26,7 @@ class Process:
 
         def connect() -> Wire:
             wires.append(Wire(conninfo(url), "the test's database", "off"))
-            return wires[0]
+            return wires[-1]
 
         self.listener = Listener(
             connect,
@@ -40,9 +40,8 @@ class Process:
         self._signals: dict[int, Signal] = {}
         self.listener.start()
         with psycopg.connect(conninfo(url), autocommit=True) as db:
-            eventually(
-                lambda: wires and is_listening(db, wires[0])
-            )  # else it hears of who waits seconds later
+            # else it hears seconds later of who waits
+            eventually(lambda: wires and is_listening(db, wires[-1]))
 
     def wait(self, tube: int = TUBE) -> None:
         self._signals[tube] = self.waiters.enter(tube)

@@ -9,13 +9,14 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import interpreter
+import pytest
 from interpreter import PIPE, Process
 
 import tubes
@@ -43,6 +44,36 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"not so within {within} s: {holds}"
         time.sleep(0.002)  # real time: what is waited for happens in other processes
+
+
+@contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[None]:
+    """Another thread does that again and again, until the block ends."""
+    is_over = threading.Event()
+
+    def go_on() -> None:
+        while not is_over.is_set():
+            work()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(20)
+
+
+@contextmanager
+def no_new_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As where a process may have no more of them."""
+
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        yield
 
 
 def take_looking_seldom(tube: tubes.Tube) -> tubes.Task:

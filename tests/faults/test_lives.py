@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, run
+from faults.harness import eventually, no_new_threads, run
 
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
@@ -79,14 +79,8 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
 ) -> None:
     queue, other = connect(), connect()
     tube = queue.create_tube("jobs", "fifo")
-
-    def fails(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fails)
-        with pytest.raises(tubes.StoreUnavailable, match="new thread"):
-            tube.take(timeout=5)
+    with no_new_threads(monkeypatch), pytest.raises(tubes.StoreUnavailable, match="new thread"):
+        tube.take(timeout=5)
     got: list[Any] = []
     waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
     waiter.start()

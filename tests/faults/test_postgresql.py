@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, heard, run, take_looking_seldom, tell
+from faults.harness import eventually, heard, meanwhile, no_new_threads, run, take_looking_seldom, tell
 from faults.proxy import Proxy
 from servers import PostgresServer
 
@@ -614,7 +614,8 @@ def test_more_threads_than_connections_take_turns(connect: Connect) -> None:
 def test_a_handler_that_calls_does_not_wait_behind_the_call_that_it_interrupts(connect: Connect) -> None:
     queue = connect(sweep=False, busy_timeout=1)
     tube = queue.create_tube("jobs", "fifo")
-    line: Any = queue.store._line  # type: ignore[attr-defined]
+    store: Any = queue.store
+    line = store._line
     is_called = threading.Event()
 
     def handler(*_: object) -> None:
@@ -683,17 +684,10 @@ def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connec
     """A take by the session that is being left looks whether that is over."""
     session = connect(sweep=False).identify()
     for _ in range(10):
-        joiner, is_over = connect(sweep=False), threading.Event()
-
-        def look(store: Any = joiner.store, is_over: threading.Event = is_over) -> None:
-            while not is_over.is_set():
-                store._resume()
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        joined = joiner.identify(session)
-        is_over.set()
-        thread.join(20)
+        joiner = connect(sweep=False)
+        store: Any = joiner.store
+        with meanwhile(store._resume):
+            joined = joiner.identify(session)
         assert joined == joiner.identify() == session
 
 
@@ -914,14 +908,8 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one can."""
-
-    def fails(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fails)
-        with pytest.raises(tubes.StoreUnavailable, match="new thread"):
-            connect(sweep=False)
+    with no_new_threads(monkeypatch), pytest.raises(tubes.StoreUnavailable, match="new thread"):
+        connect(sweep=False)
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     got: list[Any] = []
@@ -942,7 +930,7 @@ try:
     tubes.connect(sys.argv[1], sweep=False, namespace="other")
 except tubes.StoreUnavailable as error:
     print(error)
-time.sleep(0.5)  # it has tried to connect
+time.sleep(0.5)  # real time: the listener's thread tries to connect
 print([thread.name for thread in threading.enumerate()])
 resource.setrlimit(resource.RLIMIT_NOFILE, before)
 print(queue.create_tube("jobs", "fifo").take(timeout=0.1))

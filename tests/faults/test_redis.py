@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import TYPES, eventually, heard, run, take_looking_seldom, tell
+from faults.harness import TYPES, eventually, heard, meanwhile, run, take_looking_seldom, tell
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_stress
 from faults.test_postgresql import SKEWED, WORKER, Load
@@ -368,17 +368,9 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
 def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connect: Connect) -> None:
     session = connect(sweep=False).identify()
     for _ in range(20):
-        joiner, is_over = connect(sweep=False), threading.Event()
-
-        def prove_life(store: Any = joiner.store, is_over: threading.Event = is_over) -> None:
-            while not is_over.is_set():
-                store.prove_life()
-
-        thread = threading.Thread(target=prove_life)
-        thread.start()
-        joined = joiner.identify(session)
-        is_over.set()
-        thread.join(20)
+        joiner = connect(sweep=False)
+        with meanwhile(joiner.store.prove_life):
+            joined = joiner.identify(session)
         assert joined == joiner.identify() == session
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import eventually
+from faults.harness import eventually, no_new_threads
 from faults.proxy import Proxy
 from redis_servers import RedisServer
 
@@ -346,14 +346,8 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one can."""
-
-    def fails(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fails)
-        with pytest.raises(tubes.StoreUnavailable, match="new thread"):
-            tubes.connect(server.url, sweep=False)
+    with no_new_threads(monkeypatch), pytest.raises(tubes.StoreUnavailable, match="new thread"):
+        tubes.connect(server.url, sweep=False)
     with tubes.connect(server.url, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifottl")
         tube.put("x", delay=0.01)
