@@ -47,7 +47,7 @@ class Crew:
         self._workers: list[Worker] = []
         self._elsewhere: list[Worker] = []
         self._spare: list[Worker] = []
-        self._reserved: dict[asyncio.Task[Any], Worker] = {}
+        self._reserved: dict[asyncio.Task[Any] | None, Worker] = {}
         self._pid = os.getpid()
 
     async def run(
@@ -76,12 +76,13 @@ class Crew:
     @contextmanager
     def reserved(self) -> Iterator[Worker]:
         """Reserve a thread for the current task: all its calls go there meanwhile, and nobody else's do."""
-        self._forget_the_parents()
-        task = asyncio.current_task()
-        if task is None or task in self._reserved:
-            yield self._own() or self._free()
+        self._check_open()
+        own = self._own()
+        if own is not None:
+            yield own
             return
-        worker = self._reserved[task] = self._spare.pop() if self._spare else self._hired()
+        task = asyncio.current_task()
+        worker = self._reserved[task] = self._spare.pop() if self._spare else Worker()
         try:
             yield worker
         finally:
@@ -118,32 +119,27 @@ class Crew:
             each.stop()
 
     def _own(self) -> Worker | None:
-        return self._reserved.get(asyncio.current_task()) if self._reserved else None  # type: ignore[arg-type]
+        return self._reserved.get(asyncio.current_task()) if self._reserved else None
 
     def _free(self, elsewhere: bool = False) -> Worker:
         """A worker that has nothing to do, or else the one with the shortest line."""
-        if self.is_closed:
-            raise StoreUnavailable("this queue is closed")
-        self._forget_the_parents()
+        self._check_open()
         workers = self._elsewhere if elsewhere else self._workers
         for worker in workers:
             if worker.is_idle:
                 return worker
         if len(workers) < self._most:
-            workers.append(self._hired())
+            workers.append(Worker())
             return workers[-1]
         return min(workers, key=Worker.line_length)
 
-    def _forget_the_parents(self) -> None:
-        """A forked child has none of its parent's threads."""
+    def _check_open(self) -> None:
+        """Raise StoreUnavailable when closed, and forget the parent's threads, of which a forked child has none."""
+        if self.is_closed:
+            raise StoreUnavailable("this queue is closed")
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._workers, self._elsewhere, self._spare, self._reserved = [], [], [], {}
-
-    def _hired(self) -> Worker:
-        if self.is_closed:
-            raise StoreUnavailable("this queue is closed")
-        return Worker()
 
 
 class Worker:

@@ -198,6 +198,20 @@ async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(sql_url:
 
 
 @awaited
+async def test_a_closed_queue_begins_no_transaction(sql_url: str) -> None:
+    """Also where threads of several that were open at the same time were to serve the next."""
+
+    async def open_one() -> None:
+        async with queue.transaction():
+            await asyncio.sleep(0)
+
+    async with connect(sql_url) as queue:
+        await asyncio.gather(open_one(), open_one(), open_one())
+    with pytest.raises(tubes.StoreUnavailable, match="closed"):
+        await asyncio.wait_for(open_one(), 10)
+
+
+@awaited
 async def test_statements_of_ones_own_run_in_the_transaction(sql_url: str) -> None:
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
