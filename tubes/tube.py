@@ -733,9 +733,6 @@ class Tube:
     def _set_listeners(self) -> None:
         own = () if self._callback is None else (self._callback,)
         self._listeners: tuple[Listener, ...] = (*own, *self._others)
-        commit = self._commit_and_line_up if self._listeners else self._commit_quietly
-        self._commit = self._commit_elsewhere if self.is_hosted else commit
-        self._commit_and_call_back = self._commit_and_deliver if self._listeners else self._commit
 
     # Called by the queue
 
@@ -844,7 +841,7 @@ class Tube:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
             return unit.run(step, self)
-        return guarded(self._commit_and_call_back, step)
+        return guarded(self._commit_and_deliver if self._listeners else self._commit, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None) -> T:
         """Look at what is committed; in a unit also at what it has done."""
@@ -870,14 +867,12 @@ class Tube:
 
         return begun
 
-    def _commit_quietly(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
-        changes = self._store.transact(self._begun(step))
-        if changes:
-            self.publish(changes)
-        return changes
-
-    def _commit_and_line_up(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
-        changes = self._store.transact(self._begun(step), self.line_up)
+    def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
+        """Run a step by itself, commit, publish. Callbacks are lined up by then; the caller delivers."""
+        if self.is_hosted:
+            changes = self._commit_elsewhere(step)
+        else:
+            changes = self._store.transact(self._begun(step), self.line_up if self._listeners else None)
         if changes:
             self.publish(changes)
         return changes
@@ -890,15 +885,12 @@ class Tube:
     def _commit_elsewhere(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         """The driver keeps its tasks in a store of its own: this one must not repeat a step, nor wait for it."""
         self._store.refresh()
-        if self._listeners:
-            with self._in_order:
-                changes = step(None)
-                self.line_up(changes)
-        else:
+        if not self._listeners:
+            return step(None)
+        with self._in_order:
             changes = step(None)
-        if changes:
-            self.publish(changes)
-        return changes
+            self.line_up(changes)
+            return changes
 
     def _expiry(self, tx: Any) -> Sequence[Change]:
         return self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms())
