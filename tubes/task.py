@@ -119,14 +119,8 @@ class _Draft:
 
     __slots__ = tuple(field.name for field in fields(Task))
 
-    def __getattr__(self, name: str) -> Any: ...
-    def __setattr__(self, name: str, value: Any) -> None: ...
 
-
-del _Draft.__getattr__, _Draft.__setattr__  # there for the type checker, which cannot see the slots
-
-_blank: Callable[[], _Draft] = partial(object.__new__, _Draft)
-
+_blank: Callable[[], Any] = partial(object.__new__, _Draft)  # Any: the type checker cannot see the slots
 
 LAST_MS = 253_402_300_800_000
 """The first millisecond of the year 10000, which no datetime can show."""
@@ -192,8 +186,8 @@ def make_task(
         task.token = attempts
     else:
         task.owner = task.token = None
-    task.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
-    return task  # type: ignore[return-value]
+    task.__class__ = Task  # same slots: see _Draft
+    return task  # type: ignore[no-any-return]
 
 
 def done(known: Task, now_ms: int) -> Task:
@@ -213,8 +207,8 @@ def done(known: Task, now_ms: int) -> Task:
     task.attempts = known.attempts
     task.owner = None
     task.token = None
-    task.__class__ = Task  # type: ignore[assignment]  # same slots: see _Draft
-    return task  # type: ignore[return-value]
+    task.__class__ = Task  # same slots: see _Draft
+    return task  # type: ignore[no-any-return]
 
 
 def with_times(task: Task, ttl_ms: int | None, ttr_ms: int | None) -> Task:
