@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -130,18 +131,17 @@ def write_line(text: str) -> None:
 
 
 @contextmanager
-def progress(verb: str, total: int | None, *, is_free: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr when that is a terminal; gives a function that is told how many more there are."""
+def progress(what: str, total: int | None = None, *, is_free: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar on stderr when that is a terminal; gives what changes it: ``advance=``, or ``completed=`` and the like."""
     if not (is_free and os.isatty(2)):
-        yield lambda count: None
+        yield lambda **news: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        job = bar.add_task(verb, total=total)
-        yield lambda count: bar.advance(job, count)
+        yield partial(bar.update, bar.add_task(what, total=total))
 
 
 def base64_payload(text: str) -> bytes:
@@ -166,12 +166,11 @@ class Putting:
         self._waiting: list[tuple[int, Any]] = []
         self._stored = self._bad = 0
         self._next = 1
-        self._moved: Callable[[int], None] = lambda count: None
 
     def run(self) -> int:
         """Return how many lines were bad."""
         try:
-            with progress("put", None) as self._moved:
+            with progress("put") as self._moved:
                 number = 0
                 for lines in incoming():
                     for text in lines:
@@ -215,7 +214,7 @@ class Putting:
 
     def _put(self, count: int) -> None:
         tasks = guarded(self._put_first, count)
-        self._moved(count)
+        self._moved(advance=count)
         if self._is_json:
             for task in tasks:
                 write_line(line(shown(task)))
@@ -267,7 +266,7 @@ class Taking:
                 if not tasks:
                     break
                 guarded(self._print, tasks)
-                moved(len(tasks))
+                moved(advance=len(tasks))
         return self._printed
 
     def _print(self, tasks: list[Task]) -> None:
