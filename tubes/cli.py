@@ -156,14 +156,17 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
     table = table_of(title, ">id", "state", "data", "utube", ">pri", ">attempts", "due at")
     for task in tasks:
         due = "" if task.due_at is None else task.due_at.isoformat(timespec="seconds")
-        data = repr(task.data) if isinstance(task.data, bytes) else line(task.data)
-        data = data if len(data) <= 60 else f"{data[:57]}..."
+        data = short(repr(task.data) if isinstance(task.data, bytes) else line(task.data))
         state = task.state.name.lower()
         utube = "" if task.utube is None else line(task.utube)
         utube = utube[1:-1] or utube
         row = (str(task.id), state, data, utube, str(task.pri), str(task.attempts), due)
         table.add_row(*(Text(printable(cell)) for cell in row))
     print_table(table)
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def printable(text: str) -> str:
@@ -212,10 +215,9 @@ def cli() -> None:
     """
 
 
-def command(*names: str) -> Callable[[F], F]:
+def command(name: str) -> Callable[[F], F]:
     def register(function: F) -> F:
-        made = cli.command(*names)(placed(function))
-        return cast("F", made)
+        return cast("F", cli.command(name)(placed(function)))
 
     return register
 
@@ -390,10 +392,6 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
         write_line(line(shown(task)) if as_json else str(task.id))
 
 
-def short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 # Taking
 
 
@@ -423,7 +421,7 @@ def short(text: str) -> str:
     metavar="SECONDS",
     help=f"Without --ack: how long the tasks stay taken after this command.  [default: {KEPT_FOR:.0f}]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line: as always.")
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON, one value a line: as always.")
 def take(
     name: str,
     count: int,
@@ -432,7 +430,6 @@ def take(
     ack: bool,
     session: str | None,
     session_ttr: float | None,
-    as_json: bool,
 ) -> None:
     """Take tasks and print them, a line of JSON each.
 
@@ -518,7 +515,7 @@ def release(name: str, ids: tuple[int, ...], session: str, delay: float | None, 
     \b
       tubes release jobs --session 6f9c... 12 --delay 30
     """
-    each(name, ids, "release", session, as_json, **({} if delay is None else {"delay": delay}))
+    each(name, ids, "release", session, as_json, delay=delay)
 
 
 @command("touch")
