@@ -57,30 +57,22 @@ def say(text: str) -> None:
 
 def line(value: object) -> str:
     """One line of NDJSON, readable; with escapes where text is not valid Unicode."""
-    text = _json(value, is_ascii=False)
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = _json(value, is_ascii=True)
-    return text
-
-
-def _json(value: object, *, is_ascii: bool) -> str:
-    try:
-        return _dumps(value, is_ascii)
+        text = _dumps(value)
     except RecursionError:
-        return _json_without_recursion(value, is_ascii)
+        text = _json_without_recursion(value)
+    return text.encode(errors="backslashreplace").decode()  # a lone surrogate's escape is JSON's own
 
 
-def _dumps(value: object, is_ascii: bool) -> str:
-    return json.dumps(value, ensure_ascii=is_ascii, separators=(", ", ": "), default=repr)
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=repr)
 
 
 class _Text(str):
     """JSON already."""
 
 
-def _json_without_recursion(value: object, is_ascii: bool) -> str:
+def _json_without_recursion(value: object) -> str:
     """The same of what is nested so deeply that it could just be read: to write it takes some calls more."""
     written: list[str] = []
     left = [value]
@@ -93,10 +85,10 @@ def _json_without_recursion(value: object, is_ascii: bool) -> str:
             inside: list[object] = []
             for item in part:
                 inside.append(_Text(", " if inside else begin))
-                inside += [_Text(f"{_dumps(item, is_ascii)}: "), part[item]] if begin == "{" else [item]
+                inside += [_Text(f"{_dumps(item)}: "), part[item]] if begin == "{" else [item]
             left += [_Text(end), *reversed(inside)]
         else:
-            written.append(_dumps(part, is_ascii))
+            written.append(_dumps(part))
     return "".join(written)
 
 
