@@ -351,7 +351,7 @@ class Tube:
         The callbacks of that are the caller's to deliver, where it is no unit's.
         """
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
-        acks = () if ack is None else (self._ref(ack),)
+        acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
         ack_and_take = getattr(driver, "ack_and_take", None) if acks else None
         refused, now = False, 0
 
@@ -361,29 +361,29 @@ class Tube:
             if queue.is_closed:
                 return ()
             owner, now = store.session, clock.now_ms()
-            acked: Sequence[Change] = ()
-            if acks and ack_and_take is not None:
+            changes: Sequence[Change]
+            if not acks:
+                changes = driver.take(tx, limit, owner=owner, now=now)
+            elif ack_and_take is not None:
                 changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
                 refused = not any(event is ACK for event, _, _ in changes)
             else:
-                if acks:
-                    tx.begin()
-                    acked = driver.ack(tx, acks, owner=owner, now=now)
-                    refused = not acked
-                    if refused:
-                        return ()
-                changes = driver.take(tx, limit, owner=owner, now=now)
+                tx.begin()
+                changes = driver.ack(tx, acks, owner=owner, now=now)
+                refused = not changes
+                if not refused:
+                    changes = [*changes, *driver.take(tx, limit, owner=owner, now=now)]
             for event, raw, _ in changes:
                 if event is TAKE:
                     kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
-            return [*acked, *changes] if acked else changes
+            return changes
 
         if self._unknown and unit is None:
             self._give_back_unknown()
         try:
             changes = self._commit(step) if unit is None else self._run(step, unit)
             if refused:
-                raise self._not_taken(self._ref(ack))  # type: ignore[arg-type]  # refused: there was one
+                raise self._not_taken(acks[0])
             if kept:
                 return
             acks = ()
