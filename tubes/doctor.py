@@ -187,7 +187,7 @@ class Doctor:
         while True:
             try:
                 if after is None:
-                    size = guarded(self._store.read, check.size)
+                    size = self._store.read(check.size)
                 look = self._look(check, after)
                 findings = self._lasting(check, after, look.findings)
                 if check.doubtful:
@@ -207,7 +207,7 @@ class Doctor:
 
     def _look(self, check: Check, after: Any) -> Look:
         now = self._queue.clock.now_ms()
-        return guarded(self._store.read, lambda tx: check.look(tx, after, LOOK_LIMIT, now=now))
+        return self._store.read(lambda tx: check.look(tx, after, LOOK_LIMIT, now=now))
 
     def _lasting(self, check: Check, after: Any, findings: Sequence[Finding]) -> Sequence[Finding]:
         """Those findings that nobody sees to while one waits."""

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tubes.errors import BadOption, IncompleteDriver
 from tubes.options import sub_queue_name
@@ -255,7 +255,7 @@ def check_driver(driver: object) -> None:
     missing = [name for name in api_methods() if not callable(getattr(driver, name, None))]
     if isinstance(driver, type):
         declared = any(
-            "features" in vars(base) or "features" in _annotations(base) for base in driver.__mro__
+            "features" in vars(base) or "features" in inspect.get_annotations(base) for base in driver.__mro__
         )
     else:
         declared = isinstance(getattr(driver, "features", None), Features)
@@ -264,7 +264,3 @@ def check_driver(driver: object) -> None:
     if missing:
         name = driver.__name__ if isinstance(driver, type) else type(driver).__name__
         raise IncompleteDriver(name, missing)
-
-
-def _annotations(cls: type) -> dict[str, Any]:
-    return cast("dict[str, Any]", vars(cls).get("__annotations__", {}))

@@ -126,9 +126,7 @@ def _restore(given: Mapping[int, Handler]) -> None:
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
     """Do what only waits: even inside guarded work signals are handled at once."""
-    if get_ident() != _guard.thread or _guard.is_open:
-        return wait(*args)
-    if not _notes():
+    if get_ident() != _guard.thread or _guard.is_open or not _notes():
         return wait(*args)
     was_on = _guard.is_on
     try:

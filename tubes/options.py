@@ -73,11 +73,11 @@ def timeout_seconds(value: object) -> float | None:
     return seconds("timeout", value)
 
 
-def whole(option: str, value: object, *, least: int = 0, most: int = LARGEST_ID) -> int:
+def whole(option: str, value: object, *, least: int = 0) -> int:
     """Check a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_ID:
         raise BadOption(
-            f"{option} must be a whole number from {least} to {most}, not {value!r}",
+            f"{option} must be a whole number from {least} to {LARGEST_ID}, not {value!r}",
             option=option,
             value=value,
         )

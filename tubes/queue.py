@@ -201,14 +201,13 @@ class Queue:
         tube = self._opened(record, driver)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
-        if driver.features.timed and record.options.get("ttl_ms") is not None:
-            if record.options.get("ttr_ms") is None:
-                warnings.warn(
-                    f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
-                    "vanishes; give a ttr, or a ttl that is longer than any work",
-                    TubesWarning,
-                    stacklevel=2,
-                )
+        if record.options.get("ttl_ms") is not None and record.options.get("ttr_ms") is None:
+            warnings.warn(
+                f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
+                "vanishes; give a ttr, or a ttl that is longer than any work",
+                TubesWarning,
+                stacklevel=2,
+            )
         return tube
 
     def get_tube(self, name: str) -> Tube:
@@ -227,7 +226,7 @@ class Queue:
 
     def tubes(self) -> list[str]:
         """The names of all tubes in the store, in the order of their creation (``queue.tube()``)."""
-        return [record.name for record in self.store.read(self.store.tubes)]
+        return [record.name for record in self.records()]
 
     def records(self) -> Sequence[TubeRecord]:
         """All tubes as the catalogue has them, those whose type is not registered here too."""

@@ -66,9 +66,9 @@ def driver_names() -> list[str]:
 
 def find_store(scheme: str) -> Callable[..., Any]:
     """Return the store of a URL scheme, or raise BadOption that lists the schemes."""
-    entry = _entries("tubes.stores").get(scheme.partition("+")[0])
+    known = _entries("tubes.stores")
+    entry = known.get(scheme.partition("+")[0])
     if entry is None:
-        known = _entries("tubes.stores")
         raise BadOption(
             f"no store for URLs that begin with {scheme!r}{suggestion(scheme, known)}", option="url"
         )

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, Unpack
 
 from tubes import options as checked
 from tubes.driver import (
@@ -636,11 +636,7 @@ class Tube:
         """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""
         id = self._ref(task).id
         unit = self._unit(unit, connection)
-
-        def look(tx: Any) -> Sequence[Any]:
-            return self.driver.peek(tx, (id,))
-
-        raws = self._read_tasks(look, unit)
+        raws = self._read_tasks(lambda tx: self.driver.peek(tx, (id,)), unit)
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
@@ -790,7 +786,7 @@ class Tube:
     def publish(self, changes: Sequence[Change]) -> None:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
         queue, store = self._queue, self._store
-        waking, first_due = 0, None
+        waking = 0
         if len(changes) == 1:
             tally: Iterable[tuple[Event, int]] = ((changes[0][0], 1),)
         else:
@@ -910,7 +906,7 @@ class Tube:
             return new_ref((task.id, task.token, task))
         return Ref(checked.whole("task id", task))
 
-    def _refuse(self, ref: Ref, unit: Unit | None = None) -> Task:
+    def _refuse(self, ref: Ref, unit: Unit | None) -> NoReturn:
         self._check_exists(unit)
         raise self._not_taken(ref)
 
@@ -924,10 +920,7 @@ class Tube:
         return NotTaken(self.name, ref.id)
 
     def _check_held(self, ref: Ref, unit: Unit | None) -> None:
-        def look(tx: Any) -> Sequence[Any]:
-            return self.driver.peek(tx, (ref.id,))
-
-        for raw in self._read_tasks(look, unit):
+        for raw in self._read_tasks(lambda tx: self.driver.peek(tx, (ref.id,)), unit):
             task = self.driver.normalize_task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):
@@ -935,10 +928,7 @@ class Tube:
         self._refuse(ref, unit)
 
     def _check_exists(self, unit: Unit | None = None) -> None:
-        def look(tx: Any) -> bool:
-            return self._store.has_tube(tx, self._record)
-
-        if not self._read(look, unit):
+        if not self._read(lambda tx: self._store.has_tube(tx, self._record), unit):
             raise NoSuchTube(self.name)
 
     def _deadline(self, timeout: float | None) -> float | None:
