@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from hypothesis import settings
 
 from tubes import aio
-from tubes.queue import Queue
+from tubes.queue import Queue, Tubes
 from tubes.testing.agreement import shortened
 from tubes.testing.clock import FakeClock
 
@@ -194,8 +194,8 @@ class FacingQueue(_Facing):
     """A queue of ``tubes.aio`` that can be used like a plain one."""
 
     @property
-    def tube(self) -> FacingTubes:
-        return FacingTubes(self)
+    def tube(self) -> Tubes:
+        return Tubes(cast(Queue, self))
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -217,31 +217,3 @@ class FacingQueue(_Facing):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-class FacingTubes:
-    """``queue.tube`` of such a queue."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-
-    def __getitem__(self, name: str) -> Any:
-        return self._queue.get_tube(name)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except LookupError as error:
-            raise AttributeError(str(error)) from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._queue.tubes())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._queue.tubes()
-
-    def __len__(self) -> int:
-        return len(self._queue.tubes())
-
-    def __dir__(self) -> list[str]:
-        return list(self)
