@@ -231,10 +231,9 @@ class Worker:
             if not signal.is_set:
                 if timeout is not None:
                     heapq.heappush(self._naps, (real_monotonic() + timeout, next(self._numbers), nap))
-                assert (
-                    sleeper.parent is not None
-                )  # the thread's own, which nothing refers to when it ends: else
-                sleeper.parent.switch()  # greenlet looks through all objects for who does, which takes 5 ms
+                # The thread's own; no name refers to it, or greenlet would look for who does at its end, for 5 ms
+                assert sleeper.parent is not None
+                sleeper.parent.switch()
             return signal.is_set
         finally:
             signal.on_set = None

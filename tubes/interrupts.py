@@ -84,9 +84,7 @@ os.register_at_fork(after_in_child=_guard.forked)
 
 def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Do ``work`` whole; signals that came meanwhile are handled at its end, and what these raise is raised."""
-    if (
-        _guard.is_on or get_ident() != _guard.thread
-    ):  # the main thread's outer guard holds, or it is not the main one
+    if _guard.is_on or get_ident() != _guard.thread:  # an outer guard holds, or it is not the main thread
         return work(*args)
     found = [*map(getsignal, NOTED)]
     seen, given = _guard.seen

@@ -29,9 +29,7 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
         back = _decode(encoded)
         if back == data:
             return encoded.decode(), back
-    except (
-        Exception
-    ):  # whatever the fast codec or a foreign __eq__ raised: the closer look says what is wrong
+    except Exception:  # whatever the fast codec or a foreign __eq__ raised: a closer look says what is wrong
         pass
     try:
         _check(data, "data")
