@@ -7,6 +7,7 @@ import atexit
 import inspect
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
@@ -46,49 +47,40 @@ async def _connected(url: str, options: dict[str, Any]) -> aio.Queue:
     return await aio.connect(url, **options)
 
 
+Call = tuple[Coroutine[Any, Any, Any], Future[Any]]
+"""What is to be awaited, and where its answer goes."""
+
+
 class Performer:
     """An asyncio task that awaits what one thread gives it: who is one caller there is one here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._inbox: asyncio.Queue[Performance | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Call | None] = asyncio.Queue()
         asyncio.run_coroutine_threadsafe(self._run(self._inbox), loop)
 
     def perform(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Have it awaited, and wait for that."""
-        performance = Performance(work)
-        self._loop.call_soon_threadsafe(self._inbox.put_nowait, performance)
-        performance.is_over.wait()
-        if performance.error is not None:
-            raise performance.error
-        return performance.result
+        answer: Future[Any] = Future()
+        self._loop.call_soon_threadsafe(self._inbox.put_nowait, (work, answer))
+        return answer.result()
 
     @staticmethod
-    async def _run(inbox: asyncio.Queue[Performance | None]) -> None:
-        while (performance := await inbox.get()) is not None:
-            await performance.run()
-            del performance
+    async def _run(inbox: asyncio.Queue[Call | None]) -> None:
+        while (given := await inbox.get()) is not None:
+            await _answered(*given)
+            del given
 
     def __del__(self) -> None:  # its thread has ended
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._inbox.put_nowait, None)
 
 
-class Performance:
-    """One call of a thread."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.is_over = threading.Event()
-
-    async def run(self) -> None:
-        try:
-            self.result = await self._work
-        except BaseException as error:
-            self.error = error
-        self.is_over.set()
+async def _answered(work: Coroutine[Any, Any, Any], answer: Future[Any]) -> None:
+    try:
+        answer.set_result(await work)
+    except BaseException as error:
+        answer.set_exception(error)
 
 
 class _Local(threading.local):
