@@ -18,6 +18,7 @@ from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import IncompleteDriver, NotSupported, StoreBusy, StoreError, TubeError, UnknownDriver
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
+from tubes.waiting import room
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -273,7 +274,7 @@ class Doctor:
             for record in self._queue.records():
                 if tubes[record.name]:
                     self._store.wake(record.id, tubes[record.name])
-                    self._store.waiters.wake_first((record.id, "room"))
+                    self._store.waiters.wake_first(room(record.id))
 
 
 def _is_of_damage(error: Exception) -> bool:

@@ -37,6 +37,7 @@ from tubes.store import Store, Unit
 from tubes.sweeper import FLOOR, Sweeper
 from tubes.task import State
 from tubes.tube import ALL_TUBE_OPTIONS, TUBE_OPTIONS, Tube, supported
+from tubes.waiting import room
 
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
@@ -259,7 +260,7 @@ class Queue:
         guarded(self.store.transact, step)
         self._forget(dropped)
         self.store.wake(dropped.record.id, 2**31)
-        self.store.waiters.wake_first((dropped.record.id, "room"))
+        self.store.waiters.wake_first(room(dropped.record.id))
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``)."""

@@ -44,6 +44,7 @@ from tubes.stats import statistics
 from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 from tubes.unknown import UnknownTakes
+from tubes.waiting import room
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -146,7 +147,7 @@ class Tube:
         self._waking = frozenset(
             _READY_EVENTS | (_FREEING_EVENTS | {Event.BURY} if features.grouped else set())
         )
-        self._room = (record.id, "room")
+        self._room = room(record.id)
         self._making_room = frozenset(_FREEING_EVENTS) if features.bounded else frozenset()
 
     # What it is

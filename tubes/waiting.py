@@ -9,7 +9,12 @@ from collections.abc import Callable, Hashable
 from tubes.clock import Signal
 
 Key = Hashable
-"""What is waited for: a tube's id for its tasks, (id, "room") for room in it."""
+"""What is waited for: a tube's id for its tasks, ``room(id)`` for room in it."""
+
+
+def room(tube: int) -> Key:
+    """What a put into a full tube waits for."""
+    return tube, "room"
 
 
 class Waiters:
