@@ -10,7 +10,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -723,6 +723,9 @@ def main() -> None:
     """Run the command line and exit."""
     _fill_closed_places()
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
+    warnings.simplefilter(
+        "always", tubes.TubesWarning
+    )  # under PYTHONWARNINGS=error, it would end what is done
     logging.basicConfig(level=logging.WARNING, handlers=[Told()])
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
@@ -736,7 +739,8 @@ def run(arguments: Sequence[str]) -> int:
         status = cli.main(list(arguments), prog_name="tubes", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):  # nobody can be told, as in say
+            error.show()
         return error.exit_code
     except tubes.TubeError as error:
         say(str(error).replace("pass if_not_exists=True", "pass --if-not-exists"))
@@ -776,6 +780,7 @@ def _fill_closed_places() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # else click tells of errors on stdout
 
 
 def _terminate(number: int, frame: object) -> None:

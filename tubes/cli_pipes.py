@@ -51,8 +51,9 @@ def _without_secrets(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Tell a person, on stderr."""
-    click.echo(f"tubes: {_without_secrets('; '.join(text.splitlines()))}", err=True)
+    """Tell a person, on stderr; where that cannot be written, the work goes on, and the exit status tells."""
+    with suppress(OSError):
+        click.echo(f"tubes: {_without_secrets('; '.join(text.splitlines()))}", err=True)
 
 
 def line(value: object) -> str:

@@ -328,6 +328,15 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None
     assert said.stderr.count(b"\n") == 1
 
 
+def test_a_warning_ends_nothing_where_warnings_are_errors(shell: Shell) -> None:
+    """It comes when the tube is made already: a failure would tell that there is none."""
+    command = shell.installed("create", "short", "fifottl", "--ttl", "5")
+    environment = {**shell.environment, "PYTHONWARNINGS": "error"}
+    said = subprocess.run(command, env=environment, capture_output=True, timeout=30)
+    assert (said.returncode, said.stdout) == (0, b"")
+    assert said.stderr.startswith(b"tubes: warning: tube 'short' has a ttl and no ttr")
+
+
 def test_a_table_is_as_wide_as_it_must_be_when_it_goes_to_a_file(tubes_: Command) -> None:
     tubes_("create", "jobs")
     tubes_("put", "jobs", json.dumps("x" * 50))

@@ -216,6 +216,21 @@ def test_a_closed_standard_file_is_an_error_and_never_the_store(
     assert [len(task.data) for task in jobs.tasks("r")] == [5000]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("put jobs 2>/dev/full", BAD_INPUT), ("ls --limt 3 2>/dev/full", USAGE), ("ls --limt 3 2>&-", USAGE)],
+)
+def test_where_nobody_can_be_told_the_work_goes_on_and_the_status_tells(
+    arguments: str, status: int, shell: Shell, jobs: tubes.Tube
+) -> None:
+    command = f"printf '1\\nno JSON\\n2\\n' | \"$0\" {arguments}"
+    done = subprocess.run(
+        ["sh", "-c", command, *shell.installed()], env=shell.environment, capture_output=True, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
+    assert [task.data for task in jobs.tasks("r")] == ([1, 2] if status == BAD_INPUT else [])
+
+
 def test_nothing_taken_is_a_status_of_its_own(shell: Shell, jobs: tubes.Tube) -> None:
     taken = shell.run("take", "jobs", "--ack", "--timeout", "0.01")
     assert (taken.returncode, taken.stdout, taken.stderr) == (REFUSED, b"", b"")
