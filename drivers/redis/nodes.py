@@ -48,7 +48,8 @@ class Nodes:
         self.what = what
         self.patience = patience
         try:
-            pool = ConnectionPool.from_url(url)
+            # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
+            pool = ConnectionPool.from_url(url, protocol=2)
         except (ValueError, *UNFIT):
             raise BadOption(
                 "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "

@@ -6,6 +6,7 @@ import importlib
 import logging
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -276,6 +277,18 @@ def test_an_option_that_no_text_can_be_is_refused(redis_url: str, option: str) -
     joined = "&" if "?" in redis_url else "?"
     with pytest.raises(tubes.BadOption, match="bad store URL"):
         tubes.connect(f"{redis_url}{joined}{option}=x")
+
+
+def test_hiredis_is_not_needed(tube: tubes.Tube, proxy: Proxy) -> None:
+    """Whoever has redis-py already may not have it."""
+    program = (
+        "import sys; sys.modules['hiredis'] = None; import tubes; "
+        f"queue = tubes.connect('redis://127.0.0.1:{proxy.port}?dead_after=1'); "
+        "queue.tube.jobs.put('x'); queue.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [task.data for task in tube.tasks("r")] == ["x"]
 
 
 def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
