@@ -16,12 +16,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
-from tubes.drivers.stirring import Stir
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Key, Waiters
 
+from ..stirring import Stir
 from .nodes import Nodes
 from .scripts import TUBE_KEYS, UNWAIT, WAIT, Keys
 from .wire import Lost, Refused, Wire

@@ -17,9 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from tubes.drivers.renewal import Renewal
-from tubes.drivers.watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
-
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
@@ -37,6 +34,8 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from ..renewal import Renewal
+from ..watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 from . import scripts
 from .driver import RedisDriver
 from .examiner import Examined, FeaturesOf, redis_checks

@@ -21,8 +21,6 @@ except ImportError as error:
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
-from tubes.drivers.renewal import Renewal
-from tubes.drivers.watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -42,6 +40,8 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from ..renewal import Renewal
+from ..watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
 from .examiner import Examined, FeaturesOf, sql_checks

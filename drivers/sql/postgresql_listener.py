@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tubes.drivers.stirring import Stir
-
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Waiters
 
+from ..stirring import Stir
 from .postgresql_wire import Lost, Refused, Wire
 
 SAY_EVERY = 5.0

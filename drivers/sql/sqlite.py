@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
-from tubes.drivers.renewal import Renewal
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
@@ -25,6 +24,7 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from ..renewal import Renewal
 from . import sqlite_joined
 from .catalogue import Catalogue
 from .driver import SqlDriver
