@@ -87,7 +87,7 @@ class Nodes:
                 self._learn_slots(wire)
 
         try:
-            self._use(None, look, is_repeatable=True)
+            self.call(None, look, is_repeatable=True)
         except Refused as error:
             raise StoreUnavailable(f"{self.what} refused: {error}") from error
 
@@ -96,7 +96,7 @@ class Nodes:
         answers = []
         for address in self._all():
             try:
-                answers.append(self._use(None, use, is_repeatable=True, at=address))
+                answers.append(self.call(None, use, is_repeatable=True, at=address))
             except StoreUnavailable:
                 if not self.is_cluster:
                     raise
@@ -114,7 +114,7 @@ class Nodes:
         """Look at about ``count`` keys; return those of that pattern, and where to go on, if not at the end."""
         nodes = self._all()
         address, cursor = after or (nodes[0], b"0")
-        cursor, keys = self._use(
+        cursor, keys = self.call(
             None,
             lambda wire: wire.command("SCAN", cursor, "MATCH", pattern, "COUNT", count),
             is_repeatable=True,
@@ -129,33 +129,7 @@ class Nodes:
         """One server, or those of the Cluster that have slots."""
         return [*sorted(set(self._slots.values()))] if self.is_cluster else [None]
 
-    def call(self, keys: Keys, use: Callable[[Wire], T], *, is_repeatable: bool = False) -> T:
-        """Use a connection to the node that has these keys.
-
-        OutcomeUnknown when it is lost in the middle, unless ``use`` may be repeated, which is done then.
-        StoreUnavailable when there is none; Refused where the server says no.
-        """
-        return self._use(keys, use, is_repeatable=is_repeatable)
-
-    def connect(self, keys: Keys, patience: float) -> Wire:
-        """Open one more connection to that node, which the caller keeps; Lost where that fails.
-
-        An answer there is waited for no longer than for ``patience`` seconds.
-        """
-        patience = min(patience, self.patience)
-        return self._connect(self._address(keys), socket_timeout=patience, socket_connect_timeout=patience)
-
-    def redirected(self, error: Exception) -> None:
-        """Note what a node has said of who has a key."""
-        if isinstance(error, exceptions.MovedError):
-            self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
-
-    def close(self) -> None:
-        """End all connections."""
-        for address in list(self._idle):
-            self._forget_idle(address)
-
-    def _use(
+    def call(
         self,
         keys: Keys | None,
         use: Callable[[Wire], T],
@@ -163,6 +137,11 @@ class Nodes:
         is_repeatable: bool,
         at: Address | None = None,
     ) -> T:
+        """Use a connection to the node that has these keys, or to the one ``at`` that address.
+
+        OutcomeUnknown when it is lost in the middle, unless ``use`` may be repeated, which is done then.
+        StoreUnavailable when there is none; Refused where the server says no.
+        """
         tries, until = 0, real_monotonic() + self.patience
         while True:
             tries += 1
@@ -205,6 +184,24 @@ class Nodes:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
             if tries > 1:
                 interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE))
+
+    def connect(self, keys: Keys, patience: float) -> Wire:
+        """Open one more connection to that node, which the caller keeps; Lost where that fails.
+
+        An answer there is waited for no longer than for ``patience`` seconds.
+        """
+        patience = min(patience, self.patience)
+        return self._connect(self._address(keys), socket_timeout=patience, socket_connect_timeout=patience)
+
+    def redirected(self, error: Exception) -> None:
+        """Note what a node has said of who has a key."""
+        if isinstance(error, exceptions.MovedError):
+            self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
+
+    def close(self) -> None:
+        """End all connections."""
+        for address in list(self._idle):
+            self._forget_idle(address)
 
     def _note_away(self, address: Address | None, until: float) -> None:
         """A node of a Cluster has not answered for as long as a server is waited for."""
