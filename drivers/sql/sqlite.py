@@ -145,7 +145,6 @@ class SqliteStore(Catalogue):
             self._pid = os.getpid()
             self.set_aside: set[str] = set()
             self._begin_session()
-            self.transact = self.writer.transact  # type: ignore[method-assign]  # one call less each time
         except sqlite3.Error as error:
             self._close_files(db)
             raise translated(error, self._what) from error
@@ -201,8 +200,8 @@ class SqliteStore(Catalogue):
     # Transactions
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        # Only a closed or forked store comes here: an open one has its writer's method in this place.
-        self.refresh()
+        if self._is_closed or self._is_stale or self._is_gone:
+            self.refresh()
         return self.writer.transact(work, on_commit)
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -339,7 +338,6 @@ class SqliteStore(Catalogue):
         """Say at each call that the file is gone, and hold nothing in one that is in its place by now."""
         if not self._is_gone:
             self._is_gone = True
-            vars(self).pop("transact", None)
             shared.locks.let_go(self._connection)
 
     def _is_known(self, tx: ReadTx) -> bool:
@@ -450,7 +448,6 @@ class SqliteStore(Catalogue):
         if self._is_closed:
             return
         self._is_closed = True
-        vars(self).pop("transact", None)
         if not self._is_stale:
             if self._shared is not None:
                 self._shared.locks.let_go(self._connection)
@@ -500,7 +497,6 @@ class SqliteStore(Catalogue):
             self._reader = self._connect()
         except Exception:  # the next call says why, or begins anew, in another session
             self._is_stale = True
-            vars(self).pop("transact", None)
             if self._shared is not None:
                 self._shared.locks.let_go(self._connection)
             raise
@@ -512,7 +508,6 @@ class SqliteStore(Catalogue):
 
     def forked(self) -> None:
         self._renewal = Renewal()
-        vars(self).pop("transact", None)
         if self._shared is not None and not self._is_stale:
             if not self._is_parked:
                 SharedFile.tear(self._shared.path)
