@@ -1,24 +1,81 @@
-"""How a store that was open when its process forked begins anew in the child."""
+"""How a store ends, and how one that was open when its process forked begins anew in the child."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+
+from tubes.errors import StoreUnavailable
+from tubes.stats import Counts
+from tubes.waiting import Waiters
 
 
-class Renewal:
-    """One thread does it, and calls the store meanwhile; the others wait for that. Made anew in each child."""
+class Renewable(ABC):
+    """The part of ``tubes.store.Store`` that is about its life."""
+
+    waiters: Waiters
+    counts: Counts
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._is_under_way = False
+        self._is_closed = False
+        self._is_stale = False
+        """What is open is the parent process's, or could not be opened again after a fork."""
+        self._left = False
+        self._renewing = threading.RLock()
+        self._is_renewing = False
 
-    def run(self, is_needed: Callable[[], bool], renew: Callable[[], None]) -> None:
-        """Renew, unless another thread has done so by then."""
-        with self._lock:
-            if is_needed() and not self._is_under_way:
-                self._is_under_way = True
-                try:
-                    renew()
-                finally:
-                    self._is_under_way = False
+    @abstractmethod
+    def _open(self) -> None:
+        """Open all that is needed, and begin a session."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """End this connection's part in its session."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give back what is open."""
+
+    def refresh(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("this queue is closed")
+        if self._is_stale:
+            with (
+                self._renewing
+            ):  # one thread does it, and calls the store meanwhile; the others wait for that
+                if self._is_stale and not self._is_renewing:
+                    self._is_renewing = True
+                    try:
+                        self._renew()
+                    finally:
+                        self._is_renewing = False
+
+    def _renew(self) -> None:
+        self._left = False
+        self._open()
+        self._is_stale = False  # not before: another thread must not use what is the parent's
+
+    def leave(self) -> bool:
+        if self._is_closed or self._left or self._is_stale:
+            return False
+        self._left = True
+        self._leave()
+        return True
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._is_stale:
+            self._close()
+
+    def before_fork(self) -> None:  # noqa: B027  # SQLite's alone does something
+        """Nothing must come to rest: a child never touches its parent's connections."""
+
+    def after_fork(self) -> None:  # noqa: B027
+        """Nothing was stopped."""
+
+    def forked(self) -> None:
+        self._is_stale = True
+        self._renewing, self._is_renewing = threading.RLock(), False  # the parent's may be held
+        self.waiters, self.counts = Waiters(), Counts()

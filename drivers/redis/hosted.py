@@ -279,10 +279,9 @@ class HostedStore(RedisStore):
         self._hub.listener.tubes[self._driver.number] = self._driver.flags, self._driver.capacity
         self._hub.listener.add_source(self._source)
 
-    def close(self) -> None:
-        if not (self._is_closed or self._is_stale):
-            self._hub.listener.remove_source(self._source)
-        super().close()
+    def _close(self) -> None:
+        self._hub.listener.remove_source(self._source)
+        super()._close()
 
     def _beat(self) -> None:
         """Also hear of the session here, of which nobody could be told while the server was away."""

@@ -73,7 +73,7 @@ class Hub:
     @classmethod
     def forget_all(cls) -> None:
         """In a forked child: the parent's are not ours, and are never closed here."""
-        cls._inherited = [*getattr(cls, "_inherited", ()), cls._all]
+        cls._inherited = [*cls._inherited, cls._all]
         cls._all = {}
         cls._lock = threading.Lock()
 

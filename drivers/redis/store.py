@@ -30,11 +30,10 @@ from tubes.errors import (
     TubeError,
 )
 from tubes.interrupts import guarded, interruptible
-from tubes.stats import Counts, Deltas
+from tubes.stats import Deltas
 from tubes.store import Unit
-from tubes.waiting import Waiters
 
-from ..renewal import Renewal
+from ..renewal import Renewable
 from ..watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 from . import scripts
 from .driver import RedisDriver
@@ -93,7 +92,7 @@ class StoreTx:
         return self._store.run(driver, script, given, is_repeatable=True)
 
 
-class RedisStore:
+class RedisStore(Renewable):
     """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
 
     ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
@@ -114,6 +113,7 @@ class RedisStore:
         migrate: bool | None,
         busy_timeout: float,
     ) -> None:
+        super().__init__()
         self._url, self._dead_after = _parsed(url)
         self._what = f"Redis at {_shown(self._url)}"
         self.clock = ServerClock() if type(clock) is SystemClock else clock
@@ -122,10 +122,6 @@ class RedisStore:
         self._namespace = namespace
         self._keys = Keys.of_queue(namespace)
         self.session_ttr_ms = session_ttr_ms
-        self._is_closed = False
-        self._is_stale = False
-        self._left = False
-        self._renewal = Renewal()
         self._open()
 
     def __repr__(self) -> str:
@@ -232,7 +228,7 @@ class RedisStore:
             raise
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
-        self._check_usable()
+        self.refresh()
         return guarded(self._transact, work, on_commit)
 
     def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
@@ -270,7 +266,7 @@ class RedisStore:
         raise NotSupported(NO_TRANSACTIONS, option="unit")
 
     def read(self, work: Callable[[Any], T]) -> T:
-        self._check_usable()
+        self.refresh()
 
         def look() -> T:
             try:
@@ -602,48 +598,17 @@ class RedisStore:
 
     # Life
 
-    def leave(self) -> bool:
-        if self._is_closed or self._left or self._is_stale:
-            return False
-        self._left = True
+    def _leave(self) -> None:
         self._hub.listener.remove_beat(self._beat)
         with suppress(StoreUnavailable, OutcomeUnknown):
             self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
-        return True
 
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if not self._is_stale:
-            self._hub.listener.remove_beat(self._beat)
-            self._hub.leave()
-
-    def refresh(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailable("this queue is closed")
-        if self._is_stale:
-            self._renewal.run(lambda: self._is_stale, self._renew)
-
-    def _renew(self) -> None:
-        self._left = False
-        self._open()
-        self._is_stale = False  # not before: another thread must not use what is the parent's
-
-    def _check_usable(self) -> None:
-        if self._is_closed or self._is_stale:
-            self.refresh()
-
-    def before_fork(self) -> None:
-        """A child never touches its parent's connections."""
-
-    def after_fork(self) -> None:
-        """Nothing was stopped."""
+    def _close(self) -> None:
+        self._hub.listener.remove_beat(self._beat)
+        self._hub.leave()
 
     def forked(self) -> None:
-        self._is_stale = True
-        self._renewal = Renewal()
-        self.waiters, self.counts = Waiters(), Counts()
+        super().forked()
         Hub.forget_all()
 
 

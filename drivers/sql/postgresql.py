@@ -40,7 +40,7 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
-from ..renewal import Renewal
+from ..renewal import Renewable
 from ..watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
@@ -180,7 +180,7 @@ class PostgresTx:
         return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
 
 
-class PostgresStore(Catalogue):
+class PostgresStore(Catalogue, Renewable):
     """``postgresql+psycopg://user:password@host/database?dead_after=15&pooled=auto``.
 
     ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
@@ -201,6 +201,7 @@ class PostgresStore(Catalogue):
         migrate: bool | None,
         busy_timeout: float,
     ) -> None:
+        super().__init__()
         self._url, self._dead_after, self._pooled = _parsed(url)
         shown = self._url.difference_update_query(("password", "sslpassword"))
         self._what = f"PostgreSQL database {shown.render_as_string(hide_password=True)}"
@@ -219,16 +220,12 @@ class PostgresStore(Catalogue):
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
         self._identity: Identity | None = None
-        self._is_closed = False
-        self._is_stale = False
-        self._renewal = Renewal()
-        self._left = False
-        self._open(bool(migrate))
+        self._open(migrate=bool(migrate))
 
     def __repr__(self) -> str:
         return self._what
 
-    def _open(self, migrate: bool) -> None:
+    def _open(self, *, migrate: bool = False) -> None:
         self._pid = os.getpid()
         self._idle: list[Wire] = []
         self._line: deque[threading.Lock] = deque()
@@ -430,7 +427,7 @@ class PostgresStore(Catalogue):
     # Transactions
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
-        self._check_usable()
+        self.refresh()
         return guarded(self._transact, work, on_commit)
 
     def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
@@ -474,7 +471,7 @@ class PostgresStore(Catalogue):
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[Any]:
-        self._check_usable()
+        self.refresh()
         with self._wire() as wire:
             tx = PostgresTx(wire)
             try:
@@ -539,7 +536,7 @@ class PostgresStore(Catalogue):
         return lent
 
     def read(self, work: Callable[[Any], T]) -> T:
-        self._check_usable()
+        self.refresh()
         return guarded(self._read, work)
 
     def _read(self, work: Callable[[Any], T]) -> T:
@@ -756,11 +753,7 @@ class PostgresStore(Catalogue):
 
     # Life
 
-    def leave(self) -> bool:
-        if self._is_closed or self._left or self._is_stale:
-            return False
-        self._left = True
-
+    def _leave(self) -> None:
         def step(tx: Any) -> None:
             tx.begin()
             tx.run(self._sql.remove_connection, self._connection)
@@ -768,44 +761,16 @@ class PostgresStore(Catalogue):
 
         with suppress(StoreError):  # what it could not give back, others rescue
             self.transact(step)
-        return True
 
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if not self._is_stale:
-            self._listener.stop()
-            self._shared.leave(self._listener, self._kind, self._idle)
-
-    def _renew(self) -> None:
-        self._left = False
-        self._open(migrate=False)
-        self._is_stale = False  # not before: another thread must not use what is the parent's
-
-    def refresh(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailable("this queue is closed")
-        if self._is_stale:
-            self._renewal.run(lambda: self._is_stale, self._renew)
-
-    def _check_usable(self) -> None:
-        if self._is_closed or self._is_stale:
-            self.refresh()
-
-    def before_fork(self) -> None:
-        """A child never touches its parent's connections, and libpq keeps nothing for the process."""
-
-    def after_fork(self) -> None:
-        """Nothing was stopped."""
+    def _close(self) -> None:
+        self._listener.stop()
+        self._shared.leave(self._listener, self._kind, self._idle)
 
     def forked(self) -> None:
-        self._renewal = Renewal()
-        self._is_stale = True
+        super().forked()
         inherited = (self._idle, self._listener, self._shared)  # never closed here
         self._inherited = [*getattr(self, "_inherited", ()), *inherited]
         self._idle = []
-        self.waiters, self.counts = Waiters(), Counts()
         _Shared.forget_all()
 
 

@@ -24,7 +24,7 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
-from ..renewal import Renewal
+from ..renewal import Renewable
 from . import sqlite_joined
 from .catalogue import Catalogue
 from .driver import SqlDriver
@@ -79,7 +79,7 @@ class ReadTx:
         return self._db.execute(statement.text, statement.bind(given)).fetchall()
 
 
-class SqliteStore(Catalogue):
+class SqliteStore(Catalogue, Renewable):
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite://`` for memory."""
 
     reconnects = False
@@ -95,6 +95,7 @@ class SqliteStore(Catalogue):
         migrate: bool | None,
         busy_timeout: float,
     ) -> None:
+        super().__init__()
         self.clock = clock
         self.path = _path(url)
         self._what = "the in-memory database" if self.path is None else f"SQLite file {self.path}"
@@ -105,18 +106,13 @@ class SqliteStore(Catalogue):
         self.lost_sessions: set[str] = set()
         self._sql: Statements = statements(DIALECT, namespace)
         self._long_log = LONG_LOG
-        self._is_closed = False
-        self._is_stale = False
-        self._renewal = Renewal()
         self._is_parked = False
-        self._is_gone = False
-        self._left = False
-        self._open(migrate is not False)
+        self._open(migrate=migrate is not False)
 
     def __repr__(self) -> str:
         return self._what
 
-    def _open(self, migrate: bool) -> None:
+    def _open(self, *, migrate: bool = False) -> None:
         """Open the connections, bring the schema up, and begin a session."""
         if self.path is not None:
             SharedFile.check_whole(self.path)
@@ -200,7 +196,7 @@ class SqliteStore(Catalogue):
     # Transactions
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        if self._is_closed or self._is_stale or self._is_gone:
+        if self._is_closed or self._is_stale or self._is_gone:  # asked here, which costs a put half of a call
             self.refresh()
         return self.writer.transact(work, on_commit)
 
@@ -237,8 +233,7 @@ class SqliteStore(Catalogue):
         return guarded(self._read, work)
 
     def _read(self, work: Callable[[Any], T]) -> T:
-        if self._is_stale or self._is_closed or self._is_gone:
-            self.refresh()
+        self.refresh()
         try:
             if self._reader is None:
                 with self.writer.held() as db:
@@ -422,11 +417,7 @@ class SqliteStore(Catalogue):
 
     # Life
 
-    def leave(self) -> bool:
-        if self._is_closed or self._left or self._is_stale:
-            return False
-        self._left = True
-
+    def _leave(self) -> None:
         def step(tx: SqliteTx) -> None:
             now = self.clock.now_ms()
             tx.begin()
@@ -438,21 +429,16 @@ class SqliteStore(Catalogue):
 
         with suppress(StoreBusy, StoreUnavailable):
             self.transact(step)
-        return True
 
     def exiting(self) -> None:
         """The interpreter ends: no longer wait for ever for other threads, which may never go on."""
         self.writer.waits_until = real_monotonic() + self._busy_timeout
 
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if not self._is_stale:
-            if self._shared is not None:
-                self._shared.locks.let_go(self._connection)
-            with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
-                self._close_files(db)
+    def _close(self) -> None:
+        if self._shared is not None:
+            self._shared.locks.let_go(self._connection)
+        with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
+            self._close_files(db)
 
     def _close_files(self, db: sqlite3.Connection) -> None:
         if self._reader is not None:
@@ -507,7 +493,6 @@ class SqliteStore(Catalogue):
             self.writer.unpark()
 
     def forked(self) -> None:
-        self._renewal = Renewal()
         if self._shared is not None and not self._is_stale:
             if not self._is_parked:
                 SharedFile.tear(self._shared.path)
@@ -515,30 +500,23 @@ class SqliteStore(Catalogue):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
             SharedFile.forget_all()
         self.writer.is_inherited = True
-        self._is_stale, self._is_parked = True, False
-        self.waiters, self.counts = Waiters(), Counts()
+        self._is_parked = False
+        super().forked()
 
     def _renew(self) -> None:
-        self._left = False
+        if self.path is None:
+            raise StoreUnavailable("an in-memory queue does not outlive a fork: connect again in the child")
         if self._shared is not None and not self.writer.is_inherited:
             self._shared.remove_check(self.deaths_suspected)
             self._shared.release()
-        self._open(migrate=False)
-        self._is_stale = False  # not before: another thread must not use what is the parent's
+        super()._renew()
 
     def refresh(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailable("this queue is closed")
-        if self._is_gone and not self._is_stale:
+        if self._is_gone and not (self._is_closed or self._is_stale):
             raise StoreUnavailable(
                 f"{self._what} cannot be used: it was deleted or replaced while it was open; connect again"
             )
-        if self._is_stale:
-            if self.path is None:
-                raise StoreUnavailable(
-                    "an in-memory queue does not outlive a fork: connect again in the child"
-                )
-            self._renewal.run(lambda: self._is_stale, self._renew)
+        super().refresh()
 
 
 def _path(url: str) -> str | None:
