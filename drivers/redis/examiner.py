@@ -21,6 +21,7 @@ from . import scripts
 from .driver import RedisDriver, RedisTx
 from .nodes import Cursor
 from .scripts import Argument
+from .sessions import Sessions
 
 PATIENCE = 0.5
 """Seconds that living processes get to see to what others left, or to do the second half of what they have begun."""
@@ -98,7 +99,7 @@ class Examined:
     """The store as the checks see it.
 
     ``add_tube`` adds one to the catalogue, and tells whether its name was free. ``numbers`` goes through the keys that
-    there are. ``ask`` runs a script of the queue; ``sessions`` reads its sessions and connections, as they are stored.
+    there are. ``ask`` runs a script of the queue; ``sessions`` reads its sessions and connections.
     Whoever is admitted to a tube was known there before.
     """
 
@@ -108,7 +109,7 @@ class Examined:
     add_tube: Callable[[TubeRecord], bool]
     numbers: Callable[[Cursor | None, int], tuple[set[int], Cursor | None]]
     ask: Callable[..., Any]
-    sessions: Callable[[], tuple[dict[str, str], dict[str, str]]]
+    sessions: Callable[[], Sessions]
 
     def driver(self, tube: TubeRecord) -> RedisDriver:
         """Of a tube whose type may be unknown here."""
@@ -186,9 +187,9 @@ class UnknownSessions(RedisCheck):
         return PATIENCE
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        sessions, connections = self._store.sessions()
-        unknown = {stored.split(" ", 1)[0] for stored in connections.values()} - sessions.keys()
-        return Look([self._finding(session) for session in sorted(unknown)], seen=len(connections))
+        sessions = self._store.sessions()
+        unknown = sessions.connected() - sessions.ends.keys()
+        return Look([self._finding(session) for session in sorted(unknown)], seen=len(sessions.connections))
 
     def _finding(self, session: str) -> Finding:
         what = f"session {session} has a connection and is not there itself"
@@ -209,10 +210,8 @@ class LonelySessions(RedisCheck):
         return PATIENCE
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        sessions, connections = self._store.sessions()
-        connected = {stored.split(" ", 1)[0] for stored in connections.values()}
-        lonely = [id for id, stored in sessions.items() if stored.endswith(" -") and id not in connected]
-        return Look([self._finding(session) for session in sorted(lonely)], seen=len(sessions))
+        sessions = self._store.sessions()
+        return Look([self._finding(session) for session in sessions.lonely()], seen=len(sessions.ends))
 
     def _finding(self, session: str) -> Finding:
         what = f"session {session} has no connection and has not ended"
@@ -313,13 +312,12 @@ class Owners(OwnersCheck):
         return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=holding.owner)
 
     def _why_dead(self, tx: RedisTx, owner: str, now: int) -> str:
-        sessions, connections = self._store.sessions()
-        if owner not in sessions:
+        sessions = self._store.sessions()
+        if owner not in sessions.ends:
             return "which is not there"
-        ends = sessions[owner].split(" ")[1]
-        if ends != "-":
-            return "which has ended" if int(ends) <= now else ""
-        mine = [id for id, stored in connections.items() if stored.split(" ", 1)[0] == owner]
+        if sessions.ends[owner] is not None:
+            return "which has ended" if sessions.is_over(owner, now) else ""
+        mine = [id for id, each in sessions.connections.items() if each.session == owner]
         if mine and not any([self._is_alive(tx, id) for id in mine]):
             return "whose process is dead"
         return ""

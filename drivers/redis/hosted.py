@@ -316,7 +316,7 @@ class HostedStore(RedisStore):
             return False
         try:
             return self.read(
-                lambda tx: bool(self._admitted(self._driver.number) - self._sessions()[0].keys())
+                lambda tx: bool(self._admitted(self._driver.number) - self._sessions().ends.keys())
             )
         except (StoreUnavailable, OutcomeUnknown):
             return False
@@ -326,7 +326,7 @@ class HostedStore(RedisStore):
         driver = self._driver
         over = {*self._end_sessions(now)}
         admitted = self._admitted(driver.number)
-        alive = self._sessions()[0].keys() - over
+        alive = self._sessions().ends.keys() - over
         changes: list[Change] = []
         for session in admitted - alive:
             while True:

@@ -41,6 +41,7 @@ from .examiner import Examined, FeaturesOf, redis_checks
 from .hub import Hub
 from .nodes import Cursor, Nodes
 from .scripts import Argument, Keys, Script
+from .sessions import Sessions
 from .wire import NO_SESSION, NO_TUBE, Refused, Wire
 
 T = TypeVar("T")
@@ -435,7 +436,7 @@ class RedisStore(Renewable):
         try:
             if not self._ask(scripts.BEAT, self._connection):
                 self._resume()
-            self._dead(self._sessions()[1])
+            self._dead(self._sessions())
             self._learn_time()
         except BaseException:
             self._beats.forget()
@@ -448,18 +449,13 @@ class RedisStore(Renewable):
                 self._keys, lambda wire: clock.ask(partial(_server_ms, wire)), is_repeatable=True
             )
 
-    def _dead(self, connections: Mapping[str, str]) -> list[tuple[str, str]]:
+    def _dead(self, sessions: Sessions) -> list[tuple[str, str]]:
         """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
-        silent = self._beats.see({id: stored.split(" ", 2)[1] for id, stored in connections.items()})
+        silent = self._beats.see({id: each.beat for id, each in sessions.connections.items()})
         return [(id, beat) for id, beat in silent if id != self._connection]
 
-    def _sessions(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Sessions and connections as they are stored, by id."""
-        sessions, connections = ([text.decode() for text in flat] for flat in self._ask(scripts.SESSIONS))
-        return (
-            dict(zip(sessions[::2], sessions[1::2], strict=True)),
-            dict(zip(connections[::2], connections[1::2], strict=True)),
-        )
+    def _sessions(self) -> Sessions:
+        return Sessions.of(*self._ask(scripts.SESSIONS))
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         if self._is_closed or self._is_stale:
@@ -468,33 +464,24 @@ class RedisStore(Renewable):
         if not thoroughly and now < self._look_at:
             return False
         self._look_at = now + self._dead_after / LOOKS
-
-        def look(tx: Any) -> bool:
-            now_ms = self.clock.now_ms()
-            sessions, connections = self._sessions()
-            if self._dead(connections) or (thoroughly and self._orphans(tx)):
-                return True
-            connected = {stored.split(" ", 1)[0] for stored in connections.values()}
-            for session, stored in sessions.items():
-                ends = stored.split(" ")[1]
-                if ends == "-" and session not in connected:
-                    return True
-                if ends != "-" and int(ends) <= now_ms and session not in self.set_aside:
-                    return True
-            return False
-
         try:
-            return self.read(look)
+            return self.read(lambda tx: self._sees_deaths(tx, thoroughly))
         except (StoreUnavailable, OutcomeUnknown):
             self._beats.forget()
             return False
+
+    def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
+        now, sessions = self.clock.now_ms(), self._sessions()
+        if self._dead(sessions) or sessions.lonely() or (thoroughly and self._orphans(tx)):
+            return True
+        return any(sessions.is_over(session, now) for session in sessions.ends.keys() - self.set_aside)
 
     def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
         ended = self._end_sessions(now)
         return [*ended, *self._orphans(tx)] if thoroughly else ended
 
     def _end_sessions(self, now: int) -> list[str]:
-        dead = self._dead(self._sessions()[1])
+        dead = self._dead(self._sessions())
         return [
             session.decode()
             for session in self._ask(scripts.END_SESSIONS, now, *(x for each in dead for x in each))
@@ -513,7 +500,7 @@ class RedisStore(Renewable):
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
                     raise
-        known = self._sessions()[0] if admitted else {}
+        known = self._sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
 
     def _admitted(self, tube: int) -> set[str]:
@@ -569,7 +556,7 @@ class RedisStore(Renewable):
             )
 
         def beat_of(tx: Any, connection: str) -> Any:
-            self._dead(self._sessions()[1])  # looks at all beats, so that a rescue knows the dead as soon
+            self._dead(self._sessions())  # looks at all beats, so that a rescue knows the dead as soon
             return self._beats.last_of(connection)
 
         watch = Watch(beat_of, self._connection, self._dead_after)

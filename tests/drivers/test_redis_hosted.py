@@ -233,7 +233,8 @@ def test_a_session_is_joined_also_while_a_server_is_away(
         server.stop("immediate")
         other.configure(session_ttr=7)
         server.start()
-        eventually(lambda: driver._store._sessions()[0][other.identify().hex] == "7000 -")
+        with redis.Redis.from_url(server.url) as client:
+            eventually(lambda: client.hget("{tubes_hosted}:sessions", other.identify().hex) == b"7000 -")
         server.stop("immediate")
         assert queue.identify(other.identify()) == other.identify()
         assert cold.peek(held.id).state is tubes.State.READY
