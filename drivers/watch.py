@@ -40,21 +40,30 @@ class Beats(Generic[C]):
     """
 
     def __init__(self, dead_after: float) -> None:
-        self._dead_after = dead_after
+        self.dead_after = dead_after
         self._seen: dict[C, tuple[Any, float]] = {}
         self._looked_at = 0.0
+        self._look_at = 0.0
+
+    def is_time(self, *, thoroughly: bool) -> bool:
+        """Whether to look for the dead again, which is done no more often than is of use. It is not time again soon."""
+        now = real_monotonic()
+        if now < self._look_at and not thoroughly:
+            return False
+        self._look_at = now + self.dead_after / LOOKS
+        return True
 
     def see(self, beats: Mapping[C, Any]) -> list[tuple[C, Any]]:
         """Look; return the connections whose beat has not changed for too long, with that beat."""
         now = real_monotonic()
-        if now - self._looked_at > self._dead_after:
+        if now - self._looked_at > self.dead_after:
             self._seen = {}
         self._looked_at = now
         seen = self._seen
         self._seen = {
             id: seen[id] if id in seen and seen[id][0] == beat else (beat, now) for id, beat in beats.items()
         }
-        return [(id, beat) for id, (beat, at) in self._seen.items() if now - at > self._dead_after]
+        return [(id, beat) for id, (beat, at) in self._seen.items() if now - at > self.dead_after]
 
     def last_of(self, connection: C) -> Any:
         """The last beat that was seen; ``None``: there is none."""
@@ -66,17 +75,21 @@ class Beats(Generic[C]):
 
 
 class Watch(Generic[C]):
-    """A doctor's look at the beats: who has not beaten for as long as one may be silent is dead."""
+    """A doctor's look at the beats: who has not beaten for as long as one may be silent is dead.
 
-    def __init__(self, beat_of: Callable[[Any, C], Any], mine: C, dead_after: float) -> None:
-        self._beat_of = beat_of
-        self._dead_after = dead_after
+    ``look`` is the store's at all of them, so that a rescue knows the dead as soon.
+    """
+
+    def __init__(self, beats: Beats[C], look: Callable[[Any], object], mine: C) -> None:
+        self._beats = beats
+        self._look = look
         self._alive = {mine}
         self._first: dict[C, tuple[Any, float]] = {}
 
     def is_alive(self, tx: Any, connection: C) -> bool:
         """Whether it is known to live."""
-        beat = self._beat_of(tx, connection)
+        self._look(tx)
+        beat = self._beats.last_of(connection)
         if self._first.setdefault(connection, (beat, real_monotonic()))[0] != beat:
             self._alive.add(connection)
         return connection in self._alive
@@ -84,4 +97,4 @@ class Watch(Generic[C]):
     def seconds(self) -> float:
         """How long it takes until all that were asked for are known to live or to be dead."""
         since = [at for connection, (_, at) in self._first.items() if connection not in self._alive]
-        return max(since, default=0.0) + self._dead_after - real_monotonic() if since else 0.0
+        return max(since, default=0.0) + self._beats.dead_after - real_monotonic() if since else 0.0

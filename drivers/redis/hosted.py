@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from tubes.clock import SystemClock, real_monotonic
+from tubes.clock import SystemClock
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.store import Store
@@ -307,19 +307,11 @@ class HostedStore(RedisStore):
         super()._begin_session(session)
         self._told = session, ttr_ms
 
-    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+    def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
         """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""
-        is_time = thoroughly or real_monotonic() >= self._look_at
-        if super().deaths_suspected(thoroughly=thoroughly):
+        if super()._sees_deaths(tx, thoroughly):
             return True
-        if not is_time or self._is_closed or self._is_stale:
-            return False
-        try:
-            return self.read(
-                lambda tx: bool(self._admitted(self._driver.number) - self._sessions().ends.keys())
-            )
-        except (StoreUnavailable, OutcomeUnknown):
-            return False
+        return bool(self._admitted(self._driver.number) - self._sessions().ends.keys())
 
     def rescue(self, now: int) -> list[Change]:
         """Release what sessions hold in the tube that are not alive."""

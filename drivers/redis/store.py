@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
+from tubes.clock import Clock, ServerClock, SystemClock, pause
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
 from tubes.errors import (
@@ -34,7 +34,7 @@ from tubes.stats import Deltas
 from tubes.store import Unit
 
 from ..renewal import Renewable
-from ..watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
+from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import scripts
 from .driver import RedisDriver
 from .examiner import Examined, FeaturesOf, redis_checks
@@ -134,7 +134,6 @@ class RedisStore(Renewable):
         self._resuming = threading.Lock()
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
-        self._look_at = 0.0
         self._after: dict[int, str] = {}
         self.set_aside: set[str] = set()
         self._hub = Hub.enter((self._url, self._namespace, self._patience), self._what)
@@ -458,12 +457,8 @@ class RedisStore(Renewable):
         return Sessions.of(*self._ask(scripts.SESSIONS))
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
-        if self._is_closed or self._is_stale:
+        if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
-        now = real_monotonic()
-        if not thoroughly and now < self._look_at:
-            return False
-        self._look_at = now + self._dead_after / LOOKS
         try:
             return self.read(lambda tx: self._sees_deaths(tx, thoroughly))
         except (StoreUnavailable, OutcomeUnknown):
@@ -554,12 +549,7 @@ class RedisStore(Renewable):
             raise NotSupported(
                 "what tubes of the type redis keep in Redis has its catalogue in their queues' own stores"
             )
-
-        def beat_of(tx: Any, connection: str) -> Any:
-            self._dead(self._sessions())  # looks at all beats, so that a rescue knows the dead as soon
-            return self._beats.last_of(connection)
-
-        watch = Watch(beat_of, self._connection, self._dead_after)
+        watch = Watch(self._beats, lambda tx: self._dead(self._sessions()), self._connection)
         return redis_checks(
             Examined(
                 self._namespace,

@@ -41,7 +41,7 @@ from tubes.store import Unit
 from tubes.waiting import Waiters
 
 from ..renewal import Renewable
-from ..watch import BEATS, DEAD_AFTER, LOOKS, Beats, Watch, dead_after
+from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
 from .examiner import Examined, FeaturesOf, sql_checks
@@ -236,7 +236,6 @@ class PostgresStore(Catalogue, Renewable):
         self._resuming = threading.Lock()
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
-        self._look_at = 0.0
         self.set_aside: set[str] = set()
         self._shared = _Shared.of(self._conninfo, self._namespace)
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
@@ -688,12 +687,8 @@ class PostgresStore(Catalogue, Renewable):
         return [id for id, _ in silent if id != self._connection]
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
-        if self._is_closed or self._is_stale:
+        if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
-        now = real_monotonic()
-        if not thoroughly and now < self._look_at:
-            return False
-        self._look_at = now + self._dead_after / LOOKS
 
         def look(tx: Any) -> bool:
             if self._dead(tx) or (thoroughly and self._orphans(tx)):
@@ -736,12 +731,7 @@ class PostgresStore(Catalogue, Renewable):
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
-
-        def beat_of(tx: Any, connection: int) -> Any:
-            self._dead(tx)  # looks at all beats, so that a rescue knows the dead as soon
-            return self._beats.last_of(connection)
-
-        watch = Watch(beat_of, self._connection, self._dead_after)
+        watch = Watch(self._beats, self._dead, self._connection)
         return sql_checks(
             Examined(DIALECT, self._namespace, features, self.tubes),
             self.read,
