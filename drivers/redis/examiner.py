@@ -17,22 +17,23 @@ from tubes.driver import Features, TubeRecord, TubeType
 from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
 
+from ..examining import (
+    PATIENCE,
+    FeaturesOf,
+    LonelySessions,
+    UnknownSessions,
+    held_by_the_dead,
+    name_of_lost,
+    portions,
+)
 from . import scripts
 from .driver import RedisDriver, RedisTx
 from .nodes import Cursor
 from .scripts import Argument
 from .sessions import Sessions
 
-PATIENCE = 0.5
-"""Seconds that living processes get to see to what others left, or to do the second half of what they have begun."""
-
 SCAN_LIMIT = 100
 """Things that one script looks at, about: nobody else is served meanwhile."""
-
-MOST_PAYLOADS = 4_000_000
-"""Bytes of payloads that are read at once, unless a single one has more."""
-
-FeaturesOf = Callable[[TubeRecord], Features | None]
 
 
 class Told(NamedTuple):
@@ -119,6 +120,16 @@ class Examined:
     def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
         return Survey(*tx.read(driver, scripts.SURVEY, (driver.flags, 0, 0)))
 
+    def unknown_sessions(self, tx: RedisTx) -> Sequence[str]:
+        sessions = self.sessions()
+        return sorted(sessions.connected() - sessions.ends.keys())
+
+    def add_session(self, tx: RedisTx, session: str, *, dry: bool) -> bool:
+        return bool(self.ask(scripts.ADD_SESSION, session, 0, 0 if dry else 1))
+
+    def lonely_sessions(self, tx: RedisTx) -> Sequence[str]:
+        return self.sessions().lonely()
+
 
 def redis_checks(
     store: Examined,
@@ -175,47 +186,7 @@ class RedisCheck(Check):
         self._store = store
 
 
-# Sessions
-
-
-class UnknownSessions(RedisCheck):
-    """Connections whose session is not there. Their processes may live, and hold tasks that seem to be nobody's."""
-
-    name = "sessions"
-
-    def patience(self) -> float:
-        return PATIENCE
-
-    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        sessions = self._store.sessions()
-        unknown = sessions.connected() - sessions.ends.keys()
-        return Look([self._finding(session) for session in sorted(unknown)], seen=len(sessions.connections))
-
-    def _finding(self, session: str) -> Finding:
-        what = f"session {session} has a connection and is not there itself"
-        return Finding(Kind.SESSION, what, "add it", session=session)
-
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        assert finding.session is not None
-        return bool(self._store.ask(scripts.ADD_SESSION, finding.session, 0, 0 if dry else 1))
-
-
-class LonelySessions(RedisCheck):
-    """Sessions that have lost their last connection and go on for ever."""
-
-    name = "sessions"
-    rescues = True
-
-    def patience(self) -> float:
-        return PATIENCE
-
-    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        sessions = self._store.sessions()
-        return Look([self._finding(session) for session in sessions.lonely()], seen=len(sessions.ends))
-
-    def _finding(self, session: str) -> Finding:
-        what = f"session {session} has no connection and has not ended"
-        return Finding(Kind.SESSION, what, "end it", session=session)
+# Who holds tasks
 
 
 class Holding(NamedTuple):
@@ -307,9 +278,7 @@ class Owners(OwnersCheck):
         why = self._why_dead(tx, holding.owner, now) if holding.is_admitted else ""
         if not why:
             return None
-        what = f"{holding.tasks} taken by session {holding.owner}, {why}"
-        remedy = "give them back, where the tube's type is registered"
-        return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=holding.owner)
+        return held_by_the_dead(tube, holding.owner, holding.tasks, why)
 
     def _why_dead(self, tx: RedisTx, owner: str, now: int) -> str:
         sessions = self._store.sessions()
@@ -364,9 +333,7 @@ class StrayTubes(RedisCheck):
             return False
         if dry:
             return True
-        name = f"lost_{finding.key}"
-        while name in {tube.name for tube in tubes}:
-            name += "_"
+        name = name_of_lost(finding.key, {tube.name for tube in tubes})
         return self._store.add_tube(TubeRecord(finding.key, name, type_of(survey), {}, False))
 
 
@@ -494,7 +461,7 @@ class Tasks(Things):
     """Each task, and its payload, which never changes."""
 
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
-        for ids in _portions(zip(sizes[::2], sizes[1::2], strict=True)):
+        for ids in portions(zip(map(int, sizes[::2]), sizes[1::2], strict=True)):
             for id, _, payload in self._driver.peek(tx, ids):
                 why = why_unreadable(payload or b"0")
                 if why:
@@ -502,20 +469,6 @@ class Tasks(Things):
                         self._tube, "tasks", (b"%016d" % id, b"payload", b"%016d" % id, b"", why.encode())
                     )
                     yield finding
-
-
-def _portions(sizes: Any) -> Iterator[list[int]]:
-    """Tasks whose payloads can be read at once."""
-    some: list[int] = []
-    total = 0
-    for id, size in sizes:
-        if some and total + size > MOST_PAYLOADS:
-            yield some
-            some, total = [], 0
-        some.append(int(id))
-        total += size
-    if some:
-        yield some
 
 
 def _looking(driver: RedisDriver, where: str, after: bytes = b"", limit: int = 1) -> Sequence[Argument]:

@@ -33,11 +33,12 @@ from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
 from tubes.store import Unit
 
+from ..examining import FeaturesOf
 from ..renewal import Renewable
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import scripts
 from .driver import RedisDriver
-from .examiner import Examined, FeaturesOf, redis_checks
+from .examiner import Examined, redis_checks
 from .hub import Hub
 from .nodes import Cursor, Nodes
 from .scripts import Argument, Keys, Script

@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.engine import Dialect
 
 from tubes.doctor import Check, Finding, Kind, Look
-from tubes.driver import Features, TubeRecord
+from tubes.driver import TubeRecord
 from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
 
+from ..examining import (
+    PATIENCE,
+    FeaturesOf,
+    LonelySessions,
+    UnknownSessions,
+    held_by_the_dead,
+    name_of_lost,
+    portions,
+)
 from .driver import SqlTx
 from .examiner_statements import Looks, looks
 from .rules import WORDS, Facts, Wrong, no_numbers, wrongs
 from .statements import Statements, statements
 
-MOST_PAYLOADS = 4_000_000
-"""Bytes of payloads that are read at once, unless a single one has more."""
-
 MOST_FRONTS = 1000
 """Tasks in front of one sub-queue that one transaction sees to."""
 
-PATIENCE = 0.5
-"""Seconds that living processes get to see to what others left: who ends does it at once, who waits looks often."""
-
-FeaturesOf = Callable[[TubeRecord], Features | None]
 IsAlive = Callable[[Any, int], bool]
 """Whether the process of a connection lives, as far as a store that is open can tell."""
 
@@ -62,6 +64,17 @@ class Examined:
     def tables(self) -> Sequence[bool]:
         """Whether it is for temporary tubes, for each table of tasks."""
         return (False, True) if self.is_server else (False,)
+
+    def unknown_sessions(self, tx: SqlTx) -> Sequence[str]:
+        return [session for (session,) in tx.rows(self.looks().unknown)]
+
+    def add_session(self, tx: SqlTx, session: str, *, dry: bool) -> bool:
+        if dry:
+            return session in self.unknown_sessions(tx)
+        return bool(tx.run(self.looks().add_session, session))
+
+    def lonely_sessions(self, tx: SqlTx) -> Sequence[str]:
+        return [session for (session,) in tx.rows(self.looks().lonely)]
 
 
 def sql_checks(
@@ -107,47 +120,7 @@ class SqlCheck(Check):
         self._store = store
 
 
-# Sessions
-
-
-class UnknownSessions(SqlCheck):
-    """Connections whose session is not there. Their processes may live, and hold tasks that seem to be nobody's."""
-
-    name = "sessions"
-
-    def patience(self) -> float:
-        return PATIENCE
-
-    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        rows = tx.rows(self._store.looks().unknown)
-        return Look([self._finding(session) for (session,) in rows], seen=len(rows))
-
-    def _finding(self, session: str) -> Finding:
-        what = f"session {session} has a connection and is not there itself"
-        return Finding(Kind.SESSION, what, "add it", session=session)
-
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        if dry:
-            return (finding.session,) in tx.rows(self._store.looks().unknown)
-        return bool(tx.run(self._store.looks().add_session, finding.session))
-
-
-class LonelySessions(SqlCheck):
-    """Sessions that have lost their last connection and go on for ever."""
-
-    name = "sessions"
-    rescues = True
-
-    def patience(self) -> float:
-        return PATIENCE
-
-    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        rows = tx.rows(self._store.looks().lonely)
-        return Look([self._finding(session) for (session,) in rows], seen=len(rows))
-
-    def _finding(self, session: str) -> Finding:
-        what = f"session {session} has no connection and has not ended"
-        return Finding(Kind.SESSION, what, "end it", session=session)
+# Who holds tasks
 
 
 class Owners(SqlCheck):
@@ -175,7 +148,7 @@ class Owners(SqlCheck):
         ):
             why = self._why_dead(tx, owner, known, ends_ms, now)
             if why:
-                findings.append(self._finding(tubes[0], owner, count, why))
+                findings.append(held_by_the_dead(tubes[0], owner, count, why))
         return Look(findings, tubes[0].id if tubes[1:] else None)
 
     def _why_dead(self, tx: SqlTx, owner: str, known: str | None, ends_ms: int | None, now: int) -> str:
@@ -187,11 +160,6 @@ class Owners(SqlCheck):
         if connections and not any(self._is_alive(tx, id) for (id,) in connections):
             return "whose process is dead"
         return ""
-
-    def _finding(self, tube: TubeRecord, owner: str, count: int, why: str) -> Finding:
-        what = f"{count} taken by session {owner}, {why}"
-        remedy = "give them back, where the tube's type is registered"
-        return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner)
 
 
 # Tubes
@@ -231,11 +199,8 @@ def stray_tube(number: int) -> Finding:
 
 def adopt(tx: SqlTx, looks: Looks, number: int, names: set[str], *, temporary: bool) -> None:
     """Add a tube for tasks that have none, of a type that has all that they may have."""
-    name = f"lost_{number}"
-    while name in names:
-        name += "_"
     type = "utubettl" if tx.rows(looks.has_utubes, number) else "fifottl"
-    tx.run(looks.adopt, number, name, type, temporary)
+    tx.run(looks.adopt, number, name_of_lost(number, names), type, temporary)
     if looks.pass_number is not None:
         tx.rows(looks.pass_number, number)
 
@@ -445,8 +410,8 @@ class Tasks(SqlCheck):
 
     def _unreadable(self, tx: SqlTx, rows: Sequence[Facts]) -> dict[int, list[Wrong]]:
         found = {}
-        for some in _portions(rows):
-            for id, text in tx.rows(self._looks.payloads, json.dumps([row.id for row in some])):
+        for ids in portions((row.id, row.text_size) for row in rows if row.text_size is not None):
+            for id, text in tx.rows(self._looks.payloads, json.dumps(ids)):
                 why = why_unreadable(text)
                 if why:
                     remedy = "keep it as bytes, and bury the task"
@@ -509,22 +474,6 @@ class Tasks(SqlCheck):
         if utube is not None:
             also = new if new is not None and new.state in WORDS and new.state in "rt" else None
             put_in_line(tx, looks, tube.id, utube, dry=False, also=also)
-
-
-def _portions(rows: Iterable[Facts]) -> Iterator[list[Facts]]:
-    """Rows whose payloads can be read at once."""
-    some: list[Facts] = []
-    size = 0
-    for row in rows:
-        if row.text_size is None:
-            continue
-        if some and size + row.text_size > MOST_PAYLOADS:
-            yield some
-            some, size = [], 0
-        some.append(row)
-        size += row.text_size
-    if some:
-        yield some
 
 
 # What all the rest stands on

@@ -40,11 +40,12 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from ..examining import FeaturesOf
 from ..renewal import Renewable
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
-from .examiner import Examined, FeaturesOf, sql_checks
+from .examiner import Examined, sql_checks
 from .joined import Lender, join, unusable
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user

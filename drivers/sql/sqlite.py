@@ -24,11 +24,12 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from ..examining import FeaturesOf
 from ..renewal import Renewable
 from . import sqlite_joined
 from .catalogue import Catalogue
 from .driver import SqlDriver
-from .examiner import Examined, FeaturesOf, sql_checks
+from .examiner import Examined, sql_checks
 from .joined import join
 from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx

@@ -103,7 +103,8 @@ class Patient:
 def patient(
     redis_db: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Patient]:
-    monkeypatch.setattr(import_module("tubes.drivers.redis.examiner"), "PATIENCE", 0.2)
+    for module in ("tubes.drivers.examining", "tubes.drivers.redis.examiner"):
+        monkeypatch.setattr(import_module(module), "PATIENCE", 0.2)
     url = f"{redis_db}{'&' if '?' in redis_db else '?'}dead_after=2.5"
     with redis.Redis.from_url(redis_db) as client:
         patient = Patient(url, client, capfd.readouterr)
