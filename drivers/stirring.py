@@ -1,9 +1,10 @@
-"""Wakes a thread that sleeps in a poll."""
+"""A thread that sleeps in a poll, and what wakes it."""
 
 from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 
 
@@ -34,3 +35,27 @@ class Stir:
             os.close(self._write)
             os.close(self._read)
             self._write = -1
+
+
+class Stirred(ABC):
+    """Has a thread that runs from ``start`` to ``stop``, and has ``_stir`` in its polls."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._stir = Stir()
+        self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """What the thread does, until it ``_is_over``."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for it, unless it is the one that calls."""
+        self._is_over = True
+        self._stir.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._stir.close()

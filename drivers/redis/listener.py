@@ -21,7 +21,7 @@ from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Key, Waiters
 
-from ..stirring import Stir
+from ..stirring import Stirred
 from .nodes import Nodes
 from .scripts import TUBE_KEYS, UNWAIT, WAIT, Keys
 from .wire import Lost, Refused, Wire
@@ -87,10 +87,11 @@ class Watch:
         return self.keys[TUBE_KEYS.index("room" if self.kind == "r" else "bell")]
 
 
-class Listener:
-    """Runs from ``start`` to ``stop``. ``tubes`` has of each tube, by its number, features and capacity."""
+class Listener(Stirred):
+    """See the module. ``tubes`` has of each tube, by its number, features and capacity."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
+        super().__init__()
         self.tubes: dict[int, tuple[str, int]] = {}
         self._nodes = nodes
         self._namespace = namespace
@@ -100,20 +101,6 @@ class Listener:
         self._active: set[Place] = set()
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
-        self._is_over = False
-        self._stir = Stir()
-        self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; waits for it, unless it is the one that calls."""
-        self._is_over = True
-        self._stir.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        self._stir.close()
 
     def add_beat(self, beat: Callable[[], None], every: float) -> None:
         """Call ``beat`` every few seconds."""

@@ -21,7 +21,7 @@ from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Waiters
 
-from ..stirring import Stir
+from ..stirring import Stirred
 from .postgresql_wire import Lost, Refused, Wire
 
 SAY_EVERY = 5.0
@@ -53,8 +53,8 @@ MOST_TUBES = 500
 log = logging.getLogger("tubes.postgresql")
 
 
-class Listener:
-    """Runs from ``start`` to ``stop``."""
+class Listener(Stirred):
+    """See the module."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Listener:
         check: Callable[[], bool],
         beat_every: float,
     ) -> None:
+        super().__init__()
         self.waiters = Waiters()
         self._connect = connect
         self._is_pooled = False
@@ -74,26 +75,12 @@ class Listener:
         self._calls: Counter[int] = Counter()
         self._waiting: dict[int, _Announcement] = {}
         self._lock = threading.Lock()
-        self._is_over = False
         self._is_looking = False
         """Whether the thread comes in time for the floor; it sleeps until the next beat where nobody waits."""
         self._announced_at = self._heard_at = float("-inf")
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
         self._connect_at = real_monotonic() + min(CONNECT_AFTER, beat_every)
-        self._stir = Stir()
-        self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; waits for it, unless it is the one that calls."""
-        self._is_over = True
-        self._stir.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        self._stir.close()
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
