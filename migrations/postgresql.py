@@ -50,11 +50,6 @@ def schema_version(connection: sa.Connection, namespace: str) -> str | None:
     return None if version is None else str(version)
 
 
-def print_sql(namespace: str) -> str:
-    """Return the SQL that makes the schema from nothing, in one transaction."""
-    return running.print_sql(namespace, "postgresql")
-
-
 def _command(connection: sa.Connection, namespace: str) -> str:
     url = connection.engine.url.render_as_string(hide_password=True)
     words = ["tubes", "migrate", "--url", url]

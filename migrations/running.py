@@ -55,7 +55,7 @@ def check_known(version: str, what: str) -> None:
 
 
 def print_sql(namespace: str, dialect: str) -> str:
-    """Return the SQL that makes the schema from nothing."""
+    """Return the SQL that makes the schema from nothing, on PostgreSQL in one transaction."""
     from alembic import command
 
     out = io.StringIO()

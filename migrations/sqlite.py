@@ -78,8 +78,3 @@ def schema_version(db: sqlite3.Connection, namespace: str) -> str | None:
         return None
     row = db.execute(f'SELECT version_num FROM "{table}"').fetchone()
     return None if row is None else str(row[0])
-
-
-def print_sql(namespace: str) -> str:
-    """Return the SQL that makes the schema from nothing."""
-    return running.print_sql(namespace, "sqlite")

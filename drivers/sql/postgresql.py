@@ -21,6 +21,9 @@ except ImportError as error:
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
+from tubes.migrations import HEAD
+from tubes.migrations import postgresql as migrations
+from tubes.migrations.running import print_sql
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -273,9 +276,6 @@ class PostgresStore(Catalogue, Renewable):
         self._begin_session()
 
     def _bring_up(self, migrate: bool) -> None:
-        from tubes.migrations import HEAD
-        from tubes.migrations import postgresql as migrations
-
         with (
             self._wire() as wire,
             suppress(Refused),
@@ -295,9 +295,7 @@ class PostgresStore(Catalogue, Renewable):
     @staticmethod
     def migrate_sql(namespace: str) -> str:
         """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
-        from tubes.migrations import postgresql as migrations
-
-        return str(migrations.print_sql(namespace))
+        return str(print_sql(namespace, "postgresql"))
 
     # Connections
 

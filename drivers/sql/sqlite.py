@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
+from tubes.migrations import sqlite as migrations
+from tubes.migrations.running import print_sql
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
@@ -129,7 +131,7 @@ class SqliteStore(Catalogue, Renewable):
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
             )
-            self._bring_up(migrate)
+            migrations.bring_up(self.writer, self._namespace, self._what, migrate=migrate)
             if self.path is None:
                 self.waiters, self.counts = Waiters(), Counts()
             else:
@@ -182,17 +184,10 @@ class SqliteStore(Catalogue, Renewable):
             db.execute(f"PRAGMA {setting}")
         db.execute("PRAGMA busy_timeout=0")
 
-    def _bring_up(self, migrate: bool) -> None:
-        from tubes.migrations import sqlite as migrations
-
-        migrations.bring_up(self.writer, self._namespace, self._what, migrate=migrate)
-
     @staticmethod
     def migrate_sql(namespace: str) -> str:
         """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
-        from tubes.migrations import sqlite as migrations
-
-        return str(migrations.print_sql(namespace))
+        return str(print_sql(namespace, "sqlite"))
 
     # Transactions
 

@@ -23,7 +23,7 @@ from psycopg import sql
 from servers import PostgresServer, conninfo
 from tubes.drivers.sql.tables import tables  # noqa: TID251  # what migrations are for
 from tubes.migrations import HEAD, LABEL, TABLES, include_object, postgresql
-from tubes.migrations.running import config
+from tubes.migrations.running import config, print_sql
 
 import tubes
 
@@ -184,7 +184,7 @@ def test_who_waited_for_another_sees_what_it_did_in_any_isolation(
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         while db.execute(waiting).fetchone() == (0,):
             assert thread.is_alive(), outcome
-        script = postgresql.print_sql("tubes")
+        script = print_sql("tubes", "postgresql")
         db.execute(script.replace("BEGIN;", "", 1).replace("COMMIT;", "").encode())
     thread.join()
     assert outcome == [False]
@@ -319,7 +319,7 @@ def test_the_printed_sql_makes_the_same(
 def test_the_printed_sql_makes_everything_or_nothing(postgres_db: str, db: psycopg.Connection) -> None:
     db.execute("CREATE TABLE tubes_temporary_task (mine integer)")
     with pytest.raises(psycopg.errors.DuplicateTable):
-        db.execute(postgresql.print_sql("tubes").encode())
+        db.execute(print_sql("tubes", "postgresql").encode())
     db.execute("ROLLBACK")
     assert relations(db) == {"tubes_temporary_task"}
 
