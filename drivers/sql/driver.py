@@ -67,17 +67,26 @@ class SqlDriver:
     """All five types, and others of their kind: what differs is which statements a step uses."""
 
     def __init__(self, type: TubeType, tube: TubeRecord, statements: Statements) -> None:
-        if type.order == "newest" and (type.features.priority or type.features.grouped):
+        features, newest = type.features, type.order == "newest"
+        timed, grouped = features.timed, features.grouped
+        if newest and (features.priority or grouped):
             raise NotSupported("a type whose order is newest can have neither priority nor sub-queues")
-        self.features = type.features
+        self.features = features
         self._tube = tube.id
         self._name = tube.name
-        self._capacity: int = tube.options.get("capacity", 0) if type.features.bounded else 0
+        self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self._sql = s = statements
-        self._is_timed = timed = type.features.timed
-        newest = type.order == "newest"
-        self._oldest_first = not newest
-        self._insert = s.put_grouped if type.features.grouped else s.put
+        self._is_timed = timed
+        self._is_plain = not (timed or grouped or features.priority)
+        self._takes_plain = self._is_plain and not newest
+        self._is_ranked = grouped and features.priority and not s.is_shared
+        self._locks_groups = grouped and s.is_shared
+        self._reads_acks = timed or s.is_shared
+        self._ready_front = 0 if grouped else 1
+        self._insert = s.put_grouped if grouped else s.put
+        self._ack = s.ack_grouped if grouped else s.ack
+        self._ack_timed = s.ack_timed_grouped if grouped else s.ack_timed
+        self._ack_any = s.ack_any_grouped if grouped else s.ack_any
         if newest:
             self._take_one = s.take_newest_timed if timed else s.take_newest
             self._take_some = s.take_newest_timed_many if timed else s.take_newest_many
@@ -88,15 +97,6 @@ class SqlDriver:
             self._take_some = s.take_undue if timed else s.take_many
             self._buried = s.buried
             self._order = lambda row: (row[PRI], row[ID])
-        grouped = type.features.grouped
-        self._is_ranked = grouped and type.features.priority and not s.is_shared
-        self._locks_groups = grouped and s.is_shared
-        self._ack = s.ack_grouped if grouped else s.ack
-        self._ack_timed = s.ack_timed_grouped if grouped else s.ack_timed
-        self._ack_any = s.ack_any_grouped if grouped else s.ack_any
-        self._reads_acks = timed or s.is_shared
-        self._is_plain = not (timed or type.features.grouped or type.features.priority)
-        self._ready_front = 0 if type.features.grouped else 1
 
     # Life
 
@@ -161,20 +161,16 @@ class SqlDriver:
         )  # fmt: skip
 
     def take(self, tx: SqlTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
-        if self._is_plain and self._oldest_first:
-            return (
-                self._take_plain(tx, limit, owner, now) if limit > 1 else self._take_plain_one(tx, owner, now)
-            )
-        settled: Sequence[Change] = ()
+        if self._takes_plain:
+            if limit == 1:
+                return self._take_plain_one(tx, owner, now)
+            return self._take_plain(tx, limit, owner, now)
         if limit == 1:
             rows = tx.only_rows(self._take_one, owner, now, self._tube)
-            if rows or not self.features.timed:
+            if rows or not self._is_timed:
                 return [Change(TAKE, row, row[DUE]) for row in rows]
-        if self.features.timed:
-            settled = self.expire(tx, STEP_LIMIT, now=now)
-            rows = tx.rows(self._take_some, owner, now, self._tube, limit)
-        else:
-            rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
+        settled = self.expire(tx, STEP_LIMIT, now=now)
+        rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
         return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]
 
@@ -253,7 +249,7 @@ class SqlDriver:
         """Ack in one statement; what is known of the task need not be read again."""
         known = ref.task
         if known is not None and ref.token is not None and owner is not None:
-            if not self.features.timed:
+            if not self._is_timed:
                 acked = tx.only_run(self._ack, ref.id, self._tube, owner, ref.token)
                 return (new_change((ACK, done(known, now), None)),) if acked else ()
             due = None if known.due_at is None else milliseconds(known.due_at)
@@ -269,7 +265,7 @@ class SqlDriver:
     def touch(
         self, tx: SqlTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        if not self.features.timed:
+        if not self._is_timed:
             raise NotSupported(f"tube {self._name!r} has no ttr to touch")
         tx.begin()
         moved = []
@@ -311,7 +307,7 @@ class SqlDriver:
         return self._make_ready(tx, Event.KICK, rows, self._ready_front, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
-        if not self.features.timed:
+        if not self._is_timed:
             return []
         tx.begin()
         rows = tx.rows(self._sql.due, self._tube, now, limit)
@@ -382,7 +378,7 @@ class SqlDriver:
         return totals
 
     def next_due(self, tx: SqlTx) -> int | None:
-        if not self.features.timed:
+        if not self._is_timed:
             return None
         return min(
             (due for due in tx.only_rows(self._sql.next_due, self._tube)[0] if due is not None), default=None
@@ -443,17 +439,7 @@ class SqlDriver:
             tx.many(
                 self._sql.update,
                 [
-                    (
-                        row[STATE],
-                        front,
-                        _place(row),
-                        row[DUE],
-                        row[TTL],
-                        row[TTR],
-                        row[OWNER],
-                        row[UPDATED],
-                        row[ID],
-                    )
+                    (row[STATE], front, _place(row), *row[DUE:ATTEMPTS], row[OWNER], row[UPDATED], row[ID])
                     for row in moved
                 ],
             )
