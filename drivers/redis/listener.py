@@ -71,6 +71,7 @@ class Watch:
         self.kind = kind
         self.wire: Wire | None = None
         self.is_waiting = False
+        """Whether a call is waited for, or about to be, so that who begins to wait need not stir."""
         self.is_resting = False
         self.next_at = 0.0
         """When to look again: without a connection, after a rest, or when the answer should have come. 0: at once."""
@@ -98,7 +99,6 @@ class Listener(Stirred):
         self._sources = [Source(waiters, lambda id: id)]
         self._name = uuid.uuid4().hex
         self._watches: dict[Place, Watch] = {}
-        self._active: set[Place] = set()
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -125,7 +125,8 @@ class Listener(Stirred):
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
-        if any((waiters, key) not in self._active for waiters, key, _ in self._waited_for()):
+        watches = [self._watches.get((waiters, key)) for waiters, key, _ in self._waited_for()]
+        if any(watch is None or not watch.is_waiting for watch in watches):
             self._stir.set()
 
     def _run(self) -> None:
@@ -190,8 +191,7 @@ class Listener(Stirred):
 
     def _wait(self, watch: Watch) -> None:
         """Say that somebody waits here, and wait for a call."""
-        self._active.add((watch.waiters, watch.key))
-        watch.is_resting = False
+        watch.is_waiting, watch.is_resting = True, False
         watch.used_at = real_monotonic()
         try:
             if watch.wire is None:
@@ -200,7 +200,6 @@ class Listener(Stirred):
             given = (watch.features, 0, 0, self._name, said_for, watch.kind, watch.capacity)
             is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
             watch.wire.send("BLPOP", watch.bell, str(FLOOR))
-            watch.is_waiting = True
             watch.next_at = real_monotonic() + FLOOR + self._nodes.patience
         except TROUBLE as error:
             self._lose(watch, error)
@@ -221,7 +220,6 @@ class Listener(Stirred):
         except Lost as error:
             self._lose(watch, error)
             return
-        watch.is_waiting = False
         if isinstance(answer, Exception):
             self._lose(watch, answer)
             return
@@ -230,9 +228,7 @@ class Listener(Stirred):
             watch.waiters.wake_first(watch.key)
         else:
             spare = 1 - watch.waiters.wake(watch.key)
-        self._active.discard(
-            (watch.waiters, watch.key)
-        )  # before the look: who begins to wait from now on stirs
+        watch.is_waiting = False  # before the look: who begins to wait from now on stirs
         if answer is not None and not spare and not watch.waiters.uncalled(watch.key):
             watch.is_resting, watch.next_at = True, real_monotonic() + REST
         elif watch.is_wanted:
@@ -259,7 +255,6 @@ class Listener(Stirred):
         log.debug("waiting at %s: %s", watch.bell, error)
         self._nodes.redirected(error)
         self._end(watch)
-        self._active.discard((watch.waiters, watch.key))
         watch.next_at = real_monotonic() + RECONNECT_EVERY
         watch.waiters.wake_first(watch.key)
 
