@@ -183,12 +183,8 @@ class StrayTubes(SqlCheck):
         return Look([stray_tube(number) for number in numbers], seen=len(numbers))
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        tubes = self._store.read_tubes(tx)
-        if finding.key in {tube.id for tube in tubes} or finding.key not in self._numbers(tx):
-            return False
-        if not dry:
-            adopt(tx, self._looks, finding.key, {tube.name for tube in tubes}, temporary=self._temporary)
-        return True
+        is_so = finding.key in self._numbers(tx)
+        return is_so and adopt(tx, self._store, finding.key, temporary=self._temporary, dry=dry)
 
 
 def stray_tube(number: int) -> Finding:
@@ -197,12 +193,19 @@ def stray_tube(number: int) -> Finding:
     return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
 
 
-def adopt(tx: SqlTx, looks: Looks, number: int, names: set[str], *, temporary: bool) -> None:
-    """Add a tube for tasks that have none, of a type that has all that they may have."""
+def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool, dry: bool) -> bool:
+    """Add a tube for tasks that have none, of a type that has all that they may have; tell whether they have none."""
+    tubes = store.read_tubes(tx)
+    if number in {tube.id for tube in tubes}:
+        return False
+    if dry:
+        return True
+    looks, names = store.looks(temporary), {tube.name for tube in tubes}
     type = "utubettl" if tx.rows(looks.has_utubes, number) else "fifottl"
     tx.run(looks.adopt, number, name_of_lost(number, names), type, temporary)
     if looks.pass_number is not None:
         tx.rows(looks.pass_number, number)
+    return True
 
 
 class Counts(SqlCheck):
@@ -422,7 +425,7 @@ class Tasks(SqlCheck):
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
         if finding.task is None:
-            return self._mend_stray(tx, finding, dry)
+            return adopt(tx, self._store, finding.key, temporary=self._temporary, dry=dry)
         row, tube = self._locked(tx, finding.task)
         if row is None or tube is None:
             return False
@@ -431,14 +434,6 @@ class Tasks(SqlCheck):
         if wrong is not None and not dry:
             self._make_right(tx, row, tube, wrong, now)
         return wrong is not None
-
-    def _mend_stray(self, tx: SqlTx, finding: Finding, dry: bool) -> bool:
-        tubes = self._store.read_tubes(tx)
-        if finding.key in {tube.id for tube in tubes}:
-            return False
-        if not dry:
-            adopt(tx, self._looks, finding.key, {tube.name for tube in tubes}, temporary=self._temporary)
-        return True
 
     def _locked(self, tx: SqlTx, id: int) -> tuple[Facts | None, TubeRecord | None]:
         """A row that nobody else can change now: first its sub-queue is locked, then the row."""

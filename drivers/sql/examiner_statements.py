@@ -77,6 +77,13 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         among = "id = ANY(CAST(ARRAY(SELECT CAST(json_array_elements_text(CAST(:ids AS json)) AS bigint)) AS bigint[]))"
         in_lines = "front = 0"  # a unique index keeps the others right
         corners = ("front = 1", "front = 0", "front IS NULL")
+        tables = ", ".join(f"""to_regclass('"{namespace}_{name}"')""" for name in ("task", "temporary_task"))
+        made = (
+            f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
+            f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
+            " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
+            f" WHERE tgrelid IN ({tables}) AND tgenabled <> 'D'"
+        )
     else:
         sizes = "length(CAST(data AS BLOB)), length(bytes)"
         text, as_bytes = "CAST(data AS BLOB)", "CAST(data AS BLOB)"  # as text it might not be readable
@@ -87,15 +94,6 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
             "front IS NOT NULL AND utube IS NOT NULL",
             "front IS NULL AND tube IS NOT NULL",
         )
-    if is_server:
-        tables = ", ".join(f"""to_regclass('"{namespace}_{name}"')""" for name in ("task", "temporary_task"))
-        made = (
-            f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
-            f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
-            " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
-            f" WHERE tgrelid IN ({tables}) AND tgenabled <> 'D'"
-        )
-    else:
         made = "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
     sequences = " UNION ALL ".join(
         f"SELECT '{name}' AS name, CAST({sequence} AS regclass) AS sequence, ({highest}) AS highest"
