@@ -143,11 +143,11 @@ def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any]
 class SharedTx(SqliteTx):
     """One member's part in a shared commit: a savepoint, where one statement is not enough."""
 
-    __slots__ = ("wrote",)
+    __slots__ = ("_before",)
 
     def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
         super().__init__(writer, db)
-        self.wrote = False
+        self._before = db.total_changes
 
     def begin(self) -> None:
         if not self.is_open:
@@ -163,19 +163,7 @@ class SharedTx(SqliteTx):
         if self.is_open:
             self._db.execute("ROLLBACK TO member")
             self._db.execute("RELEASE member")
-        return self.is_open or not self.wrote
-
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        self.wrote = True
-        return super().only_rows(statement, *given)
-
-    def only_run(self, statement: Statement, *given: Any) -> int:
-        self.wrote = True
-        return super().only_run(statement, *given)
-
-    def only_insert(self, statement: Statement, given: Row) -> int:
-        self.wrote = True
-        return super().only_insert(statement, given)
+        return self.is_open or self._db.total_changes == self._before
 
 
 class _Member:
