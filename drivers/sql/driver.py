@@ -34,9 +34,7 @@ from tubes.task import (
     with_times,
 )
 
-from .statements import Statement, Statements
-
-Row = tuple[Any, ...]
+from .statements import Row, Statement, Statements
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
 """Places in a raw task, see RAW in ``statements``."""

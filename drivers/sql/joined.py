@@ -22,9 +22,7 @@ from sqlalchemy.engine import Dialect
 from tubes.errors import BadOption, StoreUnavailable
 from tubes.store import Store, Unit
 
-from .statements import Statement
-
-Row = tuple[Any, ...]
+from .statements import Row, Statement
 
 KEY = "tubes"
 """Under which the units lie in a connection's ``info``."""

@@ -53,8 +53,8 @@ from .joined import Lender, join, unusable
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
-from .postgresql_wire import BEGIN, Lost, Refused, Result, Row, Wire
-from .statements import SESSION_ENDED, Statement, Statements, statements
+from .postgresql_wire import BEGIN, Lost, Refused, Result, Wire
+from .statements import SESSION_ENDED, Row, Statement, Statements, statements
 
 T = TypeVar("T")
 

@@ -14,9 +14,8 @@ from tubes.errors import BadOption, NoSuchTube
 from .joined import JoinedTx, driver_connection
 from .postgresql_errors import translated
 from .postgresql_wire import LOST_CODES, Refused
-from .statements import Statement
+from .statements import Row, Statement
 
-Row = tuple[Any, ...]
 Identity = tuple[str, int, int | None]
 
 IS_READ_ONLY = "current_setting('transaction_read_only')"

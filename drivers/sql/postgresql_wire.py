@@ -25,8 +25,7 @@ from tubes.errors import StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
 from .joined import Lender
-
-Row = tuple[Any, ...]
+from .statements import Row
 
 PLANNING = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
 """A plan made while the table was empty must not be a scan, since it is kept while the table fills."""

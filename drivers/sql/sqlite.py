@@ -37,8 +37,8 @@ from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_names import check_one_name
 from .sqlite_shared import SharedFile
-from .sqlite_writer import Row, SqliteTx, SqliteWriter
-from .statements import Statement, Statements, statements
+from .sqlite_writer import SqliteTx, SqliteWriter
+from .statements import Row, Statement, Statements, statements
 
 T = TypeVar("T")
 

@@ -16,10 +16,9 @@ from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
 from .sqlite_errors import translated
 from .sqlite_shared import SharedFile
 from .sqlite_writer import in_savepoint
-from .statements import Statement, Statements
+from .statements import Row, Statement, Statements
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 
 STATE = """SELECT (SELECT file FROM pragma_database_list WHERE name = 'main'),
     (SELECT * FROM pragma_query_only), (SELECT * FROM pragma_recursive_triggers)"""

@@ -24,10 +24,9 @@ from tubes.interrupts import guarded, interruptible, postponed
 
 from .joined import Lender
 from .sqlite_errors import translated
-from .statements import Statement
+from .statements import Row, Statement
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 
 MOST_AT_ONCE = 64
 """Works that share one commit at most."""

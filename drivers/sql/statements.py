@@ -18,6 +18,9 @@ from sqlalchemy.sql import ClauseElement
 
 from .tables import tables
 
+Row = tuple[Any, ...]
+"""What a statement is given, or answers with."""
+
 RAW = (
     "id",
     "state",
@@ -58,12 +61,12 @@ class Statement:
         if set(used) != set(names):
             raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
         self.text = str(compiled)
-        self.order: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+        self.order: Callable[[Row], Row] | None = None
         if used != list(names):
             places = [names.index(name) for name in used]
             self.order = itemgetter(*places) if len(places) > 1 else lambda given: (given[places[0]],)
 
-    def bind(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def bind(self, given: Row) -> Row:
         """Put the parameters in the order of the text."""
         return given if self.order is None else self.order(given)
 
