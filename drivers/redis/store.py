@@ -205,21 +205,13 @@ class RedisStore(Renewable):
     ) -> Any:
         """Run a tube's script on the tube's node."""
         keys = driver.keys
-        if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
 
-            def use(wire: Wire) -> Any:
+        def use(wire: Wire) -> Any:
+            if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
                 self._hub.empty_after_restart(wire, keys, self.clock.now_ms())
-                return wire.evaluate(script, keys, given)
-
-        elif self._is_durable and not is_repeatable:
-
-            def use(wire: Wire) -> Any:
+            elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience)
-
-        else:
-
-            def use(wire: Wire) -> Any:
-                return wire.evaluate(script, keys, given)
+            return wire.evaluate(script, keys, given)
 
         try:
             return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable)
