@@ -172,6 +172,15 @@ def _is_same(path: str, fd: int) -> bool:
         return False
 
 
+def _file_at(path: str) -> tuple[int, int] | None:
+    """What a path leads to now, by device and number."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _allow_as(path: str, fd: int) -> None:
     """Let the same users have a file as another, as SQLite does with its own beside a database."""
     status = os.stat(path)
@@ -235,11 +244,8 @@ class SharedFile:
     @classmethod
     def is_open(cls, path: str) -> bool:
         """Tell whether there is a queue on this file."""
-        try:
-            status = os.stat(path)
-        except OSError:
-            return False
-        return any(key[:2] == (status.st_dev, status.st_ino) for key in list(cls._all))
+        file = _file_at(path)
+        return any(key[:2] == file for key in list(cls._all))
 
     def add_check(self, check: Callable[[], bool]) -> None:
         """While consumers wait, ``check`` is asked at every floor whether a session may have ended."""
@@ -256,11 +262,7 @@ class SharedFile:
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to."""
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self.key[:2]
+        return _file_at(self.path) == self.key[:2]
 
     def prove_life(self) -> None:
         """Take the locks of this process again."""
@@ -307,21 +309,18 @@ class SharedFile:
     @classmethod
     def tear(cls, path: str) -> None:
         """In a forked child: the parent had this file in use, so it cannot be used here."""
-        with suppress(OSError):
-            status = os.stat(path)
-            cls._torn.add((status.st_dev, status.st_ino))
+        file = _file_at(path)
+        if file is not None:
+            cls._torn.add(file)
 
     @classmethod
     def check_whole(cls, path: str) -> None:
         """Raise StoreUnavailable for a file that was in use when this process was forked."""
-        if cls._torn:
-            with suppress(OSError):
-                status = os.stat(path)
-                if (status.st_dev, status.st_ino) in cls._torn:
-                    raise StoreUnavailable(
-                        f"SQLite file {path} cannot be used in this process: it was forked while a transaction "
-                        "was open on the file; fork before it, or start a new program"
-                    )
+        if cls._torn and _file_at(path) in cls._torn:
+            raise StoreUnavailable(
+                f"SQLite file {path} cannot be used in this process: it was forked while a transaction "
+                "was open on the file; fork before it, or start a new program"
+            )
 
     # Listening to other processes
 
