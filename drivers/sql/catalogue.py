@@ -26,6 +26,7 @@ class Catalogue(ABC):
     session: str
     session_ttr_ms: int
     set_aside: set[str]
+    _connection: int
     _sql: Statements
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
@@ -91,6 +92,10 @@ class Catalogue(ABC):
     def _is_any_ended(self, tx: Any, now: int) -> bool:
         """Whether a session is over whose tasks have not been released wherever they can be."""
         return any(session not in self.set_aside for (session,) in tx.only_rows(self._sql.ended, now))
+
+    def _is_known(self, tx: Any) -> bool:
+        """Whether nobody has taken this connection for dead."""
+        return any(id == self._connection for id, _ in tx.only_rows(self._sql.connections))
 
     def forget_session(self, tx: Any, session: str) -> None:
         tx.run(self._sql.remove_session, session)

@@ -642,8 +642,7 @@ class PostgresStore(Catalogue, Renewable):
             self.transact(lambda tx: tx.only_run(self._sql.beat, self._connection))
             for key in self.waiters.keys():
                 self.waiters.wake_first(key)
-        connections = self.read(lambda tx: tx.only_rows(self._sql.connections))
-        if self._connection not in [id for id, _ in connections]:
+        if not self.read(self._is_known):
             self._resume()
 
     def _resume(self) -> None:
@@ -651,9 +650,8 @@ class PostgresStore(Catalogue, Renewable):
         with self._resuming:
             if self._left or self._is_closed:
                 return
-            known = self.read(lambda tx: tx.only_rows(self._sql.connections))
             ends = self.read(lambda tx: tx.only_rows(self._sql.session, self.session))
-            if self._connection not in [id for id, _ in known] or not ends or ends[0][0] is not None:
+            if ends != [(None,)] or not self.read(self._is_known):
                 self.lost_sessions.add(self.session)
                 self._begin_session()
 

@@ -331,10 +331,6 @@ class SqliteStore(Catalogue, Renewable):
             self._is_gone = True
             shared.locks.let_go(self._connection)
 
-    def _is_known(self, tx: ReadTx) -> bool:
-        """Whether nobody has taken this connection for dead."""
-        return any(id == self._connection for id, _ in tx.only_rows(self._sql.connections))
-
     def _resume(self) -> None:
         if self._shared is not None and not self._left and not self.read(self._is_known):
             self._shared.locks.let_go(self._connection)
