@@ -6,7 +6,7 @@ engine, 50,000 on the driver's cursor), so what runs is the compiled text, on th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -46,6 +46,9 @@ SNAPSHOT_TOO_OLD = "TB002"
 
 ONE: sa.ColumnElement[int] = sa.literal_column("1")
 ZERO: sa.ColumnElement[int] = sa.literal_column("0")
+READY: sa.ColumnElement[str] = sa.literal_column("'r'")
+TAKEN: sa.ColumnElement[str] = sa.literal_column("'t'")
+BURIED: sa.ColumnElement[str] = sa.literal_column("'!'")
 
 
 class Statement:
@@ -172,16 +175,24 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
     def make(clause: ClauseElement, *names: str) -> Statement:
         return Statement(clause, dialect, *names)
 
+    def limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[Any]:
+        """Without an offset that is written down, SQLAlchemy makes it one more parameter on SQLite."""
+        return query.limit(limit).offset(ZERO)
+
+    def first(*names: str, where: sa.ColumnElement[bool], by: Sequence[Any]) -> Statement:
+        """Raw tasks in an order, up to a limit."""
+        return make(limited(sa.select(*raw).where(where).order_by(*by), bind("limit")), *names, "limit")
+
     def of_tube(table: sa.FromClause) -> sa.ColumnElement[bool]:
         return table.c.tube == bind("tube")
 
-    def due(table: sa.FromClause, until: Any) -> sa.ColumnElement[bool]:
-        not_taken = table.c.state != sa.literal_column("'t'")
-        return sa.and_(of_tube(table), not_taken, table.c.due_ms.is_not(None), table.c.due_ms <= until)
+    def due(table: sa.FromClause) -> sa.ColumnElement[bool]:
+        not_taken = table.c.state != TAKEN
+        return sa.and_(of_tube(table), not_taken, table.c.due_ms.is_not(None), table.c.due_ms <= bind("now"))
 
-    def overdue(table: sa.FromClause, until: Any) -> sa.ColumnElement[bool]:
-        is_taken = sa.and_(table.c.front == ONE, table.c.state == sa.literal_column("'t'"))
-        return sa.and_(of_tube(table), is_taken, table.c.place <= until)
+    def overdue(table: sa.FromClause) -> sa.ColumnElement[bool]:
+        is_taken = sa.and_(table.c.front == ONE, table.c.state == TAKEN)
+        return sa.and_(of_tube(table), is_taken, table.c.place <= bind("now"))
 
     # Put
 
@@ -210,7 +221,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
     )  # fmt: skip
     plain_names = ("tube", "created_ms", "updated_ms", "data")
     plain: dict[str, Any] = {name: bind(name) for name in plain_names}
-    plain |= {"pri": ZERO, "place": ZERO, "state": sa.literal_column("'r'"), "front": ONE, "attempts": ZERO}
+    plain |= {"pri": ZERO, "place": ZERO, "state": READY, "front": ONE, "attempts": ZERO}
     grouped = values | {
         "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
     }
@@ -222,7 +233,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         of_tube(ahead),
         ahead.c.utube == bind("utube"),
         ahead.c.front == ONE,
-        ahead.c.state == sa.literal_column("'r'"),
+        ahead.c.state == READY,
         ahead.c.pri > bind("pri"),
         bind("front").is_not(None),
     )
@@ -253,13 +264,9 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 
     # Take
 
-    def take(
-        *, timed: bool, many: bool, undue: bool = False, newest: bool = False, columns: Any = raw
-    ) -> Statement:
+    def take(*, timed: bool, many: bool, newest: bool = False, columns: Any = raw) -> Statement:
         next_ = sa.alias(task, "next")
-        choice = sa.select(next_.c.id).where(
-            of_tube(next_), next_.c.front == ONE, next_.c.state == sa.literal_column("'r'")
-        )
+        choice = sa.select(next_.c.id).where(of_tube(next_), next_.c.front == ONE, next_.c.state == READY)
         if timed:
             choice = choice.where(sa.or_(next_.c.due_ms.is_(None), next_.c.due_ms > bind("now")))
         if newest:
@@ -267,11 +274,9 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         else:
             choice = choice.order_by(next_.c.place, next_.c.id)
         names = ["owner", "now", "tube"]
+        choice = limited(choice, bind("limit") if many else ONE)
         if many:
-            choice = choice.limit(bind("limit")).offset(ZERO)
             names.append("limit")
-        else:
-            choice = choice.limit(ONE).offset(ZERO)
         chosen = c.id.in_(choice) if many else c.id == choice.scalar_subquery()
         if is_server:
             # Uncorrelated scalars are run once. The guard stands inside, or an empty tube would hide a dead session.
@@ -290,7 +295,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             else:
                 chosen = c.id == guarded_choice
         set_: dict[str, Any] = {
-            "state": sa.literal_column("'t'"),
+            "state": TAKEN,
             "owner": bind("owner"),
             "attempts": c.attempts + ONE,
             "updated_ms": bind("now"),
@@ -304,17 +309,17 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             )
             set_["place"] = set_["due_ms"]
         update = sa.update(task).where(chosen).values(set_)
-        if timed and not undue:
+        if timed and not many:  # else what is due has been settled
             over, late = sa.alias(task, "over"), sa.alias(task, "late")
-            update = update.where(~sa.exists(sa.select(ONE).where(due(over, bind("now")))))
-            update = update.where(~sa.exists(sa.select(ONE).where(overdue(late, bind("now")))))
+            update = update.where(~sa.exists(sa.select(ONE).where(due(over))))
+            update = update.where(~sa.exists(sa.select(ONE).where(overdue(late))))
         return make(update.returning(*columns), *names)
 
     plain_columns = [c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")]
 
     # Ack and other guarded writes
 
-    held = sa.and_(c.id == bind("id"), of_tube(task), c.state == sa.literal_column("'t'"))
+    held = sa.and_(c.id == bind("id"), of_tube(task), c.state == TAKEN)
     mine = sa.or_(bind("owner", type_=sa.Text).is_(None), c.owner == bind("owner"))
     ours = sa.and_(c.id == bind("id"), of_tube(task))
     ack = sa.delete(task).where(held, c.owner == bind("owner"), c.attempts == bind("token"))
@@ -365,7 +370,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
                 leased.c.attempts == sa.cast(lease.c.value, sa.Integer),
             ),
         )
-        .where(of_tube(leased), leased.c.state == sa.literal_column("'t'"), leased.c.owner == bind("owner"))
+        .where(of_tube(leased), leased.c.state == TAKEN, leased.c.owner == bind("owner"))
     )
     ack_leases = sa.delete(task).where(c.id.in_(matching))
     if is_server:  # joined straight to its leases, so that no plan can begin with all tasks or all taken ones
@@ -375,7 +380,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             c.id == sa.cast(lease.c.key, sa.BigInteger),
             c.attempts == sa.cast(lease.c.value, sa.Integer),
             of_tube(task),
-            c.state == sa.literal_column("'t'"),
+            c.state == TAKEN,
             c.owner == bind("owner"),
         )
 
@@ -384,17 +389,18 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
     in_front = sa.and_(of_tube(task), c.front == ONE)
     behind = sa.and_(of_tube(task), c.front == ZERO, c.utube.is_not(None))
     aside = sa.and_(of_tube(task), c.front.is_(None))
-    taken = sa.and_(in_front, c.state == sa.literal_column("'t'"))
+    taken = sa.and_(in_front, c.state == TAKEN)
+    buried = sa.and_(aside, c.state == BURIED)
 
     def by_state(place: sa.ColumnElement[bool]) -> Statement:
-        query = sa.select(*raw).where(place, c.state == bind("state"), c.id > bind("after"))
-        return make(query.order_by(c.id).limit(bind("limit")).offset(ZERO), "tube", "state", "after", "limit")
+        where = sa.and_(place, c.state == bind("state"), c.id > bind("after"))
+        return first("tube", "state", "after", where=where, by=(c.id,))
 
     def count(place: sa.ColumnElement[bool]) -> sa.Select[Any]:
         return sa.select(c.state, sa.func.count()).where(place).group_by(c.state)
 
     def truncate(place: sa.ColumnElement[bool]) -> Statement:
-        some = sa.select(c.id).where(place).limit(bind("limit")).offset(ZERO)
+        some = limited(sa.select(c.id).where(place), bind("limit"))
         return make(sa.delete(task).where(among(c.id, some)), "tube", "limit")
 
     lonely = ~sa.exists(sa.select(ONE).where(connection.c.session == session.c.id))
@@ -454,7 +460,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
                 of_tube(task),
                 c.utube == bind("utube_"),
                 c.front == ONE,
-                c.state == sa.literal_column("'r'"),
+                c.state == READY,
                 c.pri > bind("pri_"),
             )
             .values(front=ZERO),
@@ -467,11 +473,11 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         take_plain_many=take(timed=False, many=True, columns=plain_columns),
         take_many=take(timed=False, many=True),
         take_timed=take(timed=True, many=False),
-        take_undue=take(timed=True, many=True, undue=True),
+        take_undue=take(timed=True, many=True),
         take_newest=take(timed=False, many=False, newest=True),
         take_newest_many=take(timed=False, many=True, newest=True),
         take_newest_timed=take(timed=True, many=False, newest=True),
-        take_newest_timed_many=take(timed=True, many=True, undue=True, newest=True),
+        take_newest_timed_many=take(timed=True, many=True, newest=True),
         ack=make(ack, "id", "tube", "owner", "token"),
         ack_timed=make(ack_timed, "id", "tube", "owner", "token", "due"),
         ack_any=make(ack_any, "id", "tube", "owner"),
@@ -506,7 +512,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             sa.update(task)
             .where(among(c.id, ids))
             .values(
-                state=sa.literal_column("'r'"),
+                state=READY,
                 front=bind("front_"),
                 place=c.pri,
                 due_ms=c.created_ms + c.ttl_ms,
@@ -518,66 +524,19 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             "now",
             "ids",
         ),
-        buried=make(
-            sa.select(*raw)
-            .where(aside, c.state == sa.literal_column("'!'"))
-            .order_by(c.pri, c.id)
-            .limit(bind("limit"))
-            .offset(ZERO),
-            "tube",
-            "limit",
-        ),
-        buried_newest=make(
-            sa.select(*raw)
-            .where(aside, c.state == sa.literal_column("'!'"))
-            .order_by(c.pri.desc(), c.id.desc())
-            .limit(bind("limit"))
-            .offset(ZERO),
-            "tube",
-            "limit",
-        ),
-        due=make(
-            sa.select(*raw)
-            .where(due(task, bind("now")))
-            .order_by(c.due_ms)
-            .limit(bind("limit"))
-            .offset(ZERO),
-            "tube",
-            "now",
-            "limit",
-        ),
-        overdue=make(
-            sa.select(*raw)
-            .where(overdue(task, bind("now")))
-            .order_by(c.place)
-            .limit(bind("limit"))
-            .offset(ZERO),
-            "tube",
-            "now",
-            "limit",
-        ),
-        taken=make(
-            sa.select(*raw).where(taken).order_by(c.pri, c.id).limit(bind("limit")).offset(ZERO),
-            "tube",
-            "limit",
-        ),
+        buried=first("tube", where=buried, by=(c.pri, c.id)),
+        buried_newest=first("tube", where=buried, by=(c.pri.desc(), c.id.desc())),
+        due=first("tube", "now", where=due(task), by=(c.due_ms,)),
+        overdue=first("tube", "now", where=overdue(task), by=(c.place,)),
+        taken=first("tube", where=taken, by=(c.pri, c.id)),
+        taken_by=first("tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.id,)),
         orphans=make(
             sa.select(c.owner).distinct().where(taken, c.owner.not_in(sa.select(session.c.id))), "tube"
-        ),
-        taken_by=make(
-            sa.select(*raw)
-            .where(taken, c.owner == bind("owner"))
-            .order_by(c.id)
-            .limit(bind("limit"))
-            .offset(ZERO),
-            "tube",
-            "owner",
-            "limit",
         ),
         next_due=make(
             sa.select(
                 sa.select(sa.func.min(c.due_ms))
-                .where(of_tube(task), c.state != sa.literal_column("'t'"), c.due_ms.is_not(None))
+                .where(of_tube(task), c.state != TAKEN, c.due_ms.is_not(None))
                 .scalar_subquery(),
                 sa.select(sa.func.min(c.place)).where(taken).scalar_subquery(),
             ),
@@ -586,20 +545,14 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
         count=make(sa.union_all(count(in_front), count(behind), count(aside)), "tube"),
         by_state_front=by_state(in_front),
         by_state_aside=by_state(aside),
-        ready_by_id=make(
-            sa.select(*raw)
-            .where(c.tube + ZERO == bind("tube"), c.state == sa.literal_column("'r'"), c.id > bind("after"))
-            .order_by(c.id)  # along the primary key: + 0 keeps the planner from sorting all ready tasks
-            .limit(bind("limit"))
-            .offset(ZERO),
+        # Along the primary key: + 0 keeps the planner from sorting all ready tasks
+        ready_by_id=first(
             "tube",
             "after",
-            "limit",
+            where=sa.and_(c.tube + ZERO == bind("tube"), c.state == READY, c.id > bind("after")),
+            by=(c.id,),
         ),
-        can_take=make(
-            sa.select(ONE).where(in_front, c.state == sa.literal_column("'r'")).limit(ONE).offset(ZERO),
-            "tube",
-        ),
+        can_take=make(limited(sa.select(ONE).where(in_front, c.state == READY), ONE), "tube"),
         truncate_behind=truncate(behind),
         truncate_aside=truncate(aside),
         truncate_front=truncate(in_front),
