@@ -192,7 +192,7 @@ class SqliteStore(Catalogue, Renewable):
     # Transactions
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        if self._is_closed or self._is_stale or self._is_gone:  # asked here, which costs a put half of a call
+        if self._is_closed or self._is_stale or self._is_gone:  # as refresh asks, at the cost of a call
             self.refresh()
         return self.writer.transact(work, on_commit)
 
