@@ -181,6 +181,13 @@ class Queue:
         if not isinstance(temporary, bool):
             raise BadOption(f"temporary must be true or false, not {temporary!r}", option="temporary")
         stored = self._stored_options(definition, type, name, options)
+        if stored.get("ttl_ms") is not None and stored.get("ttr_ms") is None:  # now: it may be an error
+            warnings.warn(
+                f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
+                "vanishes; give a ttr, or a ttl that is longer than any work",
+                TubesWarning,
+                stacklevel=2,
+            )
 
         def step(tx: Any) -> tuple[TubeRecord, Driver]:
             tx.begin()
@@ -202,13 +209,6 @@ class Queue:
         tube = self._opened(record, driver)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
-        if record.options.get("ttl_ms") is not None and record.options.get("ttr_ms") is None:
-            warnings.warn(
-                f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
-                "vanishes; give a ttr, or a ttl that is longer than any work",
-                TubesWarning,
-                stacklevel=2,
-            )
         return tube
 
     def get_tube(self, name: str) -> Tube:

@@ -240,6 +240,15 @@ def test_the_built_in_types_are_found_through_entry_points() -> None:
     assert set(driver_names()) >= BUILT_IN
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_tube_is_warned_of_before_it_is_made() -> None:
+    """Else it would be there although create_tube failed, where warnings are errors."""
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        with pytest.raises(tubes.TubesWarning, match="no ttr"):
+            queue.create_tube("short", "fifottl", ttl=5)
+        assert queue.tubes() == []
+
+
 def test_an_unknown_type_is_an_error_that_suggests_a_near_one() -> None:
     with tubes.connect("sqlite://", sweep=False) as queue:
         with pytest.raises(UnknownDriver, match="did you mean 'utubettl'"):
