@@ -617,6 +617,16 @@ def test_a_server_that_hangs_is_not_waited_for_by_who_wants_another(connect: Con
     assert failed
 
 
+def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server: RedisServer) -> None:
+    tube = connect(busy_timeout=0.1).create_tube("jobs", "fifo")  # an answer is waited for a second longer
+    with redis.Redis.from_url(server.url) as client:
+        client.client_pause(1300, all=False)
+        assert len(tube.put_many([*range(3000)])) == 3000
+        client.client_pause(1300, all=False)
+        with pytest.raises(tubes.OutcomeUnknown):
+            tube.put("x")
+
+
 def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
     """The server does not write what it was asked to wait for: it was done, and may be lost in a power cut."""
     if server.version < "Redis 7.2":  # Valkey too is later
