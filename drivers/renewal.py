@@ -40,9 +40,7 @@ class Renewable(ABC):
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
-            with (
-                self._renewing
-            ):  # one thread does it, and calls the store meanwhile; the others wait for that
+            with self._renewing:  # by one thread, which calls the store meanwhile; the others wait
                 if self._is_stale and not self._is_renewing:
                     self._is_renewing = True
                     try:
