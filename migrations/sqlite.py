@@ -23,6 +23,8 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
     if version == HEAD:
         return False
     if not migrate:
+        if version is not None:
+            running.check_known(version, what)
         raise SchemaMismatch(
             f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
             "run `tubes migrate`, or connect with migrate=True"

@@ -153,12 +153,13 @@ def set_version(file: Path, version: str) -> None:
     db.close()
 
 
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("migrate", [None, False])
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, migrate: bool | None) -> None:
     file = tmp_path / "jobs.db"
     fill(file)
     set_version(file, "9999")
     with pytest.raises(tubes.SchemaMismatch, match=r"9999.*upgrade tubes"):
-        tubes.connect(f"sqlite:///{file}")
+        tubes.connect(f"sqlite:///{file}", migrate=migrate)
     assert count_tasks(file) == 16
     set_version(file, HEAD)
     with tubes.connect(f"sqlite:///{file}") as queue:
