@@ -26,6 +26,7 @@ from tubes.migrations import HEAD, LABEL, TABLES, include_object, postgresql
 from tubes.migrations.running import config, print_sql
 
 import tubes
+from tubes.doctor import Doctor
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = Path(alembic.__file__).parent / "templates" / "generic"
@@ -285,6 +286,10 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
                     assert task is not None
                     tube.bury(task)
                     tube.drop()
+                queue.create_tube("jobs", "fifo").put("third")
+                db.execute("SELECT setval('tubes_task_id', 1, false), setval('tubes_tube_id_seq', 1, false)")
+                assert [finding.rule for finding in Doctor(queue, deep=True).repair()] == ["task", "tube"]
+                assert [*Doctor(queue, deep=True).examine()] == []
             with pytest.raises(sa.exc.ProgrammingError, match="permission denied"):
                 bring_up(application, "other")
         finally:
