@@ -166,6 +166,7 @@ DAMAGES = (
     Damage("nobody in front", "utube", do("DEL", "ready"), "line"),
     Damage("a worse one in front", "utube", both(do("ZREM", "ready", id(1)), do("ZADD", "ready", 0, id(4))), "line"),
     Damage("two in front", "utubettl", do("ZADD", "ready", 1, id(4)), "line"),
+    Damage("another name for who is in front", "utube", do("ZADD", "ready", 0, f"x{id(1)}"), "line"),
     Damage("in front at the wrong place", "utubettl", do("ZADD", "ready", 7, id(1)), "line"),
     Damage("one in front of a busy one", "utubettl", both(take_one, do("ZADD", "ready", 1, id(4))), "line"),
     Damage(

@@ -81,7 +81,7 @@ local function wrong_member(index, member)
   if call('HEXISTS', DATA, id) == 0 then return 'empty', id, t end
   if not t then return 'unreadable', id end
   if index == 'ready' and grouped then
-    if not is_in_front(id, t) then return 'worse', id, t end
+    if member ~= id or not is_in_front(id, t) then return 'worse', id, t end
     return
   end
   local place = places(id, t)[index]
