@@ -145,6 +145,7 @@ def redis_checks(
     when all that is right, the dead's tasks go back.
     """
     yield UnknownSessions(store)
+    yield Unreadable(store)
     yield StrayTubes(store)
     yield Starts(store)
     for tube in read(store.tubes):
@@ -184,6 +185,19 @@ class RedisCheck(Check):
 
     def __init__(self, store: Examined) -> None:
         self._store = store
+
+
+class Unreadable(RedisCheck):
+    """Entries of sessions and connections that nobody can read."""
+
+    name = "sessions"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        unreadable = sorted(self._store.sessions().unreadable)
+        return Look([self._finding(*each) for each in unreadable], seen=len(unreadable))
+
+    def _finding(self, where: str, id: str) -> Finding:
+        return Finding(Kind.DAMAGE, f"in {where} the entry of {id!r} cannot be read", None)
 
 
 # Who holds tasks

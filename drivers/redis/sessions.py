@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+SESSION = re.compile(r"[0-9]+ ([0-9]+|-)")
+CONNECTION = re.compile(r"(\S+) (\S+)( .*)?", re.DOTALL)
+"""Their entries, see queue.lua."""
 
 
 class Connection(NamedTuple):
@@ -16,17 +21,27 @@ class Connection(NamedTuple):
 class Sessions(NamedTuple):
     """What there was at one instant, by id."""
 
-    ends: Mapping[str, int | None]
+    ends: dict[str, int | None]
     """When each session is over; ``None`` while it has connections."""
-    connections: Mapping[str, Connection]
+    connections: dict[str, Connection]
+    unreadable: list[tuple[str, str]]
+    """Where, and of what id, there are entries that nobody can read. They are in nobody's way."""
 
     @classmethod
     def of(cls, sessions: Sequence[bytes], connections: Sequence[bytes]) -> Sessions:
         """Read what sessions.lua answers."""
-        return cls(
-            {id: None if ends == "-" else int(ends) for id, (_, ends) in _pairs(sessions)},
-            {id: Connection(session, beat) for id, (session, beat, *_) in _pairs(connections)},
-        )
+        read = cls({}, {}, [])
+        for id, stored in _pairs(sessions):
+            if entry := SESSION.fullmatch(stored):
+                read.ends[id] = None if entry[1] == "-" else int(entry[1])
+            else:
+                read.unreadable.append(("sessions", id))
+        for id, stored in _pairs(connections):
+            if entry := CONNECTION.fullmatch(stored):
+                read.connections[id] = Connection(entry[1], entry[2])
+            else:
+                read.unreadable.append(("connections", id))
+        return read
 
     def connected(self) -> set[str]:
         """The sessions that have connections."""
@@ -43,6 +58,6 @@ class Sessions(NamedTuple):
         return ends is not None and ends <= now
 
 
-def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, list[str]]]:
-    for id, stored in zip(flat[::2], flat[1::2], strict=True):
-        yield id.decode(), stored.decode().split(" ", 2)
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    texts = [text.decode(errors="replace") for text in flat]
+    return zip(texts[::2], texts[1::2], strict=True)

@@ -306,6 +306,35 @@ def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
         assert [finding["remedy"] for finding in said.findings] == [None]
 
 
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [
+        (":sessions", ""),
+        (":sessions", "0 soon"),
+        (":sessions", "x -"),
+        (":connections", ""),
+        (":connections", "x"),
+    ],
+)
+def test_a_session_that_cannot_be_read_is_in_nobodys_way(key: str, entry: str, patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("HSET", key, NOBODY, entry)
+    for options in ([], ["--fix"]):
+        said = patient.doctor(*options)
+        assert (said.status, said.kinds) == (1, {"damage"})
+    assert patient.opened[0].sweep() == 0
+    assert len(drain(tube)) == 9
+
+
+def test_the_entry_of_a_session_that_lives_is_repaired(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    held = tube.take(timeout=0)
+    patient.do("HSET", ":sessions", patient.opened[0].identify().hex, "torn")
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"session"})
+    assert held is not None and tube.ack(held).data == 0
+
+
 def test_a_lost_tube_comes_back_with_the_type_that_its_keys_have(patient: Patient) -> None:
     queue = patient.opened[0]
     for type in TYPES:

@@ -1,11 +1,11 @@
--- Adds a session that has a connection and is not there itself, for the doctor.
+-- Adds a session that has a connection and is not there itself, or cannot be read, for the doctor.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the session · 2 its ttr in ms · 3 1 to add it, 0 to look only.
 -- Reply: 1 where it was so.
 -- Cost: O(connections).
-if call('HEXISTS', SESSIONS, ARGV[1]) == 1 then return 0 end
+if ttr_of(ARGV[1]) then return 0 end
 for _, stored in ipairs(call('HVALS', CONNECTIONS)) do
   if string.match(stored, '^%S+') == ARGV[1] then
     if ARGV[3] == '1' then

@@ -13,7 +13,7 @@ end_lonely(ARGV[1])
 local over = {}
 local sessions = call('HGETALL', SESSIONS)
 for n = 1, #sessions, 2 do
-  local ends = string.match(sessions[n + 1], ' (%S+)$')
-  if ends ~= NONE and tonumber(ends) <= tonumber(ARGV[1]) then over[#over + 1] = sessions[n] end
+  local ends = string.match(sessions[n + 1], '^%d+ (%d+)$')
+  if ends and tonumber(ends) <= tonumber(ARGV[1]) then over[#over + 1] = sessions[n] end
 end
 return over

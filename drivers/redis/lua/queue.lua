@@ -23,19 +23,20 @@ local function session_of(connection)
   if stored then return string.match(stored, '^(%S+) (%S+)') end
 end
 
+-- The ttr of a session and when it is over; nothing where it is not there, or its entry cannot be read.
 local function ttr_of(session)
   local stored = call('HGET', SESSIONS, session)
-  if stored then return string.match(stored, '^(%S+) (%S+)') end
+  if stored then return string.match(stored, '^(%d+) (%S+)$') end
 end
 
 -- Ends the sessions that have no connection any more, after their ttr.
 local function end_lonely(now)
   local known = call('HGETALL', CONNECTIONS)
   local has_connection = {}
-  for n = 2, #known, 2 do has_connection[string.match(known[n], '^%S+')] = true end
+  for n = 2, #known, 2 do has_connection[string.match(known[n], '^%S*')] = true end
   local sessions = call('HGETALL', SESSIONS)
   for n = 1, #sessions, 2 do
-    local ttr, ends = string.match(sessions[n + 1], '^(%S+) (%S+)')
+    local ttr, ends = string.match(sessions[n + 1], '^(%d+) (%S+)$')
     if ends == NONE and not has_connection[sessions[n]] then
       even_when_full()
       call('HSET', SESSIONS, sessions[n], ttr .. ' ' .. string.format('%.0f', now + ttr))
