@@ -253,8 +253,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 
     def key(table: sa.FromClause) -> sa.ColumnElement[int]:
         name = sa.quoted_name(f"{namespace}_key", True)
-        function: sa.ColumnElement[int] = getattr(sa.func, name)(table.c.tube, table.c.utube)
-        return function
+        return sa.Function(name, table.c.tube, table.c.utube)
 
     def locking(chosen: sa.ColumnElement[bool], table: sa.FromClause) -> sa.Select[Any]:
         """Lock the sub-queues of tasks, always in one order, before their rows are locked."""

@@ -347,6 +347,15 @@ def test_two_namespaces_share_a_database_and_go_their_own_ways(
     assert fronts(db, f'"{blue}_task"') == {second: 1, third: 0}
 
 
+@pytest.mark.parametrize("namespace", ["_", "__jobs", "Select", "b" * 32])
+def test_a_queue_works_in_a_namespace_of_any_name(postgres_db: str, namespace: str) -> None:
+    with tubes.connect(postgres_db, namespace=namespace, migrate=True) as queue:
+        tube = queue.create_tube("jobs", "utube")
+        tube.put_many(["first", "second"])
+        assert tube.take(timeout=0) is not None
+        assert tube.release_all() == 1  # which locks its sub-queue by the namespace's own function
+
+
 def test_namespaces_lock_different_sub_queues(postgres_db: str, db: psycopg.Connection) -> None:
     """Else they would wait for each other for nothing."""
     bring_up(postgres_db, "red")
