@@ -57,6 +57,7 @@ class RedisTube:
 
     def __init__(self, store: Store, tube: TubeRecord) -> None:
         self._host = store
+        self._hosted = tube
         self._id = tube.id
         self._url: str = tube.options["url"]
         self._record = replace(tube, id=tube.options["number"])
@@ -233,6 +234,8 @@ class RedisTube:
         try:
             return self._do(step, *args, **kwargs)
         except NoSuchTube:
+            if not self._host.read(lambda tx: self._host.has_tube(tx, self._hosted)):
+                raise  # Redis itself may have forgotten that it was dropped
             self._do(self._redis.start)
             return self._do(step, *args, **kwargs)
 

@@ -470,6 +470,24 @@ def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
     assert not server.command("EXISTS", "{tubes_hosted}:connections")
 
 
+def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_everything(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """Its drop is noted there, for a day. What was put then would be in no tube that anybody could open."""
+    server = own_redis_server()
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, sweep=False) as queue, tubes.connect(store, sweep=False) as other:
+        queue.create_tube("jobs", "redis", url=server.url)
+        tube = other.tube.jobs
+        tube.put(1)
+        queue.drop_tube("jobs")
+        server.command("FLUSHALL")
+        with pytest.raises(tubes.NoSuchTube, match="'jobs'"):
+            tube.put(2)
+        with pytest.raises(tubes.NoSuchTube, match="'jobs'"):
+            tube.take(timeout=0)
+
+
 def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> None:
     for url in ("sqlite://", redis_url, postgres_queue_url):
         with tubes.connect(url) as queue:
