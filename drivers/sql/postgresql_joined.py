@@ -120,8 +120,11 @@ def stands(dialect: Any, connection: Any) -> bool:
 def refused_to_user(error: sa.exc.DBAPIError) -> Refused:
     """What the server said to a statement on the user's connection."""
     original: Any = error.orig
-    code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
+    fields = next((each for each in original.args if isinstance(each, dict)), {})  # as pg8000 has it
+    code = (
+        getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or str(fields.get("C", ""))
+    )
     is_lost = error.connection_invalidated or (not code and isinstance(error, sa.exc.OperationalError))
     if is_lost and code not in LOST_CODES:  # the server has a code for all that it refuses
         code = LOST_CODES[-1]
-    return Refused(code, str(original).strip())
+    return Refused(code, str(fields.get("M", original)).strip())

@@ -1,0 +1,32 @@
+"""What the server says to a statement on the user's connection is known by its code, whichever driver passes it on."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from tubes.drivers.sql.postgresql_errors import translated
+from tubes.drivers.sql.postgresql_joined import refused_to_user
+
+import tubes
+
+
+class Pgcode(Exception):
+    """As psycopg2 has it."""
+
+    pgcode = "40P01"
+
+
+@pytest.mark.parametrize(
+    "original",
+    [
+        psycopg.errors.DeadlockDetected("deadlock detected"),
+        Pgcode("deadlock detected"),
+        Exception({"S": "ERROR", "C": "40P01", "M": "deadlock detected"}),
+    ],
+    ids=["psycopg", "psycopg2", "pg8000"],
+)
+def test_a_deadlock_is_a_conflict_through_any_driver(original: Exception) -> None:
+    refused = refused_to_user(sa.exc.DBAPIError("SELECT 1", None, original))
+    assert (refused.code, str(refused)) == ("40P01", "deadlock detected")
+    assert isinstance(translated(refused, "it"), tubes.Conflict)
