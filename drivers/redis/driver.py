@@ -272,10 +272,10 @@ class RedisDriver:
             changes.append(new_change((event, task, _ms(due))))
         return changes
 
-    def _task(self, id: int, fields: Sequence[bytes], payload: bytes) -> Task:
-        """A task from the fields of its record; see tube.lua."""
+    def _task(self, id: int, fields: Sequence[bytes], payload: bytes | None) -> Task:
+        """A task from the fields of its record; see tube.lua. One that has lost its payload holds up nobody."""
         state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = fields
-        data = payload if kind == b"b" else decode_json(payload)
+        data = payload if kind == b"b" or payload is None else decode_json(payload)
         return make_task(
             id, self.name, STATES_OF_BYTES[state], data, int(pri), sub_queue_name(utube.decode()), int(created),
             int(updated), _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),

@@ -335,6 +335,12 @@ def test_the_entry_of_a_session_that_lives_is_repaired(patient: Patient) -> None
     assert held is not None and tube.ack(held).data == 0
 
 
+def test_a_task_that_has_lost_its_payload_holds_up_nobody(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("HDEL", "data", id(1))
+    assert drain(tube) == [None, *range(1, 9)]
+
+
 def test_a_lost_tube_comes_back_with_the_type_that_its_keys_have(patient: Patient) -> None:
     queue = patient.opened[0]
     for type in TYPES:
