@@ -329,7 +329,7 @@ def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str
     for name in queue.tubes():
         try:
             found[name] = queue.statistics(name)
-        except (tubes.UnknownDriver, tubes.IncompleteDriver):
+        except (tubes.UnknownDriver, tubes.IncompleteDriver, tubes.BadOption):
             missing[name] = "not registered here"
         except tubes.StoreError as error:  # of a type that keeps its tasks elsewhere
             missing[name] = AWAY

@@ -24,6 +24,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     TubeBusy,
+    TubeError,
     TubeExists,
     TubesWarning,
     UnknownDriver,
@@ -566,7 +567,7 @@ class Queue:
         records = self.records()
         for record in records:
             if self._open_tube(record) is None:
-                with suppress(UnknownDriver, IncompleteDriver):
+                with suppress(UnknownDriver, IncompleteDriver, BadOption):
                     self._opened(record, self._make_driver(find_driver(record.type), record))
         ids = {record.id for record in records}
         for tube in before:
@@ -613,7 +614,12 @@ class Queue:
     def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
         if isinstance(definition, TubeType):
             return self.store.realise(definition, record)
-        driver = cast("Driver", definition(self.store, record))
+        try:
+            driver = cast("Driver", definition(self.store, record))
+        except TubeError:
+            raise
+        except Exception as error:  # whatever its maker raises
+            raise UnknownDriver(record.type, why=f": its driver cannot be made ({error})") from error
         check_driver(driver)
         return driver
 

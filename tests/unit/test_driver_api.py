@@ -330,8 +330,9 @@ def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: 
 MAKE = """
 import sys, tubes
 with tubes.connect(sys.argv[1]) as queue:
-    for name, type in (("gone", "gone"), ("broken", "broken"), ("jobs", "fifottl")):
-        queue.create_tube(name, type).put(name)
+    for name in ("gone", "broken", "needy", "changed"):
+        queue.create_tube(name, name).put(name)
+    queue.create_tube("jobs", "fifottl").put("jobs")
     queue.tube.jobs.put("late", delay=0.001)
     queue.tube.jobs.take(0)
     import os; os._exit(0)
@@ -344,7 +345,7 @@ with tubes.connect(sys.argv[1], sweep=False) as queue:
     print(queue.tubes(), [*queue.statistics()])
     queue.sweep()
     print([queue.tube.jobs.take(timeout=5).data for _ in range(2)])
-    for name in ("gone", "broken"):
+    for name in ("gone", "broken", "needy", "changed"):
         try:
             queue.tube[name]
         except tubes.TubeError as error:
@@ -356,21 +357,29 @@ sys.exit(run(["ls", "--url", sys.argv[1]]) or run(["doctor", "--deep", "--url", 
 def test_a_tube_whose_driver_cannot_be_had_here_keeps_nobody_from_the_others(
     package: Package, tmp_path: Path
 ) -> None:
-    """Its package is not installed as a whole, or too old; the dead hold tasks of other tubes, and time goes on."""
+    """Its package is incomplete, or of another version; the dead hold tasks of other tubes, and time goes on."""
     url = f"sqlite:///{tmp_path / 'mixed.db'}"
     plain = "import tubes; Driver = tubes.TubeType()"
-    package("gone", plain, "gone = gone:Driver")
-    package("broken", plain, "broken = broken:Driver")
+    damaged = {
+        "gone": "import nothing_of_that_name",
+        "broken": "class Driver: pass",
+        "needy": "def Driver(store, tube): import nothing_of_that_name",
+        "changed": "import tubes; Driver = tubes.TubeType(tubes.Features(priority=True), order='newest')",
+    }
+    for name in damaged:
+        package(name, plain, f"{name} = {name}:Driver")
     package.run(MAKE, url)
-    (package.folder / "gone.py").write_text("import nothing_of_that_name")
-    (package.folder / "broken.py").write_text("class Driver: pass")
-    known, taken, gone, broken, *table = package.run(USE, url)
-    assert known == "['gone', 'broken', 'jobs'] ['jobs']"
+    for name, code in damaged.items():
+        (package.folder / f"{name}.py").write_text(code)
+    known, taken, gone, broken, needy, changed, *table = package.run(USE, url)
+    assert known == "['gone', 'broken', 'needy', 'changed', 'jobs'] ['jobs']"
     assert taken == "['jobs', 'late']"
     assert gone.startswith("UnknownDriver unknown tube type 'gone'")
     assert broken.startswith("IncompleteDriver driver Driver is incomplete")
+    assert needy.startswith("UnknownDriver unknown tube type 'needy': its driver cannot be made (No module")
+    assert changed.startswith("NotSupported a type whose order is newest")
     shown = "\n".join(table)
-    assert "gone (not registered here)" in shown and "broken (not registered here)" in shown
+    assert all(f"{name} (not registered here)" in shown for name in damaged)
     assert "0 found" in shown
 
 
