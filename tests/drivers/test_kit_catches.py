@@ -17,6 +17,7 @@ pytest_plugins = ["pytester"]
 
 PLAIN, TIMED, GROUPED = Features(), Features(timed=True), Features(grouped=True)
 BOUNDED, RANKED = Features(bounded=True), Features(priority=True)
+TIMED_AND_BOUNDED = Features(timed=True, bounded=True)
 
 
 class Sound:
@@ -108,6 +109,31 @@ class IgnoresTokens(Sound):
         return changes
 
 
+class AcksWhatItGaveBack(Sound):
+    """Asks who took it last, and not whether it is taken."""
+
+    def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
+        tasks = map(self.normalize_task, self.inner.peek(tx, [ref.id for ref in refs if ref.token is None]))
+        back = [Ref(task.id) for task in tasks if task.state is State.READY and task.attempts]
+        acked = self.inner.ack(tx, refs, owner=owner, now=now)
+        gone = self.inner.delete(tx, back, owner=owner, now=now)
+        return [*acked, *(change._replace(event=Event.ACK) for change in gone)]
+
+
+class BuriesWithItsOwner(Sound):
+    owner: Any = None
+
+    def bury(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        for raw in self.inner.peek(tx, [ref.id for ref in refs]):
+            self.owner = self.inner.normalize_task(raw).owner
+        changes: Sequence[Change] = self.inner.bury(tx, refs, **given)
+        return changes
+
+    def normalize_task(self, raw: Any) -> Task:
+        task: Task = self.inner.normalize_task(raw)
+        return dataclasses.replace(task, owner=self.owner) if task.state is State.BURIED else task
+
+
 class KnowsNoBounds(Sound):
     """Is realised without its capacity: see ``orders``."""
 
@@ -157,6 +183,22 @@ class HandsOutTwice(Sound):
 class StartsEmpty(Sound):
     def start(self, tx: Any) -> None:
         self.inner.truncate(tx, 1000)
+
+
+class BeginsEmpty(Sound):
+    def create_space(self, tx: Any, tube: Any) -> None:
+        self.inner.truncate(tx, 1000)
+
+
+class LetsTheDelayedIn(Sound):
+    """Into a tube that is full."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], **given: Any) -> Sequence[Change]:
+        later = [item for item in items if item.delay_ms]
+        if later:
+            self.inner._give_room(tx, len(later))
+        changes: Sequence[Change] = self.inner.put(tx, items, **given)
+        return changes
 
 
 class ReachesIntoAnotherTube(Sound):
@@ -278,16 +320,26 @@ FAULTS = (
     Fault(TellsNothingOfTime, "changes.Changes", "test_time_makes_one_event_of_its_own_name", TIMED),
     Fault(CountsNoAttempts, "ownership.Ownership", "test_attempts_are_counted_at_the_take"),
     Fault(IgnoresTokens, "ownership.Ownership", "test_a_task_that_was_taken_again_cannot_be_finished"),
+    Fault(
+        AcksWhatItGaveBack,
+        "ownership.Ownership",
+        "test_a_task_that_was_released_is_no_longer_held",
+        PLAIN,
+        False,
+    ),
+    Fault(BuriesWithItsOwner, "api.Api", "test_a_taken_task_can_be_buried"),
     Fault(AsksNobody, "ownership.SharedOwnership", "test_what_another_session_holds_cannot_be_acked"),
     Fault(HandsOutWhatIsOver, "timing.Timing", "test_what_is_over_is_never_handed_out", TIMED),
     Fault(ForgetsAPartOfThePast, "timing.Timing", "test_a_task_can_be_released_with_a_delay", TIMED),
     Fault(TakesTwoOfASubQueue, "groups.Groups", "test_of_a_sub_queue_one_task_is_taken_at_a_time", GROUPED),
     Fault(KnowsNoBounds, "capacity.Capacity", "test_a_put_into_a_full_tube_is_refused", BOUNDED),
+    Fault(LetsTheDelayedIn, "capacity.Capacity", "test_a_delayed_task_takes_room", TIMED_AND_BOUNDED),
     Fault(KicksAll, "api.Api", "test_a_kick_tells_how_many_it_brought_back"),
     Fault(BuriesNothingDelayed, "timing.Timing", "test_a_delayed_task_can_be_buried", TIMED),
     Fault(CountsInMemory, "atomicity.Atomicity", "test_a_transaction_that_raises_leaves_nothing"),
     Fault(HandsOutTwice, "concurrency.Concurrency", "test_threads_take_every_task_once"),
     Fault(StartsEmpty, "reopening.Reopening", "test_tasks_are_as_they_were"),
+    Fault(BeginsEmpty, "api.Api", "test_what_begins_a_tube_may_come_again", PLAIN, False),
     Fault(ReachesIntoAnotherTube, "api.Api", "test_no_verb_reaches_a_task_of_another_tube", PLAIN, False),
     Fault(SeesNothing, "api.Api", "test_who_waits_can_tell", PLAIN, False),
     Fault(SeesTooMuch, "api.Api", "test_who_waits_can_tell", PLAIN, False),
@@ -316,7 +368,8 @@ def factory(driver: type[Sound], features: Features) -> Callable[[Any, Any], Any
 for fault in FAULTS:
     register_driver(fault.type, factory(fault.driver, fault.features))
 SOUND = {
-    features: f"sound_{number}" for number, features in enumerate((PLAIN, TIMED, GROUPED, BOUNDED, RANKED))
+    features: f"sound_{number}"
+    for number, features in enumerate((PLAIN, TIMED, GROUPED, BOUNDED, RANKED, TIMED_AND_BOUNDED))
 }
 for features, name in SOUND.items():
     register_driver(name, factory(Sound, features))

@@ -104,8 +104,9 @@ class Api(Suite):
 
     def test_a_taken_task_can_be_buried_and_is_no_longer_held(self, tube: Tube) -> None:
         tube.put("x")
-        task = take(tube)
-        assert tube.bury(task.id).state is State.BURIED
+        task = tube.bury(take(tube).id)
+        assert (task.state, task.owner, task.token) == (State.BURIED, None, None)
+        assert tube.peek(task.id) == task
         with pytest.raises(NotTaken):
             tube.ack(task.id)
 
@@ -411,6 +412,12 @@ class Api(Suite):
         assert transact(lambda tx: driver.truncate(tx, 3)) == 3
         assert tube.statistics()["tasks"]["total"] == 2
         assert [transact(lambda tx: driver.truncate(tx, 3)) for _ in range(2)] == [2, 0]
+
+    def test_what_begins_a_tube_may_come_again(self, queue: Queue, tube: Tube) -> None:
+        task, driver = tube.put("x"), tube.driver
+        queue.store.transact(lambda tx: driver.create_space(tx, tube.record))
+        queue.store.transact(driver.start)
+        assert tube.tasks(State.READY) == [task]
 
     def test_a_look_finds_each_task_once(self, queue: Queue, tube: Tube) -> None:
         tasks, driver = tube.put_many("abc"), tube.driver

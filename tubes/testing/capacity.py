@@ -77,6 +77,13 @@ class Capacity(Suite):
         with pytest.raises(TubeFull):
             full.put("x")
 
+    @needs("bounded", "timed")
+    def test_a_delayed_task_takes_room(self, make_tube: MakeTube) -> None:
+        tube = make_tube(capacity=1)
+        tube.put("later", delay=5)
+        with pytest.raises(TubeFull):
+            tube.put("x")
+
     @needs("bounded")
     def test_room_is_right_after_many_comings_and_goings(self, make_tube: MakeTube) -> None:
         tube = make_tube(capacity=4)

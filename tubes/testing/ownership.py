@@ -51,13 +51,16 @@ class Ownership(Suite):
         assert tube.peek(new.id) == new
         assert tube.ack(new).state is State.DONE
 
-    def test_a_task_that_was_released_is_no_longer_held_by_its_lease(self, tube: Tube) -> None:
+    def test_a_task_that_was_released_is_no_longer_held(self, tube: Tube) -> None:
         tube.put("x")
         task = take(tube)
         tube.release(task)
         for verb in (*self.verbs_of_the_owner(tube), tube.bury, tube.delete):
             with pytest.raises(LeaseLost):
                 verb(task)
+        for verb in self.verbs_of_the_owner(tube):
+            with pytest.raises(NotTaken):
+                verb(task.id)
         assert tube.peek(task.id).state is State.READY
 
     def test_a_second_ack_is_refused(self, tube: Tube) -> None:
