@@ -9,11 +9,13 @@ the seeds and end when nothing is left. Kill one, and another fetches its page a
 
 import os
 import sqlite3
+import string
 import sys
+from contextlib import suppress
 from html.parser import HTMLParser
-from http.client import HTTPException
-from urllib.parse import urldefrag, urljoin, urlsplit
-from urllib.request import Request, urlopen
+from urllib.error import HTTPError
+from urllib.parse import quote, urldefrag, urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import tubes
 
@@ -26,13 +28,31 @@ class Links(HTMLParser):
             self.found.update(value for name, value in attrs if name == "href" and value)
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """A redirect is a link: followed at once, it could reach a host that another process is at."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+web = build_opener(NoRedirects)
+
+
 def links_of(url: str) -> set[str]:
     """Fetch a page and return what it links to."""
     parser, me = Links(), {"User-Agent": f"tubes-crawler (process {os.getpid()})"}
-    parser.found = set()
-    with urlopen(Request(url, headers=me), timeout=30) as page:
-        parser.feed(page.read().decode(errors="replace"))
-    return {urldefrag(urljoin(url, link)).url for link in parser.found}
+    parser.found, links = set(), set()
+    try:
+        with web.open(Request(url, headers=me), timeout=30) as page:
+            parser.feed(page.read().decode(errors="replace"))
+    except HTTPError as error:
+        if error.headers["Location"] is None:
+            raise
+        parser.found.add(error.headers["Location"])
+    for link in parser.found:
+        with suppress(ValueError):  # it is no URL
+            links.add(quote(urldefrag(urljoin(url, link)).url, safe=string.punctuation))
+    return links
 
 
 def put_unseen(pages: tubes.Tube, seen: sqlite3.Connection, urls: set[str]) -> None:
@@ -53,7 +73,7 @@ def crawl(pages: tubes.Tube, seen: sqlite3.Connection, seeds: set[str]) -> None:
         if task is not None:
             try:
                 found = links_of(task.data)
-            except (OSError, HTTPException):
+            except Exception:  # no page may end the crawl
                 pages.bury(task)  # `tubes ls pages` shows it, `tubes kick pages` has it tried again
                 continue
             put_unseen(pages, seen, {url for url in found if urlsplit(url).netloc in hosts})
