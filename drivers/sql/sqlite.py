@@ -19,7 +19,7 @@ from tubes.migrations.running import print_sql
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
-from tubes.driver import TubeRecord, TubeType
+from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
@@ -284,9 +284,10 @@ class SqliteStore(Catalogue, Renewable):
             raise
 
     def _empty_temporary(self, tx: SqliteTx) -> None:
+        any_type = TubeType(Features(bounded=True))  # gives back the room, where there is a bound
         for tube in self.tubes(tx):
             if tube.temporary:
-                SqlDriver(TubeType(), tube, self._sql).drop(tx)
+                SqlDriver(any_type, tube, self._sql).drop(tx)
 
     def join(self, session: str) -> None:
         def step(tx: SqliteTx) -> None:
