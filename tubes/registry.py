@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -34,7 +35,7 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
         known = _registered.get(type)
         if known == driver:  # a TubeType is a value: a module imported twice registers the same
             return
-        if known is not None or type in _entries("tubes.drivers"):
+        if known is not None or (type in _entries("tubes.drivers") and not _is_named(type, driver)):
             raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
         _registered[type] = driver
 
@@ -78,6 +79,15 @@ def find_store(scheme: str) -> Callable[..., Any]:
         raise StoreUnavailable(
             f"the store for {scheme!r} needs a package that is not installed: {error}"
         ) from error
+
+
+def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
+    """Whether a type's entry point leads to this very driver, as where its module registers it too."""
+    entry = _entries("tubes.drivers")[type]
+    found: Any = sys.modules.get(entry.module)  # which may be about to be imported
+    for name in entry.attr.split("."):
+        found = getattr(found, name, None)
+    return bool(found == driver) and type not in _unusable
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:

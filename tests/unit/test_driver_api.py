@@ -327,6 +327,18 @@ def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: 
     assert third == "<Tube jobs (yours)>"
 
 
+def test_a_module_that_registers_what_its_entry_point_names_does_so_once(package: Package) -> None:
+    """As the how-to's modules do, once they are packaged: by its type, and by an import."""
+    code = "import tubes\nDriver = {}\ntubes.register_driver({!r}, Driver)"
+    package("itself", code.format("tubes.TubeType()", "itself"), "itself = itself:Driver")
+    package("other", code.format("tubes.TubeType()", "claimed"), "")
+    package("owner", "import tubes; Driver = tubes.TubeType(order='newest')", "claimed = owner:Driver")
+    assert package.run(ASK, "itself") == ["<Tube jobs (itself)>"] * 2
+    assert package.run("import itself" + ASK, "itself") == ["<Tube jobs (itself)>"] * 2
+    refused = "import tubes\ntry: import other\nexcept tubes.BadOption as error: print(error)"
+    assert package.run(refused) == ["driver 'claimed' is registered already"]
+
+
 MAKE = """
 import sys, tubes
 with tubes.connect(sys.argv[1]) as queue:
