@@ -94,7 +94,7 @@ def sub_queue(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        return int.__repr__(value)  # that of a member of an enumeration, too
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.14g}"
     if isinstance(value, str):
@@ -103,7 +103,7 @@ def sub_queue(value: object) -> str:
         except UnicodeEncodeError as error:
             raise BadOption(f"utube {value!r} is not valid text", option="utube", value=value) from error
         if "\0" not in value:
-            return f"{_MARK}{value}" if not value or value[0] == _MARK else str(value)
+            return _MARK + value if not value or value[0] == _MARK else str.__str__(value)
     raise BadOption(f"utube must be text without NUL, not {value!r}", option="utube", value=value)
 
 

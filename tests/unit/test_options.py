@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from enum import Enum
 from fractions import Fraction
 
 import pytest
@@ -12,6 +13,14 @@ from hypothesis import strategies as st
 
 from tubes import options
 from tubes.errors import BadOption, NotSupported
+
+
+class Host(str, Enum):  # noqa: UP042  # a StrEnum shows itself as its text
+    SHOP = "shop.example"
+
+
+class Customer(int, Enum):
+    ANN = 7
 
 
 @pytest.mark.parametrize("name", ["a", "_", "jobs", "Jobs_2", "a" * 32])
@@ -123,6 +132,8 @@ def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object)
         (True, "true"),
         (False, "false"),
         ("größe", "größe"),
+        (Host.SHOP, "shop.example"),  # and not "Host.SHOP", as it shows itself
+        (Customer.ANN, "7"),
     ],
 )
 def test_sub_queues_are_compared_as_text(value: object, name: str | None) -> None:
