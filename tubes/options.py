@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
 def tube_name(name: object, *, option: str = "name", what: str = "tube name") -> str:
     """Check a tube's name (Tarantool queue README, ``create_tube``), or that of something else: ``what``."""
     if isinstance(name, str) and _NAME.fullmatch(name):
-        return name
+        return str.__str__(name)
     raise BadOption(
         f"bad {what} {name!r}: letters, digits and _, at most 32, not starting with a digit",
         option=option,

@@ -173,7 +173,7 @@ class Queue:
         Raises TubeExists, UnknownDriver, NotSupported, BadOption (Tarantool: ``queue.create_tube``).
         """
         self.check_open()
-        checked.tube_name(name)
+        name = checked.tube_name(name)
         if not isinstance(type, str):
             raise BadOption(f"a tube type is given by its name, not {type!r}", option="type", value=type)
         definition = find_driver(type)

@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tubes
 from tubes import options
 from tubes.errors import BadOption, NotSupported
 
 
 class Host(str, Enum):  # noqa: UP042  # a StrEnum shows itself as its text
     SHOP = "shop.example"
+
+
+class Kind(str, Enum):  # noqa: UP042
+    MAILS = "mails"
 
 
 class Customer(int, Enum):
@@ -26,6 +31,14 @@ class Customer(int, Enum):
 @pytest.mark.parametrize("name", ["a", "_", "jobs", "Jobs_2", "a" * 32])
 def test_letters_digits_and_underscores_make_a_tube_name(name: str) -> None:
     assert options.tube_name(name) == name
+
+
+def test_a_member_of_an_enumeration_names_by_its_text() -> None:
+    """It shows itself as Kind.MAILS, which no statement takes for a name."""
+    name = options.tube_name(Kind.MAILS)
+    assert (type(name), name) == (str, "mails")
+    with tubes.connect("sqlite://", namespace=Kind.MAILS) as queue:
+        assert repr(queue.create_tube(Kind.MAILS, "fifo")) == "<Tube mails (fifo)>"
 
 
 @pytest.mark.parametrize(
