@@ -52,7 +52,7 @@ def find_driver(type: str) -> TubeType | DriverFactory:
         raise UnknownDriver(type, why=_unusable[type])
     try:
         loaded = entry.load()
-    except Exception as error:  # whatever a module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever a module raises while it is imported
         _unusable[type] = f": {entry.value} cannot be imported ({error})"
         raise UnknownDriver(type, why=_unusable[type]) from error
     check_driver(loaded)

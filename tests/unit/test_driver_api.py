@@ -302,14 +302,16 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: P
     package("lacks", "", "lacks = lacks:Driver")
     package("breaks", "1 / 0", "breaks = breaks:Driver")
     package("garbles", "x = = 1", "garbles = garbles:Driver")
-    said = package.run(ASK, "wants", "lacks", "breaks", "garbles")
-    reasons = ("nothing_of_that_name", "no attribute 'Driver'", "division by zero", "invalid syntax")
-    for (type, reason), first, again in zip(
-        zip(("wants", "lacks", "breaks", "garbles"), reasons, strict=True),
-        said[::2],
-        said[1::2],
-        strict=True,
-    ):
+    package("ends", "raise SystemExit('no licence')", "ends = ends:Driver")
+    reasons = {
+        "wants": "nothing_of_that_name",
+        "lacks": "no attribute 'Driver'",
+        "breaks": "division by zero",
+        "garbles": "invalid syntax",
+        "ends": "no licence",
+    }
+    said = package.run(ASK, *reasons)
+    for (type, reason), first, again in zip(reasons.items(), said[::2], said[1::2], strict=True):
         assert first == again
         assert first.startswith(f"unknown tube type '{type}': {type}:Driver cannot be imported ("), first
         assert reason in first
