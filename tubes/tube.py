@@ -668,7 +668,7 @@ class Tube:
         removed, transact = 0, self._do_elsewhere if self.is_hosted else self._store.transact
         step = self._begun(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
         while True:
-            count = transact(step)
+            count = guarded(transact, step)
             removed += count
             if count < STEP_LIMIT:
                 self._store.waiters.wake(self._room, removed)
