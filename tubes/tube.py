@@ -838,7 +838,7 @@ class Tube:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
             return unit.run(step, self)
-        return guarded(self._commit_and_deliver if self._listeners else self._commit, step)
+        return guarded(self._commit_and_deliver, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None) -> T:
         """Look at what is committed; in a unit also at what it has done."""

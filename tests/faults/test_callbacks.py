@@ -10,6 +10,7 @@ import pytest
 from faults.harness import TYPES, eventually
 
 import tubes
+from tubes.interrupts import guarded
 
 Connect = Callable[..., tubes.Queue]
 
@@ -63,6 +64,32 @@ def test_a_callback_that_blocks_holds_up_nobody_else(connect: Connect) -> None:
     blocked.join(10)
     eventually(lambda: len(heard) == 6)
     assert heard == [("put", 1), ("put", 2), ("take", 1), ("ack", 1), ("take", 2), ("ack", 2)]
+
+
+def test_a_callback_that_is_set_while_a_call_begins_hears_of_it_then_or_never(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, after the call has begun and before it commits: nothing is left in the line."""
+    tube = connect().create_tube("jobs", "fifo")
+    heard: list[int] = []
+    is_set = threading.Event()
+
+    def set_meanwhile(work: Callable[..., object], *args: object) -> object:
+        if not is_set.is_set():
+            is_set.set()
+            setter = threading.Thread(
+                target=tube.on_task_change, args=(lambda task, _: heard.append(task.id),)
+            )
+            setter.start()
+            setter.join()
+        return guarded(work, *args)
+
+    monkeypatch.setattr("tubes.tube.guarded", set_meanwhile)
+    tube.put("first")
+    assert heard in ([], [1])
+    known = len(heard)
+    tube.put("second")
+    assert heard[known:] == [2]
 
 
 @pytest.mark.parametrize("type", TYPES)
