@@ -780,7 +780,8 @@ def _fill_closed_places() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # else click tells of errors on stdout
+    if sys.stderr is None:  # else click tells of errors on stdout
+        sys.stderr = open(os.devnull, "w", errors="backslashreplace")
 
 
 def _terminate(number: int, frame: object) -> None:

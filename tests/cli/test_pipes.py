@@ -218,7 +218,12 @@ def test_a_closed_standard_file_is_an_error_and_never_the_store(
 
 @pytest.mark.parametrize(
     ("arguments", "status"),
-    [("put jobs 2>/dev/full", BAD_INPUT), ("ls --limt 3 2>/dev/full", USAGE), ("ls --limt 3 2>&-", USAGE)],
+    [
+        ("put jobs 2>/dev/full", BAD_INPUT),
+        ("ls --limt 3 2>/dev/full", USAGE),
+        ("ls --limt 3 2>&-", USAGE),
+        ("ls --url sqlite:////dev/null/$(printf '\\377')/x.db 2>&-", UNAVAILABLE),
+    ],
 )
 def test_where_nobody_can_be_told_the_work_goes_on_and_the_status_tells(
     arguments: str, status: int, shell: Shell, jobs: tubes.Tube
