@@ -84,8 +84,12 @@ def find_store(scheme: str) -> Callable[..., Any]:
 def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
     """Whether a type's entry point leads to this very driver, as where its module registers it too."""
     entry = _entries("tubes.drivers")[type]
-    found: Any = sys.modules.get(entry.module)  # which may be about to be imported
-    for name in entry.attr.split("."):
+    try:
+        found: Any = sys.modules.get(entry.module)  # which may be about to be imported
+        names = entry.attr.split(".")
+    except AttributeError:  # it is no "module:name"
+        return False
+    for name in names:
         found = getattr(found, name, None)
     return bool(found == driver) and type not in _unusable
 

@@ -341,6 +341,14 @@ def test_a_module_that_registers_what_its_entry_point_names_does_so_once(package
     assert package.run(refused) == ["driver 'claimed' is registered already"]
 
 
+@pytest.mark.parametrize("value", ["os", "no module", "os:path:no"])
+def test_a_type_whose_entry_point_names_nothing_is_registered_already(package: Package, value: str) -> None:
+    package("vague", "", f"vague = {value}")
+    register = "import tubes\ntry: tubes.register_driver('vague', tubes.TubeType())\n"
+    said = package.run(register + "except tubes.BadOption as error: print(error)")
+    assert said == ["driver 'vague' is registered already"]
+
+
 MAKE = """
 import sys, tubes
 with tubes.connect(sys.argv[1]) as queue:
