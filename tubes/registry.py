@@ -53,7 +53,9 @@ def find_driver(type: str) -> TubeType | DriverFactory:
     try:
         loaded = entry.load()
     except (Exception, SystemExit) as error:  # whatever a module raises while it is imported
-        _unusable[type] = f": {entry.value} cannot be imported ({error})"
+        with _lock:
+            _registered.pop(type, None)  # the module's own, which did not come to its end
+            _unusable[type] = f": {entry.value} cannot be imported ({error})"
         raise UnknownDriver(type, why=_unusable[type]) from error
     check_driver(loaded)
     _registered[type] = loaded

@@ -303,12 +303,15 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: P
     package("breaks", "1 / 0", "breaks = breaks:Driver")
     package("garbles", "x = = 1", "garbles = garbles:Driver")
     package("ends", "raise SystemExit('no licence')", "ends = ends:Driver")
+    half = "import tubes; Driver = tubes.TubeType(); tubes.register_driver('halts', Driver); [].pop()"
+    package("halts", half, "halts = halts:Driver")
     reasons = {
         "wants": "nothing_of_that_name",
         "lacks": "no attribute 'Driver'",
         "breaks": "division by zero",
         "garbles": "invalid syntax",
         "ends": "no licence",
+        "halts": "pop from empty list",
     }
     said = package.run(ASK, *reasons)
     for (type, reason), first, again in zip(reasons.items(), said[::2], said[1::2], strict=True):
