@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 from uuid import UUID
@@ -182,13 +182,9 @@ class Queue:
         if not isinstance(temporary, bool):
             raise BadOption(f"temporary must be true or false, not {temporary!r}", option="temporary")
         stored = self._stored_options(definition, type, name, options)
-        if stored.get("ttl_ms") is not None and stored.get("ttr_ms") is None:  # now: it may be an error
-            warnings.warn(
-                f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
-                "vanishes; give a ttr, or a ttl that is longer than any work",
-                TubesWarning,
-                stacklevel=2,
-            )
+        is_warned = _may_lose_tasks(stored) and name not in self.tubes()
+        if is_warned:  # now: it may be an error
+            _warn_of_no_ttr(name)
 
         def step(tx: Any) -> tuple[TubeRecord, Driver]:
             tx.begin()
@@ -210,6 +206,8 @@ class Queue:
         tube = self._opened(record, driver)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
+        if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options
+            _warn_of_no_ttr(name)
         return tube
 
     def get_tube(self, name: str) -> Tube:
@@ -644,6 +642,19 @@ class Queue:
             if option in options:
                 stored[option] = checked.whole(option, options[option])
         return stored
+
+
+def _may_lose_tasks(options: Mapping[str, Any]) -> bool:
+    return options.get("ttl_ms") is not None and options.get("ttr_ms") is None
+
+
+def _warn_of_no_ttr(name: str) -> None:
+    warnings.warn(
+        f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
+        "vanishes; give a ttr, or a ttl that is longer than any work",
+        TubesWarning,
+        stacklevel=3,
+    )
 
 
 def _all_open() -> list[Queue]:

@@ -249,6 +249,20 @@ def test_a_tube_is_warned_of_before_it_is_made() -> None:
         assert queue.tubes() == []
 
 
+def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
+    """Those given have no effect on it."""
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        queue.create_tube("long", "fifottl", ttl=5, ttr=1)
+        tube = queue.create_tube("long", "fifottl", ttl=5, if_not_exists=True)
+        assert tube.record.options["ttr_ms"] == 1000
+        with pytest.raises(tubes.TubeExists):
+            queue.create_tube("long", "fifottl", ttl=5)
+        with pytest.warns(tubes.TubesWarning, match="no ttr"):
+            queue.create_tube("short", "fifottl", ttl=5)
+        with pytest.warns(tubes.TubesWarning, match="no ttr"):
+            queue.create_tube("short", "fifottl", if_not_exists=True)
+
+
 def test_an_unknown_type_is_an_error_that_suggests_a_near_one() -> None:
     with tubes.connect("sqlite://", sweep=False) as queue:
         with pytest.raises(UnknownDriver, match="did you mean 'utubettl'"):
