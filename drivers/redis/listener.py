@@ -204,6 +204,9 @@ class Listener(Stirred):
         except TROUBLE as error:
             self._lose(watch, error)
             return
+        except BaseException:
+            self._end(watch)  # else it would count as one whose call is waited for
+            raise
         if is_something_there:
             watch.waiters.wake_first(watch.key)
 
@@ -220,6 +223,9 @@ class Listener(Stirred):
         except Lost as error:
             self._lose(watch, error)
             return
+        except BaseException:
+            self._end(watch)
+            raise
         if isinstance(answer, Exception):
             self._lose(watch, answer)
             return
