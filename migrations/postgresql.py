@@ -6,8 +6,6 @@ import shlex
 
 import sqlalchemy as sa
 
-from tubes.errors import SchemaMismatch
-
 from . import HEAD, running
 
 
@@ -21,15 +19,8 @@ def bring_up(connection: sa.Connection, namespace: str, what: str, *, migrate: b
     connection = connection.execution_options(isolation_level="READ COMMITTED")
     with connection.begin():
         version = schema_version(connection, namespace)
-        if version == HEAD:
+        if not running.must_upgrade(version, what, _command(connection, namespace), migrate=migrate):
             return False
-        if version is not None:
-            running.check_known(version, what)
-        if not migrate:
-            raise SchemaMismatch(
-                f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
-                f"run `{_command(connection, namespace)}`, or connect with migrate=True"
-            )
         connection.execute(
             sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))"),
             {"lock": f"tubes.migrations {namespace}"},

@@ -41,6 +41,23 @@ def upgrade(connection: sa.Connection, namespace: str, version: str | None, what
         command.upgrade(settings, f"{LABEL}@head")
 
 
+def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool) -> bool:
+    """Whether a schema is behind; SchemaMismatch for a newer one, and unless ``migrate`` for an older one or none.
+
+    ``command`` is what the user runs instead.
+    """
+    if version == HEAD:
+        return False
+    if version is not None:
+        check_known(version, what)
+    if not migrate:
+        raise SchemaMismatch(
+            f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
+            f"run `{command}`, or connect with migrate=True"
+        )
+    return True
+
+
 def check_known(version: str, what: str) -> None:
     """Raise SchemaMismatch for a version that is newer than we are."""
     from alembic.script import ScriptDirectory

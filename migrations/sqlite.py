@@ -20,15 +20,8 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
     SchemaMismatch for a newer one, and for an older one when ``migrate`` is false.
     """
     version = schema_version(writer.db, namespace)
-    if version == HEAD:
+    if not running.must_upgrade(version, what, "tubes migrate", migrate=migrate):
         return False
-    if not migrate:
-        if version is not None:
-            running.check_known(version, what)
-        raise SchemaMismatch(
-            f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
-            "run `tubes migrate`, or connect with migrate=True"
-        )
 
     import sqlalchemy as sa
 
