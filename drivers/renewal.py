@@ -70,7 +70,7 @@ class Renewable(ABC):
     def before_fork(self) -> None:  # noqa: B027  # SQLite's alone does something
         """Nothing must come to rest: a child never touches its parent's connections."""
 
-    def after_fork(self) -> None:  # noqa: B027
+    def after_fork(self) -> None:  # noqa: B027  # as before_fork
         """Nothing was stopped."""
 
     def forked(self) -> None:

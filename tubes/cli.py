@@ -723,9 +723,7 @@ def main() -> None:
     """Run the command line and exit."""
     _fill_closed_places()
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
-    warnings.simplefilter(
-        "always", tubes.TubesWarning
-    )  # under PYTHONWARNINGS=error, it would end what is done
+    warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
     logging.basicConfig(level=logging.WARNING, handlers=[Told()])
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))

@@ -203,7 +203,7 @@ async def test_a_closed_queue_begins_no_transaction(sql_url: str) -> None:
 
     async def open_one() -> None:
         async with queue.transaction():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # no time: the others' turn, so that all are open at once
 
     async with connect(sql_url) as queue:
         await asyncio.gather(open_one(), open_one(), open_one())

@@ -329,7 +329,7 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None
 
 
 def test_a_warning_ends_nothing_where_warnings_are_errors(shell: Shell) -> None:
-    """It comes when the tube is made already: a failure would tell that there is none."""
+    """The tube is made, as without PYTHONWARNINGS."""
     command = shell.installed("create", "short", "fifottl", "--ttl", "5")
     environment = {**shell.environment, "PYTHONWARNINGS": "error"}
     said = subprocess.run(command, env=environment, capture_output=True, timeout=30)

@@ -20,7 +20,7 @@ class Host(str, Enum):  # noqa: UP042  # a StrEnum shows itself as its text
     SHOP = "shop.example"
 
 
-class Kind(str, Enum):  # noqa: UP042
+class Kind(str, Enum):  # noqa: UP042  # as Host
     MAILS = "mails"
 
 
