@@ -149,7 +149,7 @@ class SqlDriver:
         return put_change(self._name, id, item, now, self._is_timed)
 
     def _new_row(self, item: NewTask, now: int) -> Row:
-        """The columns of an insert, in the order of its parameters."""
+        """What ``NEW`` in ``statements`` names."""
         payload = item.payload
         data, raw_bytes = (payload, None) if isinstance(payload, str) else (None, payload)
         state, front = ("~", None) if item.delay_ms else ("r", 1)

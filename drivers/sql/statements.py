@@ -7,12 +7,12 @@ engine, 50,000 on the driver's cursor), so what runs is the compiled text, on th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import bindparam as bind
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ClauseElement
 
@@ -38,11 +38,22 @@ RAW = (
 )
 """The columns of a raw task, in order: what the driver's steps return, and normalize_task reads."""
 
+NEW = (
+    "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
+    "data", "bytes",
+)  # fmt: skip
+"""What is given for a new task, in order. The other columns follow from these."""
+
+NEW_PLAIN = ("tube", "created_ms", "updated_ms", "data")
+"""The same of a ready task without options."""
+
 SESSION_ENDED = "TB001"
 """The SQLSTATE with which a server refuses a take by a session that was taken for dead."""
 
 SNAPSHOT_TOO_OLD = "TB002"
 """The SQLSTATE with which a server refuses to change a sub-queue in a transaction that has one snapshot for all."""
+
+Condition = sa.ColumnElement[bool]
 
 ONE: sa.ColumnElement[int] = sa.literal_column("1")
 ZERO: sa.ColumnElement[int] = sa.literal_column("0")
@@ -74,225 +85,161 @@ class Statement:
         return given if self.order is None else self.order(given)
 
 
-@dataclass(frozen=True)
-class Statements:
-    """All statements for one dialect and namespace."""
-
-    is_shared: bool
-    """Whether others write while a step is under way: then it locks what it writes, and looks again."""
-
-    lock_tasks: Statement
-    lock_groups: Statement
-    put: Statement
-    put_plain: Statement
-    put_grouped: Statement
-    put_ranked: Statement
-    step_back: Statement
-    take: Statement
-    take_plain: Statement
-    take_plain_many: Statement
-    take_many: Statement
-    take_timed: Statement
-    take_undue: Statement
-    take_newest: Statement
-    take_newest_many: Statement
-    take_newest_timed: Statement
-    take_newest_timed_many: Statement
-    ack: Statement
-    ack_timed: Statement
-    ack_any: Statement
-    ack_grouped: Statement
-    ack_timed_grouped: Statement
-    ack_any_grouped: Statement
-    remove: Statement
-    peek: Statement
-    hold_one: Statement
-    hold: Statement
-    hold_free: Statement
-    ack_leases: Statement
-    ack_leases_unread: Statement
-    mark: Statement
-    back_to_mark: Statement
-    end_mark: Statement
-    update: Statement
-    ready: Statement
-    buried: Statement
-    buried_newest: Statement
-    due: Statement
-    overdue: Statement
-    taken: Statement
-    taken_by: Statement
-    orphans: Statement
-    next_due: Statement
-    count: Statement
-    by_state_front: Statement
-    by_state_aside: Statement
-    ready_by_id: Statement
-    can_take: Statement
-    truncate_behind: Statement
-    truncate_aside: Statement
-    truncate_front: Statement
-    make_room: Statement
-    give_room: Statement
-    tubes: Statement
-    tube_named: Statement
-    has_tube: Statement
-    add_tube: Statement
-    remove_tube: Statement
-    remove_calls: Statement
-    add_session: Statement
-    session: Statement
-    set_session: Statement
-    end_session: Statement
-    revive_session: Statement
-    remove_session: Statement
-    ended: Statement
-    add_connection: Statement
-    connections: Statement
-    beats: Statement
-    beat: Statement
-    move_connection: Statement
-    remove_connection: Statement
-    lonely: Statement
-    end_if_lonely: Statement
-    end_lonely: Statement
-    add_calls: Statement
-    calls: Statement
-
-
 @lru_cache(maxsize=64)
 def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Statements:
-    """Build and compile all statements; ``temporary``: for the table of the temporary tubes' tasks."""
-    t = tables(namespace)
-    is_server = dialect.name == "postgresql"
-    task, tube, session, connection = t.task, t.tube, t.session, t.connection
-    if temporary:
-        task = t.temporary_task
-    c = task.c
-    raw = [c[name] for name in RAW]
-    bind = sa.bindparam
+    """All statements, built and compiled once."""
+    return Statements(dialect, namespace, temporary)
 
-    def make(clause: ClauseElement, *names: str) -> Statement:
-        return Statement(clause, dialect, *names)
 
-    def limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[Any]:
-        """Without an offset that is written down, SQLAlchemy makes it one more parameter on SQLite."""
-        return query.limit(limit).offset(ZERO)
+class Statements:
+    """All statements for one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks."""
 
-    def first(*names: str, where: sa.ColumnElement[bool], by: Sequence[Any]) -> Statement:
+    def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
+        self._dialect = dialect
+        self._namespace = namespace
+        self._is_server = dialect.name == "postgresql"
+        self.is_shared = self._is_server
+        """Whether others write while a step is under way: then it locks what it writes, and looks again."""
+        known = tables(namespace)
+        self._tube, self._session, self._connection = known.tube, known.session, known.connection
+        self._calls = known.calls
+        self._task = known.temporary_task if temporary else known.task
+        self._raw = [self._task.c[name] for name in RAW]
+
+        # Ids come as one parameter, a JSON array
+        if self._is_server:
+            each = sa.func.json_array_elements_text(bind("ids"))
+            self._ids: sa.Select[Any] = sa.select(sa.cast(each, sa.BigInteger))
+        else:
+            self._ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
+
+        self._write_puts()
+        self._write_takes()
+        self._write_acks()
+        self._write_acks_of_many()
+        self._write_changes()
+        self._write_looks_by_id()
+        self._write_looks()
+        self._write_tubes()
+        self._write_sessions()
+        self._write_connections()
+        self._write_calls()
+
+    # What they are made of
+
+    def _make(self, clause: ClauseElement, *names: str) -> Statement:
+        return Statement(clause, self._dialect, *names)
+
+    def _first(self, *names: str, where: Condition, by: Sequence[Any]) -> Statement:
         """Raw tasks in an order, up to a limit."""
-        return make(limited(sa.select(*raw).where(where).order_by(*by), bind("limit")), *names, "limit")
+        return self._make(
+            _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit")), *names, "limit"
+        )
 
-    def of_tube(table: sa.FromClause) -> sa.ColumnElement[bool]:
-        return table.c.tube == bind("tube")
+    def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
+        """One of these ids. A join could become one of each with each, where the plan was made for few rows."""
+        if not self._is_server:
+            return id.in_(chosen)
+        return id == sa.any_(sa.cast(sa.func.array(chosen.scalar_subquery()), sa.ARRAY(sa.BigInteger)))
 
-    def due(table: sa.FromClause) -> sa.ColumnElement[bool]:
-        not_taken = table.c.state != TAKEN
-        return sa.and_(of_tube(table), not_taken, table.c.due_ms.is_not(None), table.c.due_ms <= bind("now"))
+    def _key(self, table: sa.FromClause) -> sa.ColumnElement[int]:
+        """By which a server locks a task's sub-queue."""
+        name = sa.quoted_name(f"{self._namespace}_key", True)
+        return sa.Function(name, table.c.tube, table.c.utube)
 
-    def overdue(table: sa.FromClause) -> sa.ColumnElement[bool]:
-        is_taken = sa.and_(table.c.front == ONE, table.c.state == TAKEN)
-        return sa.and_(of_tube(table), is_taken, table.c.place <= bind("now"))
+    def _has_tube(self) -> Condition:
+        """The tube whose number is given is there."""
+        return sa.exists(sa.select(ONE).where(self._tube.c.id == bind("tube")))
 
     # Put
 
-    columns = (
-        "tube",
-        "state",
-        "pri",
-        "created_ms",
-        "updated_ms",
-        "due_ms",
-        "ttl_ms",
-        "ttr_ms",
-        "data",
-        "bytes",
-    )
-    values: dict[str, Any] = {name: bind(name) for name in columns}
-    values["place"] = bind("pri")
-    values |= {"front": bind("front"), "utube": bind("utube"), "attempts": ZERO}
-    front = sa.alias(task, "front")
-    behind_another = sa.exists(
-        sa.select(ONE).where(of_tube(front), front.c.utube == bind("utube"), front.c.front == ONE)
-    )
-    insert_names = (
-        "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
-        "data", "bytes",
-    )  # fmt: skip
-    plain_names = ("tube", "created_ms", "updated_ms", "data")
-    plain: dict[str, Any] = {name: bind(name) for name in plain_names}
-    plain |= {"pri": ZERO, "place": ZERO, "state": READY, "front": ONE, "attempts": ZERO}
-    grouped = values | {
-        "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
-    }
+    def _write_puts(self) -> None:
+        task, c = self._task, self._task.c
+        values: dict[str, Any] = {name: bind(name) for name in NEW}
+        values |= {"place": bind("pri"), "attempts": ZERO}
+        plain: dict[str, Any] = {name: bind(name) for name in NEW_PLAIN}
+        plain |= {"pri": ZERO, "place": ZERO, "state": READY, "front": ONE, "attempts": ZERO}
 
-    # With priorities too: nothing is put where a worse task waits in front, which must step back first
+        front = sa.alias(task, "front")
+        behind_another = sa.exists(
+            sa.select(ONE).where(_of_tube(front), front.c.utube == bind("utube"), front.c.front == ONE)
+        )
+        grouped = values | {
+            "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
+        }
 
-    ahead = sa.alias(task, "ahead")
-    worse_in_front = sa.select(ONE).where(
-        of_tube(ahead),
-        ahead.c.utube == bind("utube"),
-        ahead.c.front == ONE,
-        ahead.c.state == READY,
-        ahead.c.pri > bind("pri"),
-        bind("front").is_not(None),
-    )
-    ranked = {name: sa.type_coerce(value, c[name].type) for name, value in grouped.items()}
+        # With priorities too: nothing is put where a worse task waits in front, which must step back first
 
-    # A server decides by triggers who stands in front, and sees here that the tube is there
+        ahead = sa.alias(task, "ahead")
+        worse_in_front = sa.select(ONE).where(
+            _of_tube(ahead),
+            ahead.c.utube == bind("utube"),
+            ahead.c.front == ONE,
+            ahead.c.state == READY,
+            ahead.c.pri > bind("pri"),
+            bind("front").is_not(None),
+        )
+        ranked = self._typed(grouped)
 
-    def put(values: dict[str, Any], names: tuple[str, ...]) -> Statement:
-        if not is_server:
-            return make(sa.insert(task).values(values), *names)
-        typed = {name: sa.type_coerce(value, c[name].type) for name, value in values.items()}
-        there = sa.exists(sa.select(ONE).where(tube.c.id == bind("tube")))
-        insert = sa.insert(task).from_select(list(typed), sa.select(*typed.values()).where(there))
-        statement = make(insert.returning(c.id), *names)
-        statement.batch = make(_batch(namespace, task.name, values, names), *names)
+        self.put = self._put(values, NEW)
+        self.put_plain = self._put(plain, NEW_PLAIN)
+        self.put_grouped = self._put(values if self._is_server else grouped, NEW)
+        self.put_ranked = self._make(
+            sa.insert(task).from_select(
+                list(ranked), sa.select(*ranked.values()).where(~sa.exists(worse_in_front))
+            ),
+            *NEW,
+        )
+        self.step_back = self._make(
+            sa.update(task)
+            .where(
+                _of_tube(task),
+                c.utube == bind("utube_"),
+                c.front == ONE,
+                c.state == READY,
+                c.pri > bind("pri_"),
+            )
+            .values(front=ZERO),
+            "tube",
+            "utube_",
+            "pri_",
+        )
+
+    def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
+        """Insert a task. A server decides by triggers who stands in front, and sees here that the tube is there."""
+        task = self._task
+        if not self._is_server:
+            return self._make(sa.insert(task).values(values), *names)
+        typed = self._typed(values)
+        chosen = sa.select(*typed.values()).where(self._has_tube())
+        insert = sa.insert(task).from_select(list(typed), chosen)
+        statement = self._make(insert.returning(task.c.id), *names)
+        statement.batch = self._make(_batch(self._namespace, task.name, values, names), *names)
         return statement
 
-    def key(table: sa.FromClause) -> sa.ColumnElement[int]:
-        name = sa.quoted_name(f"{namespace}_key", True)
-        return sa.Function(name, table.c.tube, table.c.utube)
-
-    def locking(chosen: sa.ColumnElement[bool], table: sa.FromClause) -> sa.Select[Any]:
-        """Lock the sub-queues of tasks, always in one order, before their rows are locked."""
-        grouped = sa.and_(chosen, table.c.utube.is_not(None))
-        keys = sa.select(key(table).label("key")).distinct().where(grouped).order_by("key").subquery()
-        return sa.select(sa.func.count(sa.func.pg_advisory_xact_lock(keys.c.key)))
+    def _typed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What is selected to be inserted, as what it is to be stored."""
+        return {name: sa.type_coerce(value, self._task.c[name].type) for name, value in values.items()}
 
     # Take
 
-    def take(*, timed: bool, many: bool, newest: bool = False, columns: Any = raw) -> Statement:
-        next_ = sa.alias(task, "next")
-        choice = sa.select(next_.c.id).where(of_tube(next_), next_.c.front == ONE, next_.c.state == READY)
-        if timed:
-            choice = choice.where(sa.or_(next_.c.due_ms.is_(None), next_.c.due_ms > bind("now")))
-        if newest:
-            choice = choice.order_by(next_.c.place.desc(), next_.c.id.desc())
-        else:
-            choice = choice.order_by(next_.c.place, next_.c.id)
-        names = ["owner", "now", "tube"]
-        choice = limited(choice, bind("limit") if many else ONE)
-        if many:
-            names.append("limit")
-        chosen = c.id.in_(choice) if many else c.id == choice.scalar_subquery()
-        if is_server:
-            # Uncorrelated scalars are run once. The guard stands inside, or an empty tube would hide a dead session.
-            choice = choice.with_for_update(skip_locked=True)
-            picked: Any = sa.func.array(choice.scalar_subquery()) if many else choice.scalar_subquery()
-            live: sa.Select[Any] = sa.select(sa.literal_column("TRUE")).where(
-                session.c.id == bind("owner"), session.c.ends_ms.is_(None)
-            )
-            ended: sa.ColumnElement[Any] = sa.literal_column(
-                f"\"{namespace}_refuse\"('{SESSION_ENDED}', 'this session has ended')"
-            )
-            lives = sa.func.coalesce(live.scalar_subquery(), ended)
-            guarded_choice = sa.select(sa.case((lives, picked))).scalar_subquery()
-            if many:
-                chosen = c.id == sa.any_(sa.cast(guarded_choice, sa.ARRAY(sa.BigInteger)))
-            else:
-                chosen = c.id == guarded_choice
+    def _write_takes(self) -> None:
+        plain = [self._task.c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")]
+        self.take = self._take(timed=False, many=False)
+        self.take_many = self._take(timed=False, many=True)
+        self.take_plain = self._take(timed=False, many=False, columns=plain)
+        self.take_plain_many = self._take(timed=False, many=True, columns=plain)
+        self.take_timed = self._take(timed=True, many=False)
+        self.take_undue = self._take(timed=True, many=True)
+        self.take_newest = self._take(timed=False, many=False, newest=True)
+        self.take_newest_many = self._take(timed=False, many=True, newest=True)
+        self.take_newest_timed = self._take(timed=True, many=False, newest=True)
+        self.take_newest_timed_many = self._take(timed=True, many=True, newest=True)
+
+    def _take(
+        self, *, timed: bool, many: bool, newest: bool = False, columns: Sequence[Any] = ()
+    ) -> Statement:
+        task, c = self._task, self._task.c
         set_: dict[str, Any] = {
             "state": TAKEN,
             "owner": bind("owner"),
@@ -307,209 +254,111 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
                 else_=until,
             )
             set_["place"] = set_["due_ms"]
-        update = sa.update(task).where(chosen).values(set_)
+        update = sa.update(task).where(self._next(timed, many, newest)).values(set_)
         if timed and not many:  # else what is due has been settled
             over, late = sa.alias(task, "over"), sa.alias(task, "late")
-            update = update.where(~sa.exists(sa.select(ONE).where(due(over))))
-            update = update.where(~sa.exists(sa.select(ONE).where(overdue(late))))
-        return make(update.returning(*columns), *names)
+            update = update.where(~sa.exists(sa.select(ONE).where(_due(over))))
+            update = update.where(~sa.exists(sa.select(ONE).where(_overdue(late))))
+        names = ("owner", "now", "tube", "limit") if many else ("owner", "now", "tube")
+        return self._make(update.returning(*(columns or self._raw)), *names)
 
-    plain_columns = [c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")]
+    def _next(self, timed: bool, many: bool, newest: bool) -> Condition:
+        """It is the one to be taken next, or one of those."""
+        c, next_ = self._task.c, sa.alias(self._task, "next")
+        choice = sa.select(next_.c.id).where(_of_tube(next_), next_.c.front == ONE, next_.c.state == READY)
+        if timed:
+            choice = choice.where(sa.or_(next_.c.due_ms.is_(None), next_.c.due_ms > bind("now")))
+        if newest:
+            choice = choice.order_by(next_.c.place.desc(), next_.c.id.desc())
+        else:
+            choice = choice.order_by(next_.c.place, next_.c.id)
+        choice = _limited(choice, bind("limit") if many else ONE)
+        if not self._is_server:
+            return c.id.in_(choice) if many else c.id == choice.scalar_subquery()
 
-    # Ack and other guarded writes
+        # Uncorrelated scalars are run once. The guard stands inside, or an empty tube would hide a dead session.
 
-    held = sa.and_(c.id == bind("id"), of_tube(task), c.state == TAKEN)
-    mine = sa.or_(bind("owner", type_=sa.Text).is_(None), c.owner == bind("owner"))
-    ours = sa.and_(c.id == bind("id"), of_tube(task))
-    ack = sa.delete(task).where(held, c.owner == bind("owner"), c.attempts == bind("token"))
-    ack_any = sa.delete(task).where(held, mine).returning(*raw)
-    update = (
-        sa.update(task)
-        .where(c.id == bind("id_"))
-        .values(
-            {
-                name: bind(name)
-                for name in ("state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
-            }
+        choice = choice.with_for_update(skip_locked=True)
+        picked: Any = sa.func.array(choice.scalar_subquery()) if many else choice.scalar_subquery()
+        live: sa.Select[Any] = sa.select(sa.literal_column("TRUE")).where(
+            self._session.c.id == bind("owner"), self._session.c.ends_ms.is_(None)
         )
-    )
-
-    def locked(statement: Any) -> Any:
-        """The same, after the task's sub-queue was locked."""
-        if not is_server:
-            return statement
-        known = sa.alias(task, "known")
-        lock = sa.func.count(sa.func.pg_advisory_xact_lock(key(known)))
-        return statement.where(sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO)
-
-    # Ids come as one parameter, a JSON array; leases as a JSON object of tokens by id
-
-    ids: Any
-    if is_server:
-        ids = sa.select(sa.cast(sa.func.json_array_elements_text(bind("ids")), sa.BigInteger))
-        lease = sa.func.json_each_text(bind("leases")).table_valued("key", "value")
-    else:
-        ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
-        lease = sa.func.json_each(bind("leases")).table_valued("key", "value")
-
-    def among(id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> sa.ColumnElement[bool]:
-        """One of these ids. A join could become one of each with each, where the plan was made for few rows."""
-        if not is_server:
-            return id.in_(chosen)
-        return id == sa.any_(sa.cast(sa.func.array(chosen.scalar_subquery()), sa.ARRAY(sa.BigInteger)))
-
-    leased = sa.alias(task, "leased")
-    matching = (
-        sa.select(leased.c.id)
-        .select_from(lease)
-        .join(
-            leased,
-            sa.and_(
-                leased.c.id == sa.cast(lease.c.key, sa.BigInteger),
-                leased.c.attempts == sa.cast(lease.c.value, sa.Integer),
-            ),
+        ended: sa.ColumnElement[Any] = sa.literal_column(
+            f"\"{self._namespace}_refuse\"('{SESSION_ENDED}', 'this session has ended')"
         )
-        .where(of_tube(leased), leased.c.state == TAKEN, leased.c.owner == bind("owner"))
-    )
-    ack_leases = sa.delete(task).where(c.id.in_(matching))
-    if is_server:  # joined straight to its leases, so that no plan can begin with all tasks or all taken ones
-        leased_ids = sa.select(sa.cast(sa.func.json_object_keys(bind("leases")), sa.BigInteger))
-        ack_leases = sa.delete(task).where(
-            among(c.id, leased_ids),
-            c.id == sa.cast(lease.c.key, sa.BigInteger),
-            c.attempts == sa.cast(lease.c.value, sa.Integer),
-            of_tube(task),
-            c.state == TAKEN,
-            c.owner == bind("owner"),
-        )
+        lives = sa.func.coalesce(live.scalar_subquery(), ended)
+        guarded_choice = sa.select(sa.case((lives, picked))).scalar_subquery()
+        if many:
+            return c.id == sa.any_(sa.cast(guarded_choice, sa.ARRAY(sa.BigInteger)))
+        return c.id == guarded_choice
 
-    # Looking
+    # Ack
 
-    in_front = sa.and_(of_tube(task), c.front == ONE)
-    behind = sa.and_(of_tube(task), c.front == ZERO, c.utube.is_not(None))
-    aside = sa.and_(of_tube(task), c.front.is_(None))
-    taken = sa.and_(in_front, c.state == TAKEN)
-    buried = sa.and_(aside, c.state == BURIED)
+    def _write_acks(self) -> None:
+        task, c = self._task, self._task.c
+        held = sa.and_(c.id == bind("id"), _of_tube(task), c.state == TAKEN)
+        mine = sa.or_(bind("owner", type_=sa.Text).is_(None), c.owner == bind("owner"))
+        ack = sa.delete(task).where(held, c.owner == bind("owner"), c.attempts == bind("token"))
+        ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
+        ack_any = sa.delete(task).where(held, mine).returning(*self._raw)
 
-    def by_state(place: sa.ColumnElement[bool]) -> Statement:
-        where = sa.and_(place, c.state == bind("state"), c.id > bind("after"))
-        return first("tube", "state", "after", where=where, by=(c.id,))
+        def locked(statement: Any) -> Any:
+            """The same, after the task's sub-queue was locked."""
+            if not self._is_server:
+                return statement
+            known = sa.alias(task, "known")
+            lock = sa.func.count(sa.func.pg_advisory_xact_lock(self._key(known)))
+            return statement.where(sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO)
 
-    def count(place: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        return sa.select(c.state, sa.func.count()).where(place).group_by(c.state)
+        self.ack = self._make(ack, "id", "tube", "owner", "token")
+        self.ack_timed = self._make(ack_timed, "id", "tube", "owner", "token", "due")
+        self.ack_any = self._make(ack_any, "id", "tube", "owner")
+        self.ack_grouped = self._make(locked(ack), "id", "tube", "owner", "token")
+        self.ack_timed_grouped = self._make(locked(ack_timed), "id", "tube", "owner", "token", "due")
+        self.ack_any_grouped = self._make(locked(ack_any), "id", "tube", "owner")
 
-    def truncate(place: sa.ColumnElement[bool]) -> Statement:
-        some = limited(sa.select(c.id).where(place), bind("limit"))
-        return make(sa.delete(task).where(among(c.id, some)), "tube", "limit")
+    def _write_acks_of_many(self) -> None:
+        """Leases come as one parameter, a JSON object of tokens by id."""
+        task, c = self._task, self._task.c
+        each: Any = sa.func.json_each_text if self._is_server else sa.func.json_each
+        lease = each(bind("leases")).table_valued("key", "value")
 
-    lonely = ~sa.exists(sa.select(ONE).where(connection.c.session == session.c.id))
-    end_lonely = (
-        sa.update(session)
-        .where(session.c.ends_ms.is_(None), lonely)
-        .values(ends_ms=bind("now") + session.c.ttr_ms)
-    )
-    upsert: Any
-    if is_server:
-        from sqlalchemy.dialects.postgresql import insert as upserting
-    else:
-        from sqlalchemy.dialects.sqlite import insert as upserting  # type: ignore[assignment]
-    counted = {name: sa.type_coerce(bind(name), t.calls.c[name].type) for name in ("tube", "event", "count")}
-    there = sa.exists(sa.select(ONE).where(tube.c.id == bind("tube")))  # else it was dropped meanwhile
-    upsert = upserting(t.calls).from_select(list(counted), sa.select(*counted.values()).where(there))
-    upsert = upsert.on_conflict_do_update(
-        index_elements=["tube", "event"], set_={"count": t.calls.c.count + upsert.excluded.count}
-    )
-
-    members = sa.alias(task, "members")
-    free: Any = ids
-    if is_server:  # materialised, or the locks of tasks that nobody asked for might be tried too
-        asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(among(members.c.id, ids))
-        asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
-        is_free = sa.func.pg_try_advisory_xact_lock(key(asked_for))
-        free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
-    ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
-
-    # A server may lose its last moments: a number that it gave then, and gives again, would be two processes'
-
-    connecting: ClauseElement = sa.insert(connection).values(
-        session=bind("session"), host=bind("host"), pid=bind("pid"), started_ms=bind("now")
-    )
-    if is_server:
-        connecting = sa.text(
-            f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms) OVERRIDING SYSTEM VALUE'
-            f" VALUES (CAST(floor(random() * {2**52}) AS bigint), :session, :host, :pid, :now) RETURNING id"
-        )
-
-    return Statements(
-        is_shared=is_server,
-        lock_tasks=make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE')),  # a server's only
-        lock_groups=make(locking(among(members.c.id, ids), members), "ids"),
-        put=put(values, insert_names),
-        put_plain=put(plain, plain_names),
-        put_ranked=make(
-            sa.insert(task).from_select(
-                list(ranked), sa.select(*ranked.values()).where(~sa.exists(worse_in_front))
-            ),
-            *insert_names,
-        ),
-        put_grouped=put(values if is_server else grouped, insert_names),
-        step_back=make(
-            sa.update(task)
-            .where(
-                of_tube(task),
-                c.utube == bind("utube_"),
-                c.front == ONE,
-                c.state == READY,
-                c.pri > bind("pri_"),
+        def is_lease(table: sa.FromClause) -> tuple[Condition, Condition]:
+            return (
+                table.c.id == sa.cast(lease.c.key, sa.BigInteger),
+                table.c.attempts == sa.cast(lease.c.value, sa.Integer),
             )
-            .values(front=ZERO),
-            "tube",
-            "utube_",
-            "pri_",
-        ),
-        take=take(timed=False, many=False),
-        take_plain=take(timed=False, many=False, columns=plain_columns),
-        take_plain_many=take(timed=False, many=True, columns=plain_columns),
-        take_many=take(timed=False, many=True),
-        take_timed=take(timed=True, many=False),
-        take_undue=take(timed=True, many=True),
-        take_newest=take(timed=False, many=False, newest=True),
-        take_newest_many=take(timed=False, many=True, newest=True),
-        take_newest_timed=take(timed=True, many=False, newest=True),
-        take_newest_timed_many=take(timed=True, many=True, newest=True),
-        ack=make(ack, "id", "tube", "owner", "token"),
-        ack_timed=make(ack_timed, "id", "tube", "owner", "token", "due"),
-        ack_any=make(ack_any, "id", "tube", "owner"),
-        ack_grouped=make(locked(ack), "id", "tube", "owner", "token"),
-        ack_timed_grouped=make(locked(ack_timed), "id", "tube", "owner", "token", "due"),
-        ack_any_grouped=make(locked(ack_any), "id", "tube", "owner"),
-        remove=make(sa.delete(task).where(among(c.id, ids)), "ids"),
-        peek=make(sa.select(*raw).where(ours), "id", "tube"),
-        hold_one=make(sa.select(*raw).where(ours).with_for_update(), "id", "tube"),
-        hold=make(
-            sa.select(*raw).where(of_tube(task), among(c.id, ids)).order_by(c.id).with_for_update(),
-            "tube",
-            "ids",
-        ),
-        hold_free=make(
-            sa.select(*raw)
-            .where(of_tube(task), among(c.id, free))
-            .order_by(c.id)
-            .with_for_update(skip_locked=True),
-            "tube",
-            "ids",
-        ),
-        ack_leases=make(ack_leases.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner"),
-        ack_leases_unread=make(ack_leases, "leases", "tube", "owner"),
-        mark=make(sa.text("SAVEPOINT tubes_mark")),
-        back_to_mark=make(sa.text("ROLLBACK TO SAVEPOINT tubes_mark")),
-        end_mark=make(sa.text("RELEASE SAVEPOINT tubes_mark")),
-        update=make(
-            update, "state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms", "id_"
-        ),
-        ready=make(
+
+        def is_held(table: sa.FromClause) -> tuple[Condition, Condition, Condition]:
+            return _of_tube(table), table.c.state == TAKEN, table.c.owner == bind("owner")
+
+        if self._is_server:  # joined straight to its leases: no plan begins with all tasks, or all taken ones
+            ids = sa.select(sa.cast(sa.func.json_object_keys(bind("leases")), sa.BigInteger))
+            ack = sa.delete(task).where(self._among(c.id, ids), *is_lease(task), *is_held(task))
+        else:
+            leased = sa.alias(task, "leased")
+            matching = sa.select(leased.c.id).select_from(lease).join(leased, sa.and_(*is_lease(leased)))
+            ack = sa.delete(task).where(c.id.in_(matching.where(*is_held(leased))))
+
+        self.ack_leases = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner")
+        self.ack_leases_unread = self._make(ack, "leases", "tube", "owner")
+        self.mark = self._make(sa.text("SAVEPOINT tubes_mark"))
+        self.back_to_mark = self._make(sa.text("ROLLBACK TO SAVEPOINT tubes_mark"))
+        self.end_mark = self._make(sa.text("RELEASE SAVEPOINT tubes_mark"))
+
+    # Other changes
+
+    def _write_changes(self) -> None:
+        task, c = self._task, self._task.c
+        written = ("state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
+        self.update = self._make(
+            sa.update(task).where(c.id == bind("id_")).values({name: bind(name) for name in written}),
+            *written,
+            "id_",
+        )
+        self.ready = self._make(
             sa.update(task)
-            .where(among(c.id, ids))
+            .where(self._among(c.id, self._ids))
             .values(
                 state=READY,
                 front=bind("front_"),
@@ -522,138 +371,223 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
             "front_",
             "now",
             "ids",
-        ),
-        buried=first("tube", where=buried, by=(c.pri, c.id)),
-        buried_newest=first("tube", where=buried, by=(c.pri.desc(), c.id.desc())),
-        due=first("tube", "now", where=due(task), by=(c.due_ms,)),
-        overdue=first("tube", "now", where=overdue(task), by=(c.place,)),
-        taken=first("tube", where=taken, by=(c.pri, c.id)),
-        taken_by=first("tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.id,)),
-        orphans=make(
-            sa.select(c.owner).distinct().where(taken, c.owner.not_in(sa.select(session.c.id))), "tube"
-        ),
-        next_due=make(
-            sa.select(
-                sa.select(sa.func.min(c.due_ms))
-                .where(of_tube(task), c.state != TAKEN, c.due_ms.is_not(None))
-                .scalar_subquery(),
-                sa.select(sa.func.min(c.place)).where(taken).scalar_subquery(),
-            ),
-            "tube",
-        ),
-        count=make(sa.union_all(count(in_front), count(behind), count(aside)), "tube"),
-        by_state_front=by_state(in_front),
-        by_state_aside=by_state(aside),
+        )
+
+        def truncate(place: Condition) -> Statement:
+            some = _limited(sa.select(c.id).where(place), bind("limit"))
+            return self._make(sa.delete(task).where(self._among(c.id, some)), "tube", "limit")
+
+        self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
+        self.truncate_behind = truncate(_behind(task))
+        self.truncate_aside = truncate(_aside(task))
+        self.truncate_front = truncate(_in_front(task))
+
+    # Looks, and locks, which only a server takes
+
+    def _write_looks_by_id(self) -> None:
+        task, c = self._task, self._task.c
+        members = sa.alias(task, "members")
+        is_asked_for = self._among(members.c.id, self._ids)
+
+        # Sub-queues are locked always in one order, before the rows of their tasks are locked
+
+        key = self._key(members).label("key")
+        keys = sa.select(key).distinct().where(is_asked_for, members.c.utube.is_not(None)).order_by("key")
+        lock_groups = sa.select(sa.func.count(sa.func.pg_advisory_xact_lock(keys.subquery().c.key)))
+
+        free: Any = self._ids
+        if self._is_server:  # materialised, or the locks of tasks that nobody asked for might be tried too
+            asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(is_asked_for)
+            asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
+            is_free = sa.func.pg_try_advisory_xact_lock(self._key(asked_for))
+            free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
+
+        def rows(chosen: Condition) -> sa.Select[Any]:
+            return sa.select(*self._raw).where(_of_tube(task), chosen).order_by(c.id)
+
+        one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
+        self.lock_tasks = self._make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE'))
+        self.lock_groups = self._make(lock_groups, "ids")
+        self.peek = self._make(one, "id", "tube")
+        self.hold_one = self._make(one.with_for_update(), "id", "tube")
+        self.hold = self._make(rows(self._among(c.id, self._ids)).with_for_update(), "tube", "ids")
+        self.hold_free = self._make(
+            rows(self._among(c.id, free)).with_for_update(skip_locked=True), "tube", "ids"
+        )
+
+    def _write_looks(self) -> None:
+        task, c = self._task, self._task.c
+        in_front, aside = _in_front(task), _aside(task)
+        taken = sa.and_(in_front, c.state == TAKEN)
+        buried = sa.and_(aside, c.state == BURIED)
+
+        def by_state(place: Condition) -> Statement:
+            where = sa.and_(place, c.state == bind("state"), c.id > bind("after"))
+            return self._first("tube", "state", "after", where=where, by=(c.id,))
+
+        def count(place: Condition) -> sa.Select[Any]:
+            return sa.select(c.state, sa.func.count()).where(place).group_by(c.state)
+
+        self.can_take = self._make(_limited(sa.select(ONE).where(in_front, c.state == READY), ONE), "tube")
+        self.count = self._make(sa.union_all(count(in_front), count(_behind(task)), count(aside)), "tube")
+        self.by_state_front = by_state(in_front)
+        self.by_state_aside = by_state(aside)
         # Along the primary key: + 0 keeps the planner from sorting all ready tasks
-        ready_by_id=first(
+        self.ready_by_id = self._first(
             "tube",
             "after",
             where=sa.and_(c.tube + ZERO == bind("tube"), c.state == READY, c.id > bind("after")),
             by=(c.id,),
-        ),
-        can_take=make(limited(sa.select(ONE).where(in_front, c.state == READY), ONE), "tube"),
-        truncate_behind=truncate(behind),
-        truncate_aside=truncate(aside),
-        truncate_front=truncate(in_front),
-        make_room=make(
+        )
+        self.buried = self._first("tube", where=buried, by=(c.pri, c.id))
+        self.buried_newest = self._first("tube", where=buried, by=(c.pri.desc(), c.id.desc()))
+        self.due = self._first("tube", "now", where=_due(task), by=(c.due_ms,))
+        self.overdue = self._first("tube", "now", where=_overdue(task), by=(c.place,))
+        self.next_due = self._make(
+            sa.select(
+                sa.select(sa.func.min(c.due_ms))
+                .where(_of_tube(task), c.state != TAKEN, c.due_ms.is_not(None))
+                .scalar_subquery(),
+                sa.select(sa.func.min(c.place)).where(taken).scalar_subquery(),
+            ),
+            "tube",
+        )
+        self.taken = self._first("tube", where=taken, by=(c.pri, c.id))
+        self.taken_by = self._first(
+            "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.id,)
+        )
+        self.orphans = self._make(
+            sa.select(c.owner).distinct().where(taken, c.owner.not_in(sa.select(self._session.c.id))), "tube"
+        )
+
+    # The store's: tubes, sessions, connections, calls
+
+    def _write_tubes(self) -> None:
+        tube, c = self._tube, self._tube.c
+        self.tubes = self._make(sa.select(c.id, c.name, c.type, c.options, c.temporary).order_by(c.id))
+        self.tube_named = self._make(sa.select(c.id).where(c.name == bind("name")), "name")
+        self.has_tube = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
+        given = ("name", "type", "options", "temporary")
+        self.add_tube = self._make(
+            sa.insert(tube).values({name: bind(name) for name in given} | {"stored": ZERO}), *given
+        )
+        self.remove_tube = self._make(sa.delete(tube).where(c.id == bind("id")), "id")
+        self.make_room = self._make(
             sa.update(tube)
-            .where(tube.c.id == bind("tube"), tube.c.stored + bind("wanted") <= bind("capacity"))
-            .values(stored=tube.c.stored + bind("wanted")),
+            .where(c.id == bind("tube"), c.stored + bind("wanted") <= bind("capacity"))
+            .values(stored=c.stored + bind("wanted")),
             "tube",
             "wanted",
             "capacity",
-        ),
-        give_room=make(
-            sa.update(tube).where(tube.c.id == bind("tube")).values(stored=tube.c.stored - bind("gone")),
-            "tube",
-            "gone",
-        ),
-        tubes=make(
-            sa.select(tube.c.id, tube.c.name, tube.c.type, tube.c.options, tube.c.temporary).order_by(
-                tube.c.id
-            )
-        ),
-        tube_named=make(sa.select(tube.c.id).where(tube.c.name == bind("name")), "name"),
-        has_tube=make(sa.select(ONE).where(tube.c.id == bind("id")), "id"),
-        add_tube=make(
-            sa.insert(tube).values(
-                name=bind("name"),
-                type=bind("type"),
-                options=bind("options"),
-                temporary=bind("temporary"),
-                stored=ZERO,
-            ),
-            "name",
-            "type",
-            "options",
-            "temporary",
-        ),
-        remove_tube=make(sa.delete(tube).where(tube.c.id == bind("id")), "id"),
-        remove_calls=make(sa.delete(t.calls).where(t.calls.c.tube == bind("tube")), "tube"),
-        add_session=make(
+        )
+        self.give_room = self._make(
+            sa.update(tube).where(c.id == bind("tube")).values(stored=c.stored - bind("gone")), "tube", "gone"
+        )
+
+    def _write_sessions(self) -> None:
+        session, c = self._session, self._session.c
+        self.add_session = self._make(
             sa.insert(session).values(id=bind("id"), ttr_ms=bind("ttr_ms"), ends_ms=sa.null()), "id", "ttr_ms"
-        ),
-        session=make(sa.select(session.c.ends_ms).where(session.c.id == bind("id")), "id"),
-        set_session=make(
-            sa.update(session).where(session.c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")),
-            "ttr_ms",
-            "id_",
-        ),
-        end_session=make(
-            sa.update(session).where(session.c.id == bind("id_")).values(ends_ms=bind("ends_ms")),
-            "ends_ms",
-            "id_",
-        ),
-        revive_session=make(
+        )
+        self.session = self._make(sa.select(c.ends_ms).where(c.id == bind("id")), "id")
+        self.set_session = self._make(
+            sa.update(session).where(c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id_"
+        )
+        self.end_session = self._make(
+            sa.update(session).where(c.id == bind("id_")).values(ends_ms=bind("ends_ms")), "ends_ms", "id_"
+        )
+        self.revive_session = self._make(
             sa.update(session)
-            .where(
-                session.c.id == bind("id_"),
-                sa.or_(session.c.ends_ms.is_(None), session.c.ends_ms > bind("now")),
-            )
+            .where(c.id == bind("id_"), sa.or_(c.ends_ms.is_(None), c.ends_ms > bind("now")))
             .values(ends_ms=sa.null()),
             "id_",
             "now",
-        ),
-        remove_session=make(
-            sa.delete(session).where(session.c.id == bind("id"), session.c.ends_ms.is_not(None)), "id"
-        ),
-        ended=make(
-            sa.select(session.c.id)
-            .where(session.c.ends_ms <= bind("now"))
-            .order_by(session.c.ends_ms, session.c.id),
-            "now",
-        ),
-        add_connection=make(
-            connecting,
-            "session",
-            "host",
-            "pid",
-            "now",
-        ),
-        connections=make(sa.select(connection.c.id, connection.c.session).order_by(connection.c.id)),
-        beats=make(sa.select(connection.c.id, sa.literal_column("beat")).order_by(connection.c.id)),
-        beat=make(sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"),
-        move_connection=make(
-            sa.update(connection).where(connection.c.id == bind("id_")).values(session=bind("session")),
-            "session",
-            "id_",
-        ),
-        remove_connection=make(sa.delete(connection).where(connection.c.id == bind("id")), "id"),
-        lonely=make(
-            sa.select(session.c.id)
-            .where(session.c.ends_ms.is_(None), lonely)
-            .order_by(session.c.id)
-            .with_for_update()
-        ),
-        end_if_lonely=make(
-            end_lonely.where(session.c.id == bind("id_")),
-            "now",
-            "id_",
-        ),
-        end_lonely=make(end_lonely, "now"),
-        add_calls=make(upsert, "tube", "event", "count"),
-        calls=make(sa.select(t.calls.c.event, t.calls.c.count).where(t.calls.c.tube == bind("tube")), "tube"),
-    )
+        )
+        self.remove_session = self._make(
+            sa.delete(session).where(c.id == bind("id"), c.ends_ms.is_not(None)), "id"
+        )
+        self.ended = self._make(
+            sa.select(c.id).where(c.ends_ms <= bind("now")).order_by(c.ends_ms, c.id), "now"
+        )
+        has_connection = sa.exists(sa.select(ONE).where(self._connection.c.session == c.id))
+        is_lonely = sa.and_(c.ends_ms.is_(None), ~has_connection)
+        end_lonely = sa.update(session).where(is_lonely).values(ends_ms=bind("now") + c.ttr_ms)
+        self.lonely = self._make(sa.select(c.id).where(is_lonely).order_by(c.id).with_for_update())
+        self.end_if_lonely = self._make(end_lonely.where(c.id == bind("id_")), "now", "id_")
+        self.end_lonely = self._make(end_lonely, "now")
+
+    def _write_connections(self) -> None:
+        connection, c = self._connection, self._connection.c
+        add: ClauseElement = sa.insert(connection).values(
+            session=bind("session"), host=bind("host"), pid=bind("pid"), started_ms=bind("now")
+        )
+        if self._is_server:
+            # It may lose its last moments: a number that it gave then, and gives again, would be two processes'
+            add = sa.text(
+                f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms) OVERRIDING SYSTEM VALUE'
+                f" VALUES (CAST(floor(random() * {2**52}) AS bigint), :session, :host, :pid, :now) RETURNING id"
+            )
+        self.add_connection = self._make(add, "session", "host", "pid", "now")
+        self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
+        self.beats = self._make(sa.select(c.id, sa.literal_column("beat")).order_by(c.id))
+        self.beat = self._make(
+            sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"
+        )
+        self.move_connection = self._make(
+            sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
+        )
+        self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
+
+    def _write_calls(self) -> None:
+        calls, c = self._calls, self._calls.c
+        upserting: Any
+        if self._is_server:
+            from sqlalchemy.dialects.postgresql import insert as upserting
+        else:
+            from sqlalchemy.dialects.sqlite import insert as upserting
+        given = {name: sa.type_coerce(bind(name), c[name].type) for name in ("tube", "event", "count")}
+        there = sa.select(*given.values()).where(self._has_tube())  # else it was dropped meanwhile
+        upsert: Any = upserting(calls).from_select(list(given), there)
+        upsert = upsert.on_conflict_do_update(
+            index_elements=["tube", "event"], set_={"count": c.count + upsert.excluded.count}
+        )
+        self.add_calls = self._make(upsert, *given)
+        self.calls = self._make(sa.select(c.event, c.count).where(c.tube == bind("tube")), "tube")
+        self.remove_calls = self._make(sa.delete(calls).where(c.tube == bind("tube")), "tube")
+
+
+# Where a task is
+
+
+def _of_tube(table: sa.FromClause) -> Condition:
+    return table.c.tube == bind("tube")
+
+
+def _in_front(table: sa.FromClause) -> Condition:
+    return sa.and_(_of_tube(table), table.c.front == ONE)
+
+
+def _behind(table: sa.FromClause) -> Condition:
+    return sa.and_(_of_tube(table), table.c.front == ZERO, table.c.utube.is_not(None))
+
+
+def _aside(table: sa.FromClause) -> Condition:
+    return sa.and_(_of_tube(table), table.c.front.is_(None))
+
+
+def _due(table: sa.FromClause) -> Condition:
+    not_taken = table.c.state != TAKEN
+    return sa.and_(_of_tube(table), not_taken, table.c.due_ms.is_not(None), table.c.due_ms <= bind("now"))
+
+
+def _overdue(table: sa.FromClause) -> Condition:
+    is_taken = sa.and_(table.c.front == ONE, table.c.state == TAKEN)
+    return sa.and_(_of_tube(table), is_taken, table.c.place <= bind("now"))
+
+
+def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[Any]:
+    """Without an offset that is written down, SQLAlchemy makes it one more parameter on SQLite."""
+    return query.limit(limit).offset(ZERO)
 
 
 _BATCH_TYPES = {
