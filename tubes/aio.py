@@ -64,7 +64,7 @@ def _of_tube(
             partial(method, tube, *args, **kwargs),
             undo=None if undo is None else partial(undo, tube, unit),
             unit=unit,
-            elsewhere=tube.is_hosted,
+            elsewhere=tube.place.is_elsewhere,
         )
 
     return verb

@@ -238,24 +238,22 @@ class Queue:
         if self.store.waiters.count(dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
 
-        def drop(tx: Any) -> None:
+        def empty(tx: Any) -> None:
             taken = dropped.driver.count(tx).get(State.TAKEN, 0)
             if taken:
                 raise TubeBusy(dropped.name, f"{taken} of its tasks are taken")
             dropped.driver.drop(tx)
+
+        emptied = dropped.place.as_part(empty)
 
         def step(tx: Any) -> None:
             tx.begin()
             self.store.lock_tube(tx, dropped.record)
             if not self.store.has_tube(tx, dropped.record):
                 raise NoSuchTube(dropped.name)
-            if not dropped.is_hosted:
-                drop(tx)
+            emptied(tx)
             self.store.remove_tube(tx, dropped.record)
 
-        if dropped.is_hosted:  # before the transaction, which nobody is to wait for as long as for its server
-            self.check_open()
-            guarded(drop, None)
         guarded(self.store.transact, step)
         self._forget(dropped)
         self.store.wake(dropped.record.id, 2**31)
@@ -333,13 +331,13 @@ class Queue:
             tubes = self._open_all()
             for tube in tubes:
                 tube.ended.update(ended)
-                if tube.is_apart and taker not in (None, tube):
+                if tube.place.is_apart and taker not in (None, tube):
                     self._is_rescue_left = True
                     continue
                 try:
                     released += tube.rescue()
                 except StoreError:
-                    if not tube.is_apart:
+                    if not tube.place.is_apart:
                         raise
                     self._is_rescue_left = True
             if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
@@ -435,7 +433,7 @@ class Queue:
             except NoSuchTube:  # dropped elsewhere since
                 pass
             except StoreError as error:
-                if not tube.is_apart:
+                if not tube.place.is_apart:
                     raise
                 failed = error
         if self._is_rescue_left and not any(tube.ended for tube in tubes):
@@ -492,7 +490,7 @@ class Queue:
             try:
                 due = tube.next_due_ms()
             except StoreError:
-                if not tube.is_apart:
+                if not tube.place.is_apart:
                     raise
             else:
                 dues += [] if due is None else [due]
@@ -593,16 +591,14 @@ class Queue:
         tube = self._open_tube(record)
         if tube is not None:
             return tube
-        if getattr(driver, "is_hosted", False):
-            guarded(driver.start, None)
-        else:
-            guarded(self.store.transact, driver.start)
+        opened = Tube(self, record, driver)
+        opened.place.start()
         with self._lock:
             tube = self._open_tube(record)
             if tube is None:
                 self.store.set_aside.clear()
-                tube = self._tubes[record.name] = Tube(self, record, driver)
-                return tube
+                self._tubes[record.name] = opened
+                return opened
         driver.stop()
         return tube
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ from tubes.driver import (
     NewTask,
     Ref,
     TubeRecord,
-    TubeType,
     new_item,
     new_ref,
 )
@@ -39,7 +37,7 @@ from tubes.events import Listener, check_listener
 from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
 from tubes.payload import encode, encode_many
-from tubes.registry import find_driver
+from tubes.place import place_of
 from tubes.stats import statistics
 from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
@@ -122,20 +120,13 @@ class Tube:
         self._record = record
         self._id = record.id
         self.driver = driver
+        self.place = place_of(queue.store, record, driver)
         self._callback: Listener | None = None
         self._others: list[Listener] = []
-        self._in_order = threading.RLock()
         self._unknown = UnknownTakes(self._clock.monotonic)
         features = driver.features
         self._allowed = supported(features, PUT_OPTIONS) | WHERE
         self._is_timed = features.timed
-        self._is_transactional = getattr(driver, "transactional", True)
-        self.is_hosted: bool = getattr(driver, "is_hosted", False)
-        self._begins = not (self.is_hosted or isinstance(find_driver(record.type), TubeType))
-        """Whether the driver is not the store's own, which begins a transaction where one statement is not enough."""
-        self._check_reachable: Callable[[], None] | None = getattr(driver, "check_reachable", None)
-        self.is_apart = self.is_hosted or self._check_reachable is not None
-        """Whether the place that it lies in may be away by itself, which is not for other tubes to bear."""
         self.ended: set[str] = set()
         """Ended sessions whose tasks are still to be released here."""
         self._set_listeners()
@@ -427,8 +418,7 @@ class Tube:
                     if not kept and (is_first or is_called or remaining == 0.0):
                         due = self._look_and_take(most, kept)
                 except (StoreUnavailable, OutcomeUnknown):
-                    reconnects = self._store.reconnects or self.is_hosted
-                    if not reconnects or self._queue.is_closed or remaining == 0.0:
+                    if not self.place.reconnects or self._queue.is_closed or remaining == 0.0:
                         raise
                     kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown
                     due = RECONNECT_AFTER
@@ -460,13 +450,11 @@ class Tube:
 
         def look(tx: Any) -> tuple[bool, int | None]:
             is_ready = driver.can_take(tx)
-            if not (is_ready or self.is_hosted or self._store.has_tube(tx, self._record)):
+            if not (is_ready or self.place.has_tube(tx)):
                 raise NoSuchTube(self.name)
             return is_ready, driver.next_due(tx)
 
-        is_ready, due_ms = self._read_tasks(look)
-        if self.is_hosted and not is_ready:
-            self._check_exists()
+        is_ready, due_ms = self.place.read(look)
         return is_ready, None if due_ms is None else max(due_ms - clock.now_ms(), 0) / 1000
 
     def _give_back(self, tasks: Sequence[Task]) -> None:
@@ -637,7 +625,7 @@ class Tube:
         """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""
         id = self._ref(task).id
         unit = self._unit(unit, connection)
-        raws = self._read_tasks(lambda tx: self.driver.peek(tx, (id,)), unit)
+        raws = self._read(lambda tx: self.driver.peek(tx, (id,)), unit)
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
@@ -651,7 +639,7 @@ class Tube:
         wanted = State(state)
         after = checked.whole("after", after, least=-1)
         limit = checked.whole("limit", limit)
-        raws = self._read_tasks(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
+        raws = self._read(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
         if not raws:
             self._check_exists()
         return [self.driver.normalize_task(raw) for raw in raws]
@@ -665,10 +653,9 @@ class Tube:
 
     def truncate(self) -> int:
         """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
-        removed, transact = 0, self._do_elsewhere if self.is_hosted else self._store.transact
-        step = self._begun(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+        removed = 0
         while True:
-            count = guarded(transact, step)
+            count = guarded(self.place.transact, lambda tx: self.driver.truncate(tx, STEP_LIMIT))
             removed += count
             if count < STEP_LIMIT:
                 self._store.waiters.wake(self._room, removed)
@@ -685,15 +672,15 @@ class Tube:
 
         Tasks are exact now; calls of other processes are at most a second old.
         """
+        count = self.place.as_part(self.driver.count)
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
-            states = elsewhere or self.driver.count(tx)
+            states = count(tx)
             calls = self._store.calls(tx, self._id)
             if not (calls or any(states.values()) or self._store.has_tube(tx, self._record)):
                 raise NoSuchTube(self.name)
             return states, calls
 
-        elsewhere = self._do_elsewhere(self.driver.count) if self.is_hosted else None
         counts, flushes = self._store.counts, -1
         while counts.flushes != flushes:  # else one may have stored some meanwhile of what was not stored yet
             unstored, flushes = counts.pending(self._id)
@@ -734,8 +721,8 @@ class Tube:
     # Called by the queue
 
     def forked(self) -> None:
-        """Called in a forked child: a thread of the parent's may have held the lock."""
-        self._in_order = threading.RLock()
+        """Called in a forked child."""
+        self.place.forked()
 
     def give_back(self, tasks: Sequence[Task]) -> None:
         """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it."""
@@ -761,8 +748,7 @@ class Tube:
 
     def rescue(self) -> int:
         """Release what the sessions in ``ended`` hold; return how many tasks that were."""
-        if self._check_reachable is not None:
-            self._check_reachable()
+        self.place.check_reachable()
         released = 0
         for session in [*self.ended]:
             released += self.release_owner(session)
@@ -771,7 +757,7 @@ class Tube:
 
     def next_due_ms(self) -> int | None:
         """The instant of the next thing that time does here."""
-        return self._read_tasks(self.driver.next_due) if self.features.timed else None
+        return self.place.read(self.driver.next_due) if self.features.timed else None
 
     def release_owner(self, owner: str | None) -> int:
         """Release the tasks of a session that is over; ``None``: of every session."""
@@ -818,7 +804,7 @@ class Tube:
 
     def _unit(self, unit: Unit | None, connection: Any) -> Unit | None:
         """The transaction that a call is a part of; ``None``: it is one by itself."""
-        if not self._is_transactional and not (unit is None and connection is None):
+        if not self.place.is_transactional and not (unit is None and connection is None):
             raise NotSupported(
                 f"{self._described()} keeps its tasks where there are no transactions over several calls",
                 option="unit" if connection is None else "connection",
@@ -840,36 +826,13 @@ class Tube:
             return unit.run(step, self)
         return guarded(self._commit_and_deliver, step)
 
-    def _read(self, look: Callable[[Any], T], unit: Unit | None) -> T:
-        """Look at what is committed; in a unit also at what it has done."""
-        return self._store.read(look) if unit is None else unit.read(look)
-
-    def _read_tasks(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
-        """The same for the tasks, wherever the driver keeps them."""
-        return self._do_elsewhere(look) if self.is_hosted else self._read(look, unit)
-
-    def _do_elsewhere(self, work: Callable[[Any], T]) -> T:
-        """The driver keeps its tasks in a store of its own: nobody waits for this one meanwhile, or holds it up."""
-        self._store.refresh()
-        return guarded(work, None)
-
-    def _begun(self, step: Callable[[Any], T]) -> Callable[[Any], T]:
-        """The step, in a transaction that is open before whatever it does first."""
-        if not self._begins:
-            return step
-
-        def begun(tx: Any) -> T:
-            tx.begin()
-            return step(tx)
-
-        return begun
+    def _read(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
+        """Look at the tasks that are committed; in a unit also at what it has done."""
+        return self.place.read(look) if unit is None else unit.read(look)
 
     def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         """Run a step by itself, commit, publish. Callbacks are lined up by then; the caller delivers."""
-        if self.is_hosted:
-            changes = self._commit_elsewhere(step)
-        else:
-            changes = self._store.transact(self._begun(step), self.line_up if self._listeners else None)
+        changes = self.place.transact(step, self.line_up if self._listeners else None)
         if changes:
             self.publish(changes)
         return changes
@@ -878,16 +841,6 @@ class Tube:
         changes = self._commit(step)
         self._queue.deliveries.deliver()
         return changes
-
-    def _commit_elsewhere(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
-        """The driver keeps its tasks in a store of its own: this one must not repeat a step, nor wait for it."""
-        self._store.refresh()
-        if not self._listeners:
-            return step(None)
-        with self._in_order:
-            changes = step(None)
-            self.line_up(changes)
-            return changes
 
     def _expiry(self, tx: Any) -> Sequence[Change]:
         return self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms())
@@ -921,7 +874,7 @@ class Tube:
         return NotTaken(self.name, ref.id)
 
     def _check_held(self, ref: Ref, unit: Unit | None) -> None:
-        for raw in self._read_tasks(lambda tx: self.driver.peek(tx, (ref.id,)), unit):
+        for raw in self._read(lambda tx: self.driver.peek(tx, (ref.id,)), unit):
             task = self.driver.normalize_task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):
@@ -929,7 +882,8 @@ class Tube:
         self._refuse(ref, unit)
 
     def _check_exists(self, unit: Unit | None = None) -> None:
-        if not self._read(lambda tx: self._store.has_tube(tx, self._record), unit):
+        read = self._store.read if unit is None else unit.read
+        if not read(lambda tx: self._store.has_tube(tx, self._record)):
             raise NoSuchTube(self.name)
 
     def _deadline(self, timeout: float | None) -> float | None:

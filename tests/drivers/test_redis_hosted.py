@@ -446,10 +446,10 @@ def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
 ) -> None:
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         tube: Any = queue.create_tube("hot", "redis", url=redis_url)
-        with tube.driver._opening, tube._in_order:
+        with tube.driver._opening, tube.place._in_order:
             pid = os.fork()
             if pid == 0:
-                locks = tube.driver._opening, tube._in_order
+                locks = tube.driver._opening, tube.place._in_order
                 os._exit(0 if all(lock.acquire(timeout=5) for lock in locks) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

@@ -1,0 +1,119 @@
+"""Where a tube's tasks are: in the queue's own store, or in another that only the tube's driver knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.interrupts import guarded
+from tubes.registry import find_driver
+from tubes.store import Store
+
+T = TypeVar("T")
+
+
+def place_of(store: Store, tube: TubeRecord, driver: Driver) -> Place:
+    """The place of a tube's tasks, as its driver says."""
+    return (Elsewhere if getattr(driver, "is_hosted", False) else Place)(store, tube, driver)
+
+
+class Place:
+    """In the queue's own store."""
+
+    is_elsewhere = False
+
+    def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
+        self._store = store
+        self._tube = tube
+        self._driver = driver
+        self._begins = not isinstance(find_driver(tube.type), TubeType)
+        """Whether the driver is not the store's own, which begins a transaction where one statement is not enough."""
+        self._check: Callable[[], None] | None = getattr(driver, "check_reachable", None)
+        self.is_apart = self._check is not None
+        """Whether it may be away by itself, which is not for other tubes to bear."""
+        self.is_transactional: bool = getattr(driver, "transactional", True)
+        """Whether a call may be a part of a transaction over several."""
+        self.reconnects = store.reconnects
+        """Whether it may come back by itself when it cannot be reached, so that who waits goes on waiting."""
+
+    def check_reachable(self) -> None:
+        """Raise StoreUnavailable if somebody has just waited for it in vain."""
+        if self._check is not None:
+            self._check()
+
+    def start(self) -> None:
+        """Start the driver."""
+        guarded(self._store.transact, self._driver.start)
+
+    def transact(self, step: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+        """Run a driver's step and commit it; see ``Store.transact``. To be called within guarded work."""
+        return self._store.transact(_begun(step) if self._begins else step, on_commit)
+
+    def read(self, look: Callable[[Any], T]) -> T:
+        """Look at the tasks that are committed."""
+        return self._store.read(look)
+
+    def has_tube(self, tx: Any) -> bool:
+        """Whether the tube is still in the queue's catalogue, as asked in such a look."""
+        return self._store.has_tube(tx, self._tube)
+
+    def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
+        """The form in which the driver's work may be a part of a transaction, or of a look, of the queue's store."""
+        return work
+
+    def forked(self) -> None:
+        """Called in a forked child: a thread of the parent's may have held a lock."""
+
+
+class Elsewhere(Place):
+    """In a store of the driver's own, so that its steps need no ``tx``.
+
+    They run outside the transactions of the queue's store: these may be run again, when a step is done already, and
+    nobody is to wait for a lock that is held while that other server hangs.
+    """
+
+    is_elsewhere = True
+
+    def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
+        super().__init__(store, tube, driver)
+        self.is_apart = self.reconnects = True
+        self._in_order = threading.RLock()
+
+    def start(self) -> None:
+        guarded(self._driver.start, None)
+
+    def transact(self, step: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+        self._store.refresh()
+        if on_commit is None:
+            return step(None)
+        with self._in_order:
+            done = step(None)
+            on_commit(done)
+            return done
+
+    def read(self, look: Callable[[Any], T]) -> T:
+        self._store.refresh()
+        return guarded(look, None)
+
+    def has_tube(self, tx: Any) -> bool:
+        return self._store.read(lambda tx: self._store.has_tube(tx, self._tube))
+
+    def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
+        """It is done now; the part is what came of it."""
+        done = self.read(work)
+        return lambda tx: done
+
+    def forked(self) -> None:
+        self._in_order = threading.RLock()
+
+
+def _begun(step: Callable[[Any], T]) -> Callable[[Any], T]:
+    """The step, in a transaction that is open before whatever it does first."""
+
+    def begun(tx: Any) -> T:
+        tx.begin()
+        return step(tx)
+
+    return begun
