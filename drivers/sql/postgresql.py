@@ -7,11 +7,10 @@ import random
 import socket
 import threading
 import uuid
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 try:
@@ -32,16 +31,14 @@ from tubes.errors import (
     BadOption,
     Conflict,
     NoSuchSession,
-    NoSuchTube,
     OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
 )
 from tubes.interrupts import guarded, interruptible, is_interrupted
-from tubes.stats import Counts, Deltas
+from tubes.stats import Deltas
 from tubes.store import Unit
-from tubes.waiting import Waiters
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
@@ -49,20 +46,19 @@ from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
 from .examiner import Examined, sql_checks
-from .joined import Lender, join, unusable
+from .joined import join, unusable
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
-from .postgresql_wire import BEGIN, Lost, Refused, Result, Wire
-from .statements import SESSION_ENDED, Row, Statement, Statements, statements
+from .postgresql_shared import Shared
+from .postgresql_tx import PostgresTx
+from .postgresql_wire import BEGIN, Lost, Refused, Wire
+from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")
 
 MOST_CONNECTIONS = 16
 """Connections that work at the same time, beside the one that listens; more threads take turns."""
-
-MOST_SPARES = 4
-"""Connections that queues which were closed leave to others of their process, at most."""
 
 MOST_TRIES = 20
 """Times that a step is run when it conflicts with others', before Conflict."""
@@ -79,109 +75,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-
-
-class PostgresTx:
-    """A transaction on one connection; opens when it must."""
-
-    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open", "lender")
-
-    def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
-        self._wire = wire
-        self._opening = opening
-        self._begin = ""
-        self.is_open = False
-        self.is_committing = False
-        self.lender: Lender | None = None
-
-    def begin(self) -> None:
-        """From now on all statements are one transaction. BEGIN travels with the first."""
-        if not self.is_open:
-            self.is_open = True
-            self._begin = self._opening
-
-    def lend(self) -> Lender:
-        """The SQLAlchemy form of this connection."""
-        if self._begin:
-            begin, self._begin = self._begin, ""
-            self._wire.begin(begin)
-        self.lender = self._wire.lender()
-        return self.lender
-
-    def commit(self) -> None:
-        if self._begin:  # nothing was done in it
-            return
-        self._check_stands()
-        self.is_committing = True
-        self._wire.simple("COMMIT")
-
-    def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        self.begin()
-        return self.only_rows(statement, *given)
-
-    def run(self, statement: Statement, *given: Any) -> int:
-        self.begin()
-        return self.only_run(statement, *given)
-
-    def many(self, statement: Statement, given: Sequence[Row]) -> int:
-        self.begin()
-        return self.only_many(statement, given)
-
-    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
-        batch = statement.batch
-        if len(given) == 1 or batch is None:
-            self.begin()
-            ids = [row[0] for result in self._pipeline(statement, given) for row in result.rows]
-        else:
-            columns = ([*column] for column in zip(*given, strict=True))
-            ids = [row[0] for row in self.only_rows(batch, *columns)]
-        if len(ids) < len(given):
-            raise NoSuchTube("(dropped)")
-        return ids
-
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return self._execute(statement, given).rows
-
-    def only_run(self, statement: Statement, *given: Any) -> int:
-        return self._execute(statement, given).count
-
-    def only_insert(self, statement: Statement, given: Row) -> int:
-        rows = self._execute(statement, given).rows
-        if not rows:
-            raise NoSuchTube("(dropped)")
-        id: int = rows[0][0]
-        return id
-
-    def _check_stands(self) -> None:
-        """Else COMMIT would do nothing or roll back, and not say so, or nobody would know what it did."""
-        wire = self._wire
-        if not wire.still_stands():
-            raise Lost("it was ended in a transaction", was_sent=False)
-        if wire.has_failed:
-            raise Refused("25P02", "a statement of this transaction had failed")
-        if not wire.in_transaction:
-            raise Refused(
-                "25P01", "a statement in this transaction, such as COMMIT or ROLLBACK, has ended it"
-            )
-
-    def only_many(self, statement: Statement, given: Sequence[Row]) -> int:
-        """One flight is one transaction, unless another was begun."""
-        return sum(result.count for result in self._pipeline(statement, given))
-
-    def _execute(self, statement: Statement, given: Row) -> Result:
-        if self.lender is not None:
-            self._check_stands()
-        if self._begin:
-            begin, self._begin = self._begin, ""
-            return self._wire.execute(statement.text, statement.bind(given), begin=begin)
-        return self._wire.execute(statement.text, statement.bind(given))
-
-    def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
-        if self.lender is not None:
-            self._check_stands()
-        begin, self._begin = self._begin, ""
-        return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
 
 
 class PostgresStore(Catalogue, Renewable):
@@ -241,7 +134,7 @@ class PostgresStore(Catalogue, Renewable):
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
         self.set_aside: set[str] = set()
-        self._shared = _Shared.of(self._conninfo, self._namespace)
+        self._shared = Shared.of(self._conninfo, self._namespace)
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
         try:
             try:
@@ -758,71 +651,7 @@ class PostgresStore(Catalogue, Renewable):
         inherited = (self._idle, self._listener, self._shared)  # never closed here
         self._inherited = [*getattr(self, "_inherited", ()), *inherited]
         self._idle = []
-        _Shared.forget_all()
-
-
-Kind = tuple[str, float, bool | None]
-"""How a connection is set up: durability, busy timeout, whether there is a pooler."""
-
-
-class _Shared:
-    """What all queues of a process on one database share: what they counted, who waits, and spare connections."""
-
-    _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], _Shared]] = weakref.WeakValueDictionary()
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self) -> None:
-        self.counts = Counts()
-        self.waiters = Waiters(self._on_wait)
-        self.listeners: set[Listener] = set()
-        self._spares: list[tuple[Kind, Wire]] = []
-        self._leaving = threading.RLock()
-
-    @classmethod
-    def of(cls, conninfo: str, namespace: str) -> _Shared:
-        """The one of a database and namespace."""
-        with cls._lock:
-            shared = cls._all.get((conninfo, namespace))
-            if shared is None:
-                shared = cls._all[conninfo, namespace] = _Shared()
-            return shared
-
-    @classmethod
-    def forget_all(cls) -> None:
-        """In a forked child: the parent's are not ours."""
-        cls._all = weakref.WeakValueDictionary()
-        cls._lock = threading.Lock()
-
-    def take_spare(self, kind: Kind) -> Wire | None:
-        """A connection that is set up like that and that nobody uses."""
-        with self._leaving:
-            for place, (of, wire) in enumerate(self._spares):
-                if of == kind:
-                    del self._spares[place]
-                    return wire
-        return None
-
-    def leave(self, listener: Listener, kind: Kind, idle: list[Wire]) -> None:
-        """A queue is closed: the others may have its connections; with the last queue all are closed."""
-        with self._leaving:
-            self.listeners.discard(listener)
-            self._spares += [(kind, wire) for wire in idle if not wire.is_lost]
-            idle.clear()
-            kept = MOST_SPARES if self.listeners else 0
-            self._spares, unwanted = self._spares[:kept], self._spares[kept:]
-        for _, wire in unwanted:
-            wire.close()
-
-    def close_spares(self) -> None:
-        """One connection was lost, so these probably are too."""
-        with self._leaving:
-            unwanted, self._spares = self._spares, []
-        for _, wire in unwanted:
-            wire.close()
-
-    def _on_wait(self) -> None:
-        for listener in list(self.listeners):
-            listener.on_wait()
+        Shared.forget_all()
 
 
 def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:

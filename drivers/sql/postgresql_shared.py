@@ -1,0 +1,79 @@
+"""What all queues of a process on one PostgreSQL database share: counts, who waits, and spare connections."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import ClassVar
+
+from tubes.stats import Counts
+from tubes.waiting import Waiters
+
+from .postgresql_listener import Listener
+from .postgresql_wire import Wire
+
+MOST_SPARES = 4
+"""Connections that queues which were closed leave to others of their process, at most."""
+
+Kind = tuple[str, float, bool | None]
+"""How a connection is set up: durability, busy timeout, whether there is a pooler."""
+
+
+class Shared:
+    """One a database and namespace, for as long as a queue uses it."""
+
+    _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], Shared]] = weakref.WeakValueDictionary()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.waiters = Waiters(self._on_wait)
+        self.listeners: set[Listener] = set()
+        self._spares: list[tuple[Kind, Wire]] = []
+        self._leaving = threading.RLock()
+
+    @classmethod
+    def of(cls, conninfo: str, namespace: str) -> Shared:
+        """The one of a database and namespace."""
+        with cls._lock:
+            shared = cls._all.get((conninfo, namespace))
+            if shared is None:
+                shared = cls._all[conninfo, namespace] = Shared()
+            return shared
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: the parent's are not ours."""
+        cls._all = weakref.WeakValueDictionary()
+        cls._lock = threading.Lock()
+
+    def take_spare(self, kind: Kind) -> Wire | None:
+        """A connection that is set up like that and that nobody uses."""
+        with self._leaving:
+            for place, (of, wire) in enumerate(self._spares):
+                if of == kind:
+                    del self._spares[place]
+                    return wire
+        return None
+
+    def leave(self, listener: Listener, kind: Kind, idle: list[Wire]) -> None:
+        """A queue is closed: the others may have its connections; with the last queue all are closed."""
+        with self._leaving:
+            self.listeners.discard(listener)
+            self._spares += [(kind, wire) for wire in idle if not wire.is_lost]
+            idle.clear()
+            kept = MOST_SPARES if self.listeners else 0
+            self._spares, unwanted = self._spares[:kept], self._spares[kept:]
+        for _, wire in unwanted:
+            wire.close()
+
+    def close_spares(self) -> None:
+        """One connection was lost, so these probably are too."""
+        with self._leaving:
+            unwanted, self._spares = self._spares, []
+        for _, wire in unwanted:
+            wire.close()
+
+    def _on_wait(self) -> None:
+        for listener in list(self.listeners):
+            listener.on_wait()

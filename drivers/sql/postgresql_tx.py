@@ -1,0 +1,115 @@
+"""A transaction on PostgreSQL, as the drivers' steps see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tubes.errors import NoSuchTube
+
+from .joined import Lender
+from .postgresql_wire import BEGIN, Lost, Refused, Result, Wire
+from .statements import Row, Statement
+
+
+class PostgresTx:
+    """A transaction on one connection; opens when it must."""
+
+    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open", "lender")
+
+    def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
+        self._wire = wire
+        self._opening = opening
+        self._begin = ""
+        self.is_open = False
+        self.is_committing = False
+        self.lender: Lender | None = None
+
+    def begin(self) -> None:
+        """From now on all statements are one transaction. BEGIN travels with the first."""
+        if not self.is_open:
+            self.is_open = True
+            self._begin = self._opening
+
+    def lend(self) -> Lender:
+        """The SQLAlchemy form of this connection."""
+        if self._begin:
+            begin, self._begin = self._begin, ""
+            self._wire.begin(begin)
+        self.lender = self._wire.lender()
+        return self.lender
+
+    def commit(self) -> None:
+        if self._begin:  # nothing was done in it
+            return
+        self._check_stands()
+        self.is_committing = True
+        self._wire.simple("COMMIT")
+
+    def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        self.begin()
+        return self.only_rows(statement, *given)
+
+    def run(self, statement: Statement, *given: Any) -> int:
+        self.begin()
+        return self.only_run(statement, *given)
+
+    def many(self, statement: Statement, given: Sequence[Row]) -> int:
+        self.begin()
+        return self.only_many(statement, given)
+
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
+        """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
+        batch = statement.batch
+        if len(given) == 1 or batch is None:
+            self.begin()
+            ids = [row[0] for result in self._pipeline(statement, given) for row in result.rows]
+        else:
+            columns = ([*column] for column in zip(*given, strict=True))
+            ids = [row[0] for row in self.only_rows(batch, *columns)]
+        if len(ids) < len(given):
+            raise NoSuchTube("(dropped)")
+        return ids
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+        return self._execute(statement, given).rows
+
+    def only_run(self, statement: Statement, *given: Any) -> int:
+        return self._execute(statement, given).count
+
+    def only_insert(self, statement: Statement, given: Row) -> int:
+        rows = self._execute(statement, given).rows
+        if not rows:
+            raise NoSuchTube("(dropped)")
+        id: int = rows[0][0]
+        return id
+
+    def _check_stands(self) -> None:
+        """Else COMMIT would do nothing or roll back, and not say so, or nobody would know what it did."""
+        wire = self._wire
+        if not wire.still_stands():
+            raise Lost("it was ended in a transaction", was_sent=False)
+        if wire.has_failed:
+            raise Refused("25P02", "a statement of this transaction had failed")
+        if not wire.in_transaction:
+            raise Refused(
+                "25P01", "a statement in this transaction, such as COMMIT or ROLLBACK, has ended it"
+            )
+
+    def only_many(self, statement: Statement, given: Sequence[Row]) -> int:
+        """One flight is one transaction, unless another was begun."""
+        return sum(result.count for result in self._pipeline(statement, given))
+
+    def _execute(self, statement: Statement, given: Row) -> Result:
+        if self.lender is not None:
+            self._check_stands()
+        if self._begin:
+            begin, self._begin = self._begin, ""
+            return self._wire.execute(statement.text, statement.bind(given), begin=begin)
+        return self._wire.execute(statement.text, statement.bind(given))
+
+    def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
+        if self.lender is not None:
+            self._check_stands()
+        begin, self._begin = self._begin, ""
+        return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
