@@ -7,7 +7,6 @@ import random
 import socket
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from tubes.migrations import HEAD
 from tubes.migrations import postgresql as migrations
 from tubes.migrations.running import print_sql
 
-from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
+from tubes.clock import Clock, ServerClock, SystemClock, pause
 from tubes.doctor import Check
 from tubes.driver import TubeRecord
 from tubes.errors import (
@@ -32,11 +31,10 @@ from tubes.errors import (
     Conflict,
     NoSuchSession,
     OutcomeUnknown,
-    StoreBusy,
     StoreError,
     StoreUnavailable,
 )
-from tubes.interrupts import guarded, interruptible, is_interrupted
+from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
 from tubes.store import Unit
 
@@ -50,6 +48,7 @@ from .joined import join, unusable
 from .postgresql_errors import RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
+from .postgresql_pool import Pool
 from .postgresql_shared import Shared
 from .postgresql_tx import PostgresTx
 from .postgresql_wire import BEGIN, Lost, Refused, Wire
@@ -57,14 +56,8 @@ from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")
 
-MOST_CONNECTIONS = 16
-"""Connections that work at the same time, beside the one that listens; more threads take turns."""
-
 MOST_TRIES = 20
 """Times that a step is run when it conflicts with others', before Conflict."""
-
-LONGEST_WAIT = 0.1
-"""Seconds after which a thread in line looks by itself: for a signal that came just before it slept."""
 
 UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
@@ -124,10 +117,6 @@ class PostgresStore(Catalogue, Renewable):
 
     def _open(self, *, migrate: bool = False) -> None:
         self._pid = os.getpid()
-        self._idle: list[Wire] = []
-        self._line: deque[threading.Lock] = deque()
-        """Those who wait for a connection."""
-        self._opened = 0
         self._is_up = False
         self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
         self._resuming = threading.Lock()
@@ -136,14 +125,15 @@ class PostgresStore(Catalogue, Renewable):
         self.set_aside: set[str] = set()
         self._shared = Shared.of(self._conninfo, self._namespace)
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
+        self._pool = Pool(self._open_wire, self._kind, self._shared, self._what)
         try:
             try:
                 self._get_ready(migrate)
             except Lost:  # another queue's spare connection, which the server has ended since
-                self._forget_idle()
+                self._pool.forget_idle()
                 self._get_ready(migrate)
         except BaseException as error:
-            self._forget_idle()
+            self._pool.forget_idle()
             if isinstance(error, Lost):
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             if isinstance(error, Refused):
@@ -156,25 +146,23 @@ class PostgresStore(Catalogue, Renewable):
             self._listener.waiters = self.waiters
             self._listener.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
-            self._forget_idle()
+            self._pool.forget_idle()
             raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
 
     def _get_ready(self, migrate: bool) -> None:
         self._bring_up(migrate)
-        with self._wire() as wire:
+        with self._pool.lent() as wire:
             self._empty_temporary(wire)
             self._learn_time(wire)
         self._is_up = True
         self._begin_session()
 
     def _bring_up(self, migrate: bool) -> None:
-        with (
-            self._wire() as wire,
-            suppress(Refused),
-        ):  # nearly always; the long way takes longer than all the rest
+        with self._pool.lent() as wire, suppress(Refused):
+            self._pooled = wire.pooled
             if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
-                return
+                return  # nearly always; the long way takes longer than all the rest
         settings: dict[str, Any] = {"client_encoding": "utf8"}
         if self._pooled:
             settings["prepare_threshold"] = None  # psycopg would prepare what it sees more often
@@ -192,12 +180,6 @@ class PostgresStore(Catalogue, Renewable):
 
     # Connections
 
-    def connect(self) -> Wire:
-        """Open one more connection."""
-        wire = self._connected(self._durability)
-        self._pooled = wire.pooled
-        return wire
-
     def _connect_listener(self) -> Wire:
         return self._connected("off")
 
@@ -208,112 +190,16 @@ class PostgresStore(Catalogue, Renewable):
         conninfo = f"{over_tcp} {self._conninfo}"  # the user's own come last, and count
         return Wire(conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
 
-    def _borrow(self) -> Wire:
-        """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be."""
-        wire = self._idle_wire() if not self._line else None
-        if wire is None:
-            wire = self._stand_in_line()
-        if wire is not None:
-            return wire
+    def _open_wire(self) -> Wire:
+        """Open one more connection for use."""
+        wire = self._connected(self._durability)
         try:
-            spare = self._shared.take_spare(self._kind)
-            if spare is not None and spare.still_stands():
-                self._pooled = spare.pooled
-                return spare
-            return self._new_wire()
+            if self._is_up:  # the server may have been started again since
+                self._empty_temporary(wire)
         except BaseException:
-            self._opened -= 1
-            self._stir_first()
+            wire.close()
             raise
-
-    def _idle_wire(self) -> Wire | None:
-        """One that stands ready, if there is any."""
-        try:
-            wire = self._idle.pop()
-        except IndexError:
-            return None
-        if wire.still_stands():
-            return wire
-        self._opened -= 1
-        self._forget_idle()
-        return None
-
-    def _stand_in_line(self) -> Wire | None:
-        """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more."""
-        deadline, place = real_monotonic() + self._busy_timeout, threading.Lock()
-        place.acquire()
-        if is_interrupted():  # the interrupted call, which may stand there, cannot go on before this one has
-            self._line.appendleft(place)
-        else:
-            self._line.append(place)
-        try:
-            while True:
-                if self._line[0] is place:
-                    wire = self._idle_wire()
-                    if wire is not None:
-                        return wire
-                    if self._opened < MOST_CONNECTIONS:
-                        self._opened += 1
-                        return None
-                left = deadline - real_monotonic()
-                if left <= 0:
-                    raise StoreBusy(
-                        f"{self._what}: all {MOST_CONNECTIONS} connections of this process are in use"
-                    )
-                interruptible(place.acquire, True, min(left, LONGEST_WAIT))
-        finally:
-            self._line.remove(place)
-            self._stir_first()
-
-    def _stir_first(self) -> None:
-        """There may be a connection for who is first in line."""
-        with suppress(IndexError, RuntimeError):  # nobody is, or it was stirred and has not looked yet
-            self._line[0].release()
-
-    def _new_wire(self) -> Wire:
-        """Open one more connection for use; again where it is lost at once."""
-        tries = 0
-        while True:
-            tries += 1
-            wire: Wire | None = None
-            try:
-                wire = self.connect()
-                if self._is_up:  # the server may have been started again since
-                    self._empty_temporary(wire)
-                return wire
-            except BaseException as error:
-                if wire is not None:
-                    wire.close()
-                if not isinstance(error, Lost):
-                    raise
-                if tries >= 3:
-                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-
-    def _give_back(self, wire: Wire) -> None:
-        if not wire.is_lost:
-            try:
-                wire.clean_up()
-            except (Lost, Refused):
-                wire.close()
-        if wire.is_read_only:  # and stays so, as those of its age do, whatever the server allows meanwhile
-            wire.close()
-            self._forget_idle()
-        if wire.is_lost or self._is_closed or self._is_stale:
-            self._opened -= 1
-            wire.close()
-        else:
-            self._idle.append(wire)
-        if self._line:
-            self._stir_first()
-
-    @contextmanager
-    def _wire(self) -> Iterator[Wire]:
-        """Lend a connection for a while."""
-        wire = self._borrow()
-        try:
-            yield wire
-        finally:
-            self._give_back(wire)
+        return wire
 
     # Transactions
 
@@ -329,7 +215,7 @@ class PostgresStore(Catalogue, Renewable):
             tx: PostgresTx | None = None
             wire: Wire | None = None
             try:
-                wire = self._borrow()
+                wire = self._pool.borrow()
                 tx = PostgresTx(wire)
                 if on_commit is not None:
                     tx.begin()
@@ -352,10 +238,10 @@ class PostgresStore(Catalogue, Renewable):
                     raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
                 if tries >= 3:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-                self._forget_idle()
+                self._pool.forget_idle()
             finally:
                 if wire is not None:
-                    self._give_back(wire)
+                    self._pool.give_back(wire)
             if is_over:  # with no connection in hand, since that takes another
                 self._resume()
             interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
@@ -363,7 +249,7 @@ class PostgresStore(Catalogue, Renewable):
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[Any]:
         self.refresh()
-        with self._wire() as wire:
+        with self._pool.lent() as wire:
             tx = PostgresTx(wire)
             try:
                 tx.begin()
@@ -435,7 +321,7 @@ class PostgresStore(Catalogue, Renewable):
         while True:
             tries += 1
             try:
-                with self._wire() as wire:
+                with self._pool.lent() as wire:
                     tx = PostgresTx(wire, SNAPSHOT)
                     result = work(tx)
                     if tx.is_open:
@@ -446,16 +332,8 @@ class PostgresStore(Catalogue, Renewable):
             except Lost as error:
                 if tries >= 3:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-                self._forget_idle()
+                self._pool.forget_idle()
                 interruptible(pause, FIRST_PAUSE * 2**tries)
-
-    def _forget_idle(self) -> None:
-        """One connection was lost, so the idle ones probably are too."""
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-                self._opened -= 1
-        self._shared.close_spares()
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
         return self._sql_temporary if tube.temporary else self._sql
@@ -644,13 +522,13 @@ class PostgresStore(Catalogue, Renewable):
 
     def _close(self) -> None:
         self._listener.stop()
-        self._shared.leave(self._listener, self._kind, self._idle)
+        self._shared.leave(self._listener, self._kind, self._pool.close())
 
     def forked(self) -> None:
         super().forked()
-        inherited = (self._idle, self._listener, self._shared)  # never closed here
+        inherited = (self._pool, self._listener, self._shared)  # never closed here
         self._inherited = [*getattr(self, "_inherited", ()), *inherited]
-        self._idle = []
+        self._pool.is_over = True
         Shared.forget_all()
 
 

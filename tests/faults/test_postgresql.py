@@ -576,8 +576,8 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
 @pytest.fixture
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has two, for all its threads."""
-    store: Any = importlib.import_module("tubes.drivers.sql.postgresql")
-    monkeypatch.setattr(store, "MOST_CONNECTIONS", 2)
+    pool: Any = importlib.import_module("tubes.drivers.sql.postgresql_pool")
+    monkeypatch.setattr(pool, "MOST_CONNECTIONS", 2)
 
 
 def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
@@ -615,7 +615,7 @@ def test_a_handler_that_calls_does_not_wait_behind_the_call_that_it_interrupts(c
     queue = connect(sweep=False, busy_timeout=1)
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
-    line = store._line
+    line = store._pool._line
     is_called = threading.Event()
 
     def handler(*_: object) -> None:
@@ -837,7 +837,7 @@ def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
     try:
         with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
             store: Any = queue.store
-            with store._wire() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
+            with store._pool.lent() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
                 options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
                 assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
     finally:

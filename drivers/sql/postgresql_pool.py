@@ -1,0 +1,147 @@
+"""The connections that a queue on PostgreSQL works with: a few, which its threads take in turns."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from tubes.clock import real_monotonic
+from tubes.errors import StoreBusy, StoreUnavailable
+from tubes.interrupts import interruptible, is_interrupted
+
+from .postgresql_shared import Kind, Shared
+from .postgresql_wire import Lost, Refused, Wire
+
+MOST_CONNECTIONS = 16
+"""Connections that work at the same time, beside the one that listens; more threads take turns."""
+
+LONGEST_WAIT = 0.1
+"""Seconds after which a thread in line looks by itself: for a signal that came just before it slept."""
+
+
+class Pool:
+    """Lends connections of one kind. ``open`` makes one more; spare ones come from ``shared`` and go there."""
+
+    def __init__(self, open: Callable[[], Wire], kind: Kind, shared: Shared, what: str) -> None:
+        self._open = open
+        self._kind = kind
+        self._shared = shared
+        self._what = what
+        self._idle: list[Wire] = []
+        self._line: deque[threading.Lock] = deque()
+        """Those who wait for a connection."""
+        self._opened = 0
+        self.is_over = False
+        """Whether what is given back is closed."""
+
+    @contextmanager
+    def lent(self) -> Iterator[Wire]:
+        """Lend a connection for a while."""
+        wire = self.borrow()
+        try:
+            yield wire
+        finally:
+            self.give_back(wire)
+
+    def borrow(self) -> Wire:
+        """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be."""
+        wire = self._idle_wire() if not self._line else None
+        if wire is None:
+            wire = self._stand_in_line()
+        if wire is not None:
+            return wire
+        try:
+            spare = self._shared.take_spare(self._kind)
+            return spare if spare is not None and spare.still_stands() else self._new_wire()
+        except BaseException:
+            self._opened -= 1
+            self._stir_first()
+            raise
+
+    def give_back(self, wire: Wire) -> None:
+        if not wire.is_lost:
+            try:
+                wire.clean_up()
+            except (Lost, Refused):
+                wire.close()
+        if wire.is_read_only:  # and stays so, as those of its age do, whatever the server allows meanwhile
+            wire.close()
+            self.forget_idle()
+        if wire.is_lost or self.is_over:
+            self._opened -= 1
+            wire.close()
+        else:
+            self._idle.append(wire)
+        if self._line:
+            self._stir_first()
+
+    def forget_idle(self) -> None:
+        """One connection was lost, so the idle ones probably are too."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+                self._opened -= 1
+        self._shared.close_spares()
+
+    def close(self) -> list[Wire]:
+        """Close from now on what is given back; return what nobody uses."""
+        self.is_over = True
+        return self._idle
+
+    def _idle_wire(self) -> Wire | None:
+        """One that stands ready, if there is any."""
+        try:
+            wire = self._idle.pop()
+        except IndexError:
+            return None
+        if wire.still_stands():
+            return wire
+        self._opened -= 1
+        self.forget_idle()
+        return None
+
+    def _stand_in_line(self) -> Wire | None:
+        """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more."""
+        _, patience, _ = self._kind
+        deadline, place = real_monotonic() + patience, threading.Lock()
+        place.acquire()
+        if is_interrupted():  # the interrupted call, which may stand there, cannot go on before this one has
+            self._line.appendleft(place)
+        else:
+            self._line.append(place)
+        try:
+            while True:
+                if self._line[0] is place:
+                    wire = self._idle_wire()
+                    if wire is not None:
+                        return wire
+                    if self._opened < MOST_CONNECTIONS:
+                        self._opened += 1
+                        return None
+                left = deadline - real_monotonic()
+                if left <= 0:
+                    raise StoreBusy(
+                        f"{self._what}: all {MOST_CONNECTIONS} connections of this process are in use"
+                    )
+                interruptible(place.acquire, True, min(left, LONGEST_WAIT))
+        finally:
+            self._line.remove(place)
+            self._stir_first()
+
+    def _stir_first(self) -> None:
+        """There may be a connection for who is first in line."""
+        with suppress(IndexError, RuntimeError):  # nobody is, or it was stirred and has not looked yet
+            self._line[0].release()
+
+    def _new_wire(self) -> Wire:
+        """Open one more connection; again where it is lost at once."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._open()
+            except Lost as error:
+                if tries >= 3:
+                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
