@@ -1,0 +1,178 @@
+"""A SQLite file's lock file: by which connections prove that they live, and processes call each other.
+
+It lies beside the database (``tasks.db-tubes``; other namespaces have their own). Each connection holds a POSIX lock on
+one byte of it for as long as its process lives: that is its proof of life, gone at once with the process, also while a
+forked child lives on. Closing any descriptor of that file would drop all locks of this process, so it is opened once.
+In front of those bytes lies the board by which processes wake each other, see ``sqlite_bell``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from .sqlite_bell import BOARD_SIZE, Board, ring
+
+LIVES = 1 << 20
+"""Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
+
+
+class LockFile:
+    """Proof of life, and the bell. One object a process and database; who may use that, which it is ``like``, may this.
+
+    Two may be on one file for a moment, as one is being closed, or since the database was deleted and made again. As
+    the locks are the process's, what one does to them must spare the other.
+    """
+
+    _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
+    _counting: ClassVar[Any] = threading.RLock()
+    """Held by whoever adds one, closes one, or looks for twins."""
+
+    def __init__(self, path: str, like: str | None = None) -> None:
+        self.path = path
+        self._like = like
+        self._held: set[int] = set()
+        self._mine = 0
+        self._is_closed = False
+        self._left_behind: list[tuple[int, Board]] = []
+        self._open()
+        with self._counting:
+            self._all.add(self)
+
+    def _twins(self) -> list[LockFile]:
+        """The others of this process that are on the same file."""
+        status = os.fstat(self._fd)
+        return [
+            other
+            for other in list(self._all)
+            if other is not self and not other._is_closed and os.path.samestat(os.fstat(other._fd), status)
+        ]
+
+    def _open(self) -> None:
+        """Open the file; if that fails, all is as it was."""
+        how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        is_new = True
+        try:
+            fd = os.open(self.path, how | os.O_EXCL, 0o666)
+        except FileExistsError:
+            fd = os.open(self.path, how, 0o666)
+            is_new = False
+        try:
+            if is_new and self._like is not None:
+                _allow_as(self._like, fd)
+            if os.fstat(fd).st_size < BOARD_SIZE + 1:
+                _make_room(fd, BOARD_SIZE + 1)
+            board = Board(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, self.board = fd, board
+
+    def renew(self) -> None:
+        """Take all locks again, on a new file if the old one is gone."""
+        if not _is_same(self.path, self._fd):
+            old = self._fd, self.board
+            self._open()
+            self._left_behind.append(old)  # other threads may be using it just now
+        for connection in list(self._held):
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
+
+    def hold(self, connection: int) -> None:
+        """Prove that this connection lives, from now until the process ends or lets go."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
+        self._held.add(connection)
+        self.board.disarm(self._mine)
+        self._mine = connection
+
+    def let_go(self, connection: int) -> None:
+        """End the proof."""
+        self._held.discard(connection)
+        if self._is_closed:
+            return
+        with self._counting:
+            if not any(connection in twin._held for twin in self._twins()):
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+        if connection == self._mine:  # others call the one that is armed, if it lives
+            self.board.disarm(connection)
+            self._mine = next(iter(self._held), 0)
+
+    def is_alive(self, connection: int) -> bool:
+        """Tell whether the process of a connection lives: its lock cannot be had."""
+        if connection in self._held:
+            return True
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
+        except OSError:
+            return True
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+        return False
+
+    def arm(self, bell: int, tubes: Iterable[int]) -> None:
+        """Ask to be called for tasks of these tubes, at this bell."""
+        self.board.arm(self._mine, bell, tubes)
+
+    def disarm(self) -> None:
+        """Nobody waits in this process."""
+        self.board.disarm(self._mine)
+
+    def called(self) -> int | None:
+        """The tube for which this process was called, once."""
+        return self.board.called(self._mine)
+
+    def call(self, tube: int, count: int) -> None:
+        """Wake up to ``count`` other processes that wait for tasks of a tube."""
+        try:
+            bells = self.board.call(tube, count, self.is_alive, self._held)
+        except ValueError:  # another thread has closed it meanwhile: they look by themselves
+            return
+        for bell in bells:
+            ring(bell)
+
+    def close(self) -> None:
+        """Close the file, or leave that to another who is on it: closing it would end all proofs of this process."""
+        with self._counting:
+            twins = self._twins()
+            self._is_closed = True
+            opened = [*self._left_behind, (self._fd, self.board)]
+            if twins:
+                twins[0]._left_behind += opened
+                return
+            for fd, board in opened:
+                board.close()
+                os.close(fd)
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: those of the parent are none of ours."""
+        cls._all = weakref.WeakSet()
+        cls._counting = threading.RLock()
+
+
+def _is_same(path: str, fd: int) -> bool:
+    """Tell whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except OSError:
+        return False
+
+
+def _allow_as(path: str, fd: int) -> None:
+    """Let the same users have a file as another, as SQLite does with its own beside a database."""
+    status = os.stat(path)
+    with suppress(OSError):  # some file systems have no such rights
+        os.fchmod(fd, status.st_mode & 0o666)
+        if os.geteuid() == 0:
+            os.fchown(fd, status.st_uid, status.st_gid)
+
+
+def _make_room(fd: int, size: int) -> None:
+    """Give a file that size, and blocks for it: writing to a mapped hole kills the process when the disk is full."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.pwrite(fd, b"\0", size - 1)
