@@ -138,7 +138,7 @@ class SqliteStore(Catalogue, Renewable):
                 self._reader = self._connect()
                 self._shared = SharedFile.open(self.path, namespace=self._namespace)
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
-                self._shared.add_check(self.deaths_suspected)
+                self._shared.listener.add_check(self.deaths_suspected)
                 self.writer.holds_lock = self._shared.holds_lock
                 sqlite_joined.watch_first_savepoints()
             self._pid = os.getpid()
@@ -440,7 +440,7 @@ class SqliteStore(Catalogue, Renewable):
         with suppress(sqlite3.Error):
             db.close()
         if self._shared is not None:
-            self._shared.remove_check(self.deaths_suspected)
+            self._shared.listener.remove_check(self.deaths_suspected)
             self._shared.release()
             self._shared = None
 
@@ -460,7 +460,7 @@ class SqliteStore(Catalogue, Renewable):
         if self._reader is not None:
             self._reader.close()
         self.writer.db.close()
-        self._shared.park()
+        self._shared.listener.park()
 
     def after_fork(self) -> None:
         if not self._is_parked:
@@ -481,7 +481,7 @@ class SqliteStore(Catalogue, Renewable):
             raise
         finally:
             if self._shared is not None:
-                self._shared.unpark()
+                self._shared.listener.unpark()
             self._reading.release()
             self.writer.unpark()
 
@@ -500,7 +500,7 @@ class SqliteStore(Catalogue, Renewable):
         if self.path is None:
             raise StoreUnavailable("an in-memory queue does not outlive a fork: connect again in the child")
         if self._shared is not None and not self.writer.is_inherited:
-            self._shared.remove_check(self.deaths_suspected)
+            self._shared.listener.remove_check(self.deaths_suspected)
             self._shared.release()
         super()._renew()
 

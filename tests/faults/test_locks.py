@@ -240,7 +240,7 @@ def test_who_listens_goes_on_when_a_store_cannot_look(connect: Connect) -> None:
         raise tubes.StoreUnavailable("this queue is closed")
 
     store: Any = queue.store
-    store._shared.add_check(cannot)
+    store._shared.listener.add_check(cannot)
     taken: list[tubes.Task | None] = []
     waiter = threading.Thread(target=lambda: taken.append(tube.take(60)))
     waiter.start()

@@ -1,0 +1,171 @@
+"""One thread a process and SQLite file, while anybody waits there: it hears what other processes have committed.
+
+It sleeps at the bell by which they call it. As a floor under that, it looks by itself whether the file has changed, by
+``PRAGMA data_version``, and whether a session has ended.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from tubes.clock import pause
+from tubes.errors import StoreError, StoreUnavailable
+from tubes.waiting import Waiters
+
+from .sqlite_bell import FLOOR, Bell
+from .sqlite_lives import LockFile
+
+NAP = 0.001
+"""Seconds that it leaves the interpreter to the consumer that it has woken."""
+
+
+class Listener:
+    """Begins with the first who waits."""
+
+    def __init__(self, path: str, locks: LockFile) -> None:
+        self.waiters = Waiters(self._on_wait, self._on_nobody)
+        self.is_over = False
+        self._path = path
+        self._locks = locks
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._bell: Bell | None = None
+        self._wanted = threading.Event()
+        self._db: sqlite3.Connection | None = None
+        self._version = -1
+        self._asking = threading.RLock()
+        self._checks: list[Callable[[], bool]] = []
+
+    def add_check(self, check: Callable[[], bool]) -> None:
+        """While consumers wait, ``check`` is asked at every floor whether a session may have ended."""
+        self._checks.append(check)
+
+    def remove_check(self, check: Callable[[], bool]) -> None:
+        with suppress(ValueError):
+            self._checks.remove(check)
+
+    def stop(self) -> None:
+        """End the thread; waits for it, unless it is the one that calls."""
+        self.is_over = True
+        self._wanted.set()
+        if self._bell is not None:
+            self._bell.stir()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # Around a fork
+
+    def park(self) -> None:
+        """Close its connection, and keep it from opening another."""
+        self._asking.acquire()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def unpark(self) -> None:
+        """Let it go on."""
+        self._asking.release()
+
+    # Those who wait
+
+    def _on_wait(self) -> None:
+        if self.is_over:
+            return
+        if self._bell is not None:
+            self._arm(self._bell)
+        self._wanted.set()
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    try:
+                        self._bell, self._thread = self._started()
+                    except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                        raise StoreUnavailable(
+                            f"nobody can wait for SQLite file {self._path}: {error}"
+                        ) from error
+
+    def _started(self) -> tuple[Bell, threading.Thread]:
+        bell = Bell()
+        try:
+            self._arm(bell)
+            thread = threading.Thread(target=self._run, args=(bell,), name="tubes-listener", daemon=True)
+            thread.start()
+        except BaseException:
+            bell.close()
+            raise
+        return bell, thread
+
+    def _on_nobody(self) -> None:
+        if not self.is_over:
+            self._locks.disarm()
+
+    def _arm(self, bell: Bell) -> None:
+        self._locks.arm(bell.number, (key for key in list(self.waiters.line) if isinstance(key, int)))
+
+    # The thread
+
+    def _run(self, bell: Bell) -> None:
+        try:
+            while not self.is_over:
+                if not self.waiters:
+                    self._wanted.clear()
+                    if not self.waiters:
+                        self._wanted.wait()
+                    continue
+                self._arm(bell)
+                try:
+                    is_news = self._has_changed()
+                except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
+                    is_news = True
+                    pause(FLOOR)
+                if is_news:
+                    self._wake_the_first()
+                if not bell.wait():
+                    if self._is_death_suspected():
+                        self._wake_the_first()
+                    continue
+                tube = self._locks.called()
+                if tube is not None:
+                    if self.waiters.wake(tube):
+                        pause(NAP)
+                    else:  # it came too late, or it is another tube of the same bit
+                        self._locks.call(tube, 1)
+        finally:
+            with self._asking:
+                if self._db is not None:
+                    self._db.close()
+                    self._db = None
+            bell.close()
+
+    def _is_death_suspected(self) -> bool:
+        for check in list(self._checks):
+            with suppress(StoreError):  # its queue is being closed, or cannot look just now
+                if check():
+                    return True
+        return False
+
+    def _has_changed(self) -> bool:
+        """Tell whether anybody has committed since the last look."""
+        with self._asking:
+            if self._db is None:
+                self._db = sqlite3.connect(
+                    f"file:{_quoted(self._path)}?mode=ro",
+                    uri=True,
+                    isolation_level=None,
+                    timeout=1,
+                    check_same_thread=False,
+                )
+                self._version = -1
+            last, self._version = self._version, self._db.execute("PRAGMA data_version").fetchone()[0]
+            return self._version != last
+
+    def _wake_the_first(self) -> None:
+        for key in self.waiters.keys():
+            self.waiters.wake_first(key)
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
