@@ -35,6 +35,7 @@ from .examiner import Examined, sql_checks
 from .joined import join
 from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
+from .sqlite_lives import Alone, LockFile
 from .sqlite_names import check_one_name
 from .sqlite_shared import SharedFile
 from .sqlite_writer import SqliteTx, SqliteWriter
@@ -133,10 +134,12 @@ class SqliteStore(Catalogue, Renewable):
             )
             migrations.bring_up(self.writer, self._namespace, self._what, migrate=migrate)
             if self.path is None:
+                self._locks: LockFile | Alone = Alone()
                 self.waiters, self.counts = Waiters(), Counts()
             else:
                 self._reader = self._connect()
                 self._shared = SharedFile.open(self.path, namespace=self._namespace)
+                self._locks = self._shared.locks
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.listener.add_check(self.deaths_suspected)
                 self.writer.holds_lock = self._shared.holds_lock
@@ -253,12 +256,7 @@ class SqliteStore(Catalogue, Renewable):
     def _begin_session(self, *, is_first: bool = True) -> None:
         """Add a session and a connection that proves its life before anybody else can see it."""
         self.session = uuid.uuid4().hex
-        if self._shared is None:
-            self.writer.transact(
-                lambda tx: tx.run(self._sql.add_session, self.session, self.session_ttr_ms), None
-            )
-            return
-        locks = self._shared.locks
+        locks = self._locks
         held: list[int] = []
 
         def step(tx: SqliteTx) -> int:
@@ -298,9 +296,8 @@ class SqliteStore(Catalogue, Renewable):
             self._notice_the_dead(tx, now)
             if not tx.run(self._sql.revive_session, session, now):
                 raise NoSuchSession(uuid.UUID(session))
-            if self._shared is not None:
-                tx.run(self._sql.move_connection, session, self._connection)
-                tx.run(self._sql.end_lonely, now)
+            tx.run(self._sql.move_connection, session, self._connection)
+            tx.run(self._sql.end_lonely, now)
 
         def joined(_: None) -> None:  # before anybody else's step can run
             self.session = session
@@ -318,7 +315,7 @@ class SqliteStore(Catalogue, Renewable):
         if shared is None or self._is_closed or self._is_stale or self._left:
             return
         if not shared.is_in_place():
-            self._be_gone(shared)
+            self._be_gone()
             return
         with suppress(OSError):
             shared.prove_life()
@@ -326,31 +323,29 @@ class SqliteStore(Catalogue, Renewable):
             with self._resuming:
                 self._resume()
 
-    def _be_gone(self, shared: SharedFile) -> None:
+    def _be_gone(self) -> None:
         """Say at each call that the file is gone, and hold nothing in one that is in its place by now."""
         if not self._is_gone:
             self._is_gone = True
-            shared.locks.let_go(self._connection)
+            self._locks.let_go(self._connection)
 
     def _resume(self) -> None:
-        if self._shared is not None and not self._left and not self.read(self._is_known):
-            self._shared.locks.let_go(self._connection)
+        if not self._left and not self.read(self._is_known):
+            self._locks.let_go(self._connection)
             self.lost_sessions.add(self.session)
             self._begin_session(is_first=False)
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
-        shared = self._shared
-        if shared is None or self._is_closed or self._is_stale:
+        if self.path is None or self._is_closed or self._is_stale:
             return False
         self.prove_life()
         if self._is_gone:
             return True  # whoever looks closer is told
 
         def look(tx: ReadTx) -> bool:
-            is_alive = shared.locks.is_alive
             if thoroughly and self._orphans(tx):
                 return True
-            if not all(is_alive(id) for id, _ in tx.only_rows(self._sql.connections)):
+            if not all(self._locks.is_alive(id) for id, _ in tx.only_rows(self._sql.connections)):
                 return True
             return self._is_any_ended(tx, self.clock.now_ms())
 
@@ -360,10 +355,8 @@ class SqliteStore(Catalogue, Renewable):
             return False
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
-        if self._shared is None:
-            return
         for id, _ in tx.rows(self._sql.connections):
-            if not self._shared.locks.is_alive(id):
+            if not self._locks.is_alive(id):
                 tx.run(self._sql.remove_connection, id)
         tx.run(self._sql.end_lonely, now)
 
@@ -372,8 +365,8 @@ class SqliteStore(Catalogue, Renewable):
     def wake(self, tube: int, count: int) -> None:
         if self.waiters.line:
             count -= self.waiters.wake(tube, count)
-        if count > 0 and self._shared is not None:
-            self._shared.locks.call(tube, count)
+        if count > 0:
+            self._locks.call(tube, count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
@@ -398,14 +391,13 @@ class SqliteStore(Catalogue, Renewable):
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at."""
-        shared = self._shared
         return sql_checks(
             Examined(DIALECT, self._namespace, features, self.tubes),
             self.read,
             deep=deep,
             sql=self.migrate_sql(self._namespace),
-            is_alive=lambda tx, connection: shared is None or shared.locks.is_alive(connection),
-            has_connections=shared is not None,
+            is_alive=lambda tx, connection: self._locks.is_alive(connection),
+            has_connections=self.path is not None,
         )
 
     # Life
@@ -414,11 +406,8 @@ class SqliteStore(Catalogue, Renewable):
         def step(tx: SqliteTx) -> None:
             now = self.clock.now_ms()
             tx.begin()
-            if self._shared is None:
-                tx.run(self._sql.end_session, now + self.session_ttr_ms, self.session)
-            else:
-                tx.run(self._sql.remove_connection, self._connection)
-                tx.run(self._sql.end_lonely, now)
+            tx.run(self._sql.remove_connection, self._connection)
+            tx.run(self._sql.end_lonely, now)
 
         with suppress(StoreBusy, StoreUnavailable):
             self.transact(step)
@@ -428,8 +417,7 @@ class SqliteStore(Catalogue, Renewable):
         self.writer.waits_until = real_monotonic() + self._busy_timeout
 
     def _close(self) -> None:
-        if self._shared is not None:
-            self._shared.locks.let_go(self._connection)
+        self._locks.let_go(self._connection)
         with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
             self._close_files(db)
 
@@ -468,7 +456,7 @@ class SqliteStore(Catalogue, Renewable):
         self._is_parked = False
         try:
             if self._shared is not None and not self._shared.is_in_place():
-                self._be_gone(self._shared)  # SQLite would make an empty file there
+                self._be_gone()  # SQLite would make an empty file there
                 return
             db = self._connect()
             self._prepare(db)
@@ -476,8 +464,7 @@ class SqliteStore(Catalogue, Renewable):
             self._reader = self._connect()
         except Exception:  # the next call says why, or begins anew, in another session
             self._is_stale = True
-            if self._shared is not None:
-                self._shared.locks.let_go(self._connection)
+            self._locks.let_go(self._connection)
             raise
         finally:
             if self._shared is not None:

@@ -153,6 +153,25 @@ class LockFile:
         cls._counting = threading.RLock()
 
 
+class Alone:
+    """In place of the lock file, where there is no file: nobody else is in the memory, and who is there lives."""
+
+    def __init__(self) -> None:
+        self._held: set[int] = set()
+
+    def hold(self, connection: int) -> None:
+        self._held.add(connection)
+
+    def let_go(self, connection: int) -> None:
+        self._held.discard(connection)
+
+    def is_alive(self, connection: int) -> bool:
+        return connection in self._held
+
+    def call(self, tube: int, count: int) -> None:
+        """There are no other processes."""
+
+
 def _is_same(path: str, fd: int) -> bool:
     """Tell whether a path still leads to an open file."""
     try:

@@ -493,9 +493,6 @@ class Statements:
         self.set_session = self._make(
             sa.update(session).where(c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id_"
         )
-        self.end_session = self._make(
-            sa.update(session).where(c.id == bind("id_")).values(ends_ms=bind("ends_ms")), "ends_ms", "id_"
-        )
         self.revive_session = self._make(
             sa.update(session)
             .where(c.id == bind("id_"), sa.or_(c.ends_ms.is_(None), c.ends_ms > bind("now")))
