@@ -37,8 +37,9 @@ from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import FLOOR, Sweeper
 from tubes.task import State
-from tubes.tube import ALL_TUBE_OPTIONS, TUBE_OPTIONS, Tube, supported
+from tubes.tube import Tube
 from tubes.waiting import room
+from tubes.wishes import check_tube_options, stored_options
 
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
@@ -623,21 +624,12 @@ class Queue:
         has_features = isinstance(getattr(definition, "features", None), Features)  # else what it makes knows
         if isinstance(definition, TubeType) or not has_features:  # refused before there is a tube
             definition = self._make_driver(definition, TubeRecord(0, name, type, {}, False))
-        features = definition.features
-        where = f"{type} tube {name!r}"
         own: Sequence[str] = getattr(definition, "tube_options", ())
-        known = supported(features, TUBE_OPTIONS).union(own)
-        checked.check_names(options, ALL_TUBE_OPTIONS.union(own), known, where)
+        check_tube_options(options, definition.features, own, f"{type} tube {name!r}")
         stored: dict[str, Any] = {}
         if own:
             stored |= definition.check_tube_options({name: options[name] for name in own if name in options})
-        for option in ("ttl", "ttr"):
-            if options.get(option) is not None:
-                stored[f"{option}_ms"] = checked.milliseconds(option, options[option])
-        for option in ("pri", "capacity"):
-            if option in options:
-                stored[option] = checked.whole(option, options[option])
-        return stored
+        return stored | stored_options(options)
 
 
 def _may_lose_tasks(options: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from tubes import options as checked
 from tubes.driver import (
@@ -43,57 +43,12 @@ from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 from tubes.unknown import UnknownTakes
 from tubes.waiting import room
+from tubes.wishes import PutOptions, PutWishes, ReleaseOptions, release_delay
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
 
 T = TypeVar("T")
-
-PUT_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "timed": ("ttl", "ttr", "delay"),
-    "priority": ("pri",),
-    "grouped": ("utube",),
-    "bounded": ("timeout",),
-}
-TUBE_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "timed": ("ttl", "ttr"),
-    "priority": ("pri",),
-    "grouped": (),
-    "bounded": ("capacity",),
-}
-
-
-class PutOptions(TypedDict, total=False):
-    """What a put may say of its tasks; durations in seconds. Which ones a type supports, its features say."""
-
-    pri: int
-    ttl: Seconds | None
-    ttr: Seconds | None
-    delay: Seconds
-    utube: str | float | None
-    timeout: Seconds | None
-    unit: Unit | None
-    connection: Any
-
-
-class ReleaseOptions(TypedDict, total=False):
-    """What a release may say; ``delay`` where the type is timed."""
-
-    delay: Seconds | None
-    unit: Unit | None
-    connection: Any
-
-
-def supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
-    """The options that a type with these features knows."""
-    return frozenset(name for feature, names in table.items() if getattr(features, feature) for name in names)
-
-
-ALL_PUT_OPTIONS = supported(Features(True, True, True, True), PUT_OPTIONS)
-ALL_TUBE_OPTIONS = supported(Features(True, True, True, True), TUBE_OPTIONS)
-
-WHERE = frozenset({"unit", "connection"})
-"""Options of every verb that changes a task: the transaction that it is a part of."""
 
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
@@ -125,16 +80,12 @@ class Tube:
         self._others: list[Listener] = []
         self._unknown = UnknownTakes(self._clock.monotonic)
         features = driver.features
-        self._allowed = supported(features, PUT_OPTIONS) | WHERE
+        self._wishes = PutWishes(features, record)
         self._is_timed = features.timed
         self.ended: set[str] = set()
         """Ended sessions whose tasks are still to be released here."""
         self._set_listeners()
-        self._pri = record.options.get("pri", 0)
-        self._ttl_ms = record.options.get("ttl_ms")
-        self._ttr_ms = record.options.get("ttr_ms", self._ttl_ms)
         self._capacity = record.options.get("capacity", 0)
-        self._unnamed = "" if features.grouped else None
         self._waking = frozenset(
             _READY_EVENTS | (_FREEING_EVENTS | {Event.BURY} if features.grouped else set())
         )
@@ -177,38 +128,18 @@ class Tube:
         TubeFull). What is not given comes from the tube, then from the type. An option that the type does not
         support is NotSupported, an unknown one BadOption (Tarantool: ``tube:put``).
         """
-        payload, carried = encode(data)
+        carried = encode(data)
         if not options:
-            item = new_item((payload, carried, self._pri, self._unnamed, self._ttl_ms, self._ttr_ms, 0))
-            return self._one(self._put((item,), 0.0, None))
-        return self._one(self._put((self._new(payload, carried, options),), *self._put_manner(options)))
+            return self._one(self._put((new_item(carried + self._wishes.defaults),), 0.0, None))
+        item = new_item(carried + self._wishes.of(options))
+        return self._one(self._put((item,), *self._put_manner(options)))
 
     def put_many(self, datas: Iterable[Any], **options: Unpack[PutOptions]) -> list[Task]:
         """Store several tasks in one commit, all with the same options: all of them, or none."""
         manner = self._put_manner(options)
-        wishes = self._new("", None, options)[2:]
+        wishes = self._wishes.of(options)
         items = [new_item(carried + wishes) for carried in encode_many([*datas])]
         return self._tasks(self._put(items, *manner)) if items else []
-
-    def _new(self, payload: str | bytes, data: Any, options: PutOptions) -> NewTask:
-        if not options.keys() <= self._allowed:
-            where = f"put into {self._described()}"
-            checked.check_names(options.keys() - WHERE, ALL_PUT_OPTIONS, self._allowed - WHERE, where)
-        pri, utube, ttl_ms, ttr_ms, delay_ms = self._pri, self._unnamed, self._ttl_ms, self._ttr_ms, 0
-        if "pri" in options:
-            pri = checked.whole("pri", options["pri"])
-        if "utube" in options:
-            utube = checked.sub_queue(options["utube"])
-        if "ttl" in options:
-            ttl_ms = checked.optional_milliseconds("ttl", options["ttl"])
-        if "ttr" in options:
-            ttr_ms = checked.optional_milliseconds("ttr", options["ttr"])
-        delay = options.get("delay")
-        if delay is not None:
-            delay_ms = checked.milliseconds("delay", delay)
-            if ttl_ms is not None:
-                ttl_ms += delay_ms
-        return new_item((payload, data, pri, utube, ttl_ms, ttr_ms, delay_ms))
 
     def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:
         timeout = checked.timeout_seconds(options["timeout"]) if "timeout" in options else 0.0
@@ -529,11 +460,7 @@ class Tube:
         The delay is added to its ttl. NotTaken and LeaseLost as for ``ack``; options of another type and unknown
         ones as for ``put`` (Tarantool: ``tube:release``).
         """
-        delay = options.get("delay")
-        known = ("delay",) if self._is_timed or delay is None else ()
-        where = f"release in {self._described()}"
-        checked.check_names(options.keys() - WHERE, ("delay",), known, where)
-        delay_ms = 0 if delay is None else checked.milliseconds("delay", delay)
+        delay_ms = release_delay(options, self.features, f"release in {self._described()}")
         ref = self._ref(task)
         unit = self._unit(options.get("unit"), options.get("connection"))
         store = self._store

@@ -17,7 +17,7 @@ from tubes.doctor import Finding, Kind
 from tubes.registry import find_driver
 from tubes.stats import statistics
 from tubes.task import Transition
-from tubes.tube import PUT_OPTIONS, TUBE_OPTIONS
+from tubes.wishes import PUT_OPTIONS, TUBE_OPTIONS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")

@@ -1,0 +1,126 @@
+"""What may be said of a tube and of its tasks, by the features of its type, and what becomes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from tubes import options as checked
+from tubes.driver import Features, TubeRecord
+from tubes.options import Seconds
+from tubes.store import Unit
+
+PUT_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "timed": ("ttl", "ttr", "delay"),
+    "priority": ("pri",),
+    "grouped": ("utube",),
+    "bounded": ("timeout",),
+}
+TUBE_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "timed": ("ttl", "ttr"),
+    "priority": ("pri",),
+    "grouped": (),
+    "bounded": ("capacity",),
+}
+
+
+class PutOptions(TypedDict, total=False):
+    """What a put may say of its tasks; durations in seconds. Which ones a type supports, its features say."""
+
+    pri: int
+    ttl: Seconds | None
+    ttr: Seconds | None
+    delay: Seconds
+    utube: str | float | None
+    timeout: Seconds | None
+    unit: Unit | None
+    connection: Any
+
+
+class ReleaseOptions(TypedDict, total=False):
+    """What a release may say; ``delay`` where the type is timed."""
+
+    delay: Seconds | None
+    unit: Unit | None
+    connection: Any
+
+
+def _supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    """The options that a type with these features knows."""
+    return frozenset(name for feature, names in table.items() if getattr(features, feature) for name in names)
+
+
+_ALL_PUT_OPTIONS = _supported(Features(True, True, True, True), PUT_OPTIONS)
+_ALL_TUBE_OPTIONS = _supported(Features(True, True, True, True), TUBE_OPTIONS)
+
+_WHERE = frozenset({"unit", "connection"})
+"""Options of every verb that changes a task: the transaction that it is a part of."""
+
+
+def check_tube_options(options: Iterable[str], features: Features, own: Iterable[str], where: str) -> None:
+    """Refuse what a tube of a type with these features cannot have; ``own`` are the type's own options."""
+    known = _supported(features, TUBE_OPTIONS).union(own)
+    checked.check_names(options, _ALL_TUBE_OPTIONS.union(own), known, where)
+
+
+def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A tube's options as they are stored."""
+    stored: dict[str, Any] = {}
+    for option in ("ttl", "ttr"):
+        if options.get(option) is not None:
+            stored[f"{option}_ms"] = checked.milliseconds(option, options[option])
+    for option in ("pri", "capacity"):
+        if option in options:
+            stored[option] = checked.whole(option, options[option])
+    return stored
+
+
+def release_delay(options: ReleaseOptions, features: Features, where: str) -> int:
+    """The milliseconds of a release's delay."""
+    delay = options.get("delay")
+    known = ("delay",) if features.timed or delay is None else ()
+    checked.check_names(options.keys() - _WHERE, ("delay",), known, where)
+    return 0 if delay is None else checked.milliseconds("delay", delay)
+
+
+Wishes = tuple[int, str | None, int | None, int | None, int]
+"""What a NewTask has beside its data: pri, utube, ttl_ms, ttr_ms, delay_ms."""
+
+
+class PutWishes:
+    """Those of one tube's puts. What a put does not say comes from the tube, then from the type."""
+
+    def __init__(self, features: Features, tube: TubeRecord) -> None:
+        ttl_ms = tube.options.get("ttl_ms")
+        ttr_ms = tube.options.get("ttr_ms", ttl_ms)
+        self.defaults: Wishes = (
+            tube.options.get("pri", 0),
+            "" if features.grouped else None,
+            ttl_ms,
+            ttr_ms,
+            0,
+        )
+        self._allowed = _supported(features, PUT_OPTIONS) | _WHERE
+        self._where = f"put into {tube.type} tube {tube.name!r}"
+
+    def of(self, options: PutOptions) -> Wishes:
+        """Check what a put says."""
+        if not options.keys() <= self._allowed:
+            checked.check_names(
+                options.keys() - _WHERE, _ALL_PUT_OPTIONS, self._allowed - _WHERE, self._where
+            )
+        pri, utube, ttl_ms, ttr_ms, delay_ms = self.defaults
+        if "pri" in options:
+            pri = checked.whole("pri", options["pri"])
+        if "utube" in options:
+            utube = checked.sub_queue(options["utube"])
+        if "ttl" in options:
+            ttl_ms = checked.optional_milliseconds("ttl", options["ttl"])
+        if "ttr" in options:
+            ttr_ms = checked.optional_milliseconds("ttr", options["ttr"])
+        delay = options.get("delay")
+        if delay is not None:
+            delay_ms = checked.milliseconds("delay", delay)
+            if ttl_ms is not None:
+                ttl_ms += delay_ms
+        return pri, utube, ttl_ms, ttr_ms, delay_ms
