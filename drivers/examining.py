@@ -79,6 +79,23 @@ class LonelySessions(SessionsCheck):
         return Finding(Kind.SESSION, what, "end it", session=session)
 
 
+class Catalogue(Check):
+    """Tubes whose entries nobody can read, so that no verb reaches them."""
+
+    name = "catalogue"
+
+    def __init__(self, tubes: Callable[[Any], Sequence[TubeRecord]]) -> None:
+        self._tubes = tubes
+
+    def look(self, tx: Any, after: Any, limit: int, *, now: int) -> Look:
+        tubes = self._tubes(tx)
+        return Look([self._finding(tube) for tube in tubes if tube.unreadable], seen=len(tubes))
+
+    def _finding(self, tube: TubeRecord) -> Finding:
+        what = f"its entry in the catalogue cannot be read: {tube.unreadable}"
+        return Finding(Kind.DAMAGE, what, None, tube=tube.name)
+
+
 def held_by_the_dead(tube: TubeRecord, owner: str, count: int, why: str) -> Finding:
     """Tasks that a session holds which will not give them back."""
     what = f"{count} taken by session {owner}, {why}"

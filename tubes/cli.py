@@ -48,8 +48,8 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
-AWAY = "cannot be reached"
-"""Why a tube shows no counts, if its tasks are on a server of their own and that is away."""
+UNUSABLE = "cannot be used"
+"""Why a tube shows no counts, if its tasks are on a server of their own and that is away, or its entry is damaged."""
 
 EXIT_CODES = f"""\b
 Exit status:
@@ -313,7 +313,7 @@ def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
             row = {"name": record.name, "type": record.type, "options": dict(record.options), "tasks": counts}
             write_line(line(row))
         elif counts is None:
-            table.add_row(record.name, f"{record.type} ({missing[record.name]})")
+            table.add_row(record.name, f"{record.type or '?'} ({missing[record.name]})")
         else:
             states = (str(counts[state]) for state in ("ready", "taken", "delayed", "buried", "done"))
             table.add_row(record.name, record.type, *states)
@@ -331,8 +331,8 @@ def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str
             found[name] = queue.statistics(name)
         except (tubes.UnknownDriver, tubes.IncompleteDriver, tubes.BadOption):
             missing[name] = "not registered here"
-        except tubes.StoreError as error:  # of a type that keeps its tasks elsewhere
-            missing[name] = AWAY
+        except tubes.StoreError as error:
+            missing[name] = UNUSABLE
             say(f"tube {name!r}: {error}")
         except tubes.NoSuchTube:
             pass  # dropped since
@@ -341,7 +341,7 @@ def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str
 
 def exit_if_away(missing: Mapping[str, str]) -> None:
     """What could be shown has been."""
-    if AWAY in missing.values():
+    if UNUSABLE in missing.values():
         raise click.exceptions.Exit(UNAVAILABLE)
 
 

@@ -63,13 +63,18 @@ class TubeType:
 
 @dataclass(frozen=True, slots=True)
 class TubeRecord:
-    """A tube as the store's catalogue knows it. ``options`` are as stored: durations in milliseconds."""
+    """A tube as the store's catalogue knows it. ``options`` are as stored: durations in milliseconds.
+
+    ``unreadable`` says why its entry there cannot be read, where that is so. Such a tube cannot be opened. What could
+    not be read of it is empty, and 0 stands for its ``id``.
+    """
 
     id: int
     name: str
     type: str
     options: Mapping[str, Any]
     temporary: bool
+    unreadable: str = ""
 
 
 class NewTask(NamedTuple):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 from tubes.errors import BadOption, NotSupported, suggestion
 
@@ -118,6 +119,17 @@ def described_sub_queue(stored: str) -> str:
     """A sub-queue for the reader of a message, by its stored name."""
     name = sub_queue_name(stored)
     return "the unnamed sub-queue" if name is None else f"sub-queue {name!r}"
+
+
+def check_stored_options(options: object) -> dict[str, Any]:
+    """Check a tube's options as a catalogue has them; ValueError for what nobody of us has written there."""
+    if not isinstance(options, dict):
+        raise ValueError(f"its options are no object, but {options!r}")
+    for name, absent in (("pri", 0), ("capacity", 0), ("ttl_ms", None), ("ttr_ms", None)):
+        value = options.get(name, absent)
+        if value is not absent:
+            whole(name, value)
+    return options
 
 
 def check_names(given: Iterable[str], allowed: Iterable[str], supported: Iterable[str], where: str) -> None:

@@ -222,7 +222,7 @@ class Queue:
         records = {record.name: record for record in self.records()}
         if name not in records:
             raise NoSuchTube(name, records)
-        record = records[name]
+        record = _readable(records[name])
         return self._opened(record, self._make_driver(find_driver(record.type), record))
 
     def tubes(self) -> list[str]:
@@ -558,12 +558,12 @@ class Queue:
         """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
 
         The others wait until their type is registered, as do those whose driver cannot be had here: the package that it
-        needs is not installed, say. Who asks for such a tube is told why.
+        needs is not installed, say; or whose entry cannot be read. Who asks for such a tube is told why.
         """
         before = list(self._tubes.values())
         records = self.records()
         for record in records:
-            if self._open_tube(record) is None:
+            if self._open_tube(record) is None and not record.unreadable:
                 with suppress(UnknownDriver, IncompleteDriver, BadOption):
                     self._opened(record, self._make_driver(find_driver(record.type), record))
         ids = {record.id for record in records}
@@ -604,7 +604,7 @@ class Queue:
         return tube
 
     def _record(self, tx: Any, name: str) -> TubeRecord | None:
-        return next((known for known in self.store.tubes(tx) if known.name == name), None)
+        return next((_readable(known) for known in self.store.tubes(tx) if known.name == name), None)
 
     def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
         if isinstance(definition, TubeType):
@@ -630,6 +630,12 @@ class Queue:
         if own:
             stored |= definition.check_tube_options({name: options[name] for name in own if name in options})
         return stored | stored_options(options)
+
+
+def _readable(record: TubeRecord) -> TubeRecord:
+    if record.unreadable:
+        raise StoreError(f"the catalogue's entry of tube {record.name!r} cannot be read: {record.unreadable}")
+    return record
 
 
 def _may_lose_tasks(options: Mapping[str, Any]) -> bool:

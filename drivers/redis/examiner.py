@@ -19,6 +19,7 @@ from tubes.payload import why_unreadable
 
 from ..examining import (
     PATIENCE,
+    Catalogue,
     FeaturesOf,
     LonelySessions,
     UnknownSessions,
@@ -146,6 +147,7 @@ def redis_checks(
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
+    yield Catalogue(store.tubes)
     yield StrayTubes(store)
     yield Starts(store)
     for tube in read(store.tubes):
@@ -369,7 +371,7 @@ class Starts(RedisCheck):
         return PATIENCE
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        tubes = self._store.tubes(tx)
+        tubes = [tube for tube in self._store.tubes(tx) if tube.id]  # of which the number is known
         findings = []
         for tube in tubes:
             driver = self._store.driver(tube)

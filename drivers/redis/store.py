@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from math import inf
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause
@@ -30,6 +31,7 @@ from tubes.errors import (
     TubeError,
 )
 from tubes.interrupts import guarded, interruptible
+from tubes.options import check_stored_options, whole
 from tubes.stats import Deltas
 from tubes.store import Unit
 
@@ -298,14 +300,9 @@ class RedisStore(Renewable):
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         flat = self._ask(scripts.TUBES)
-        entries = [
-            (name.decode(), json.loads(entry)) for name, entry in zip(flat[::2], flat[1::2], strict=True)
-        ]
-        self._after = {entry["id"]: str(entry["after"]) for _, entry in entries}
-        return [
-            TubeRecord(entry["id"], name, entry["type"], entry["options"], entry["temporary"])
-            for name, entry in sorted(entries, key=lambda each: (each[1]["order"], each[1]["id"]))
-        ]
+        entries = sorted(map(_entry, flat[::2], flat[1::2]), key=lambda entry: (entry.order, entry.tube.id))
+        self._after = {entry.tube.id: str(entry.after) for entry in entries}
+        return [entry.tube for entry in entries]
 
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
@@ -580,6 +577,28 @@ class RedisStore(Renewable):
     def forked(self) -> None:
         super().forked()
         Hub.forget_all()
+
+
+class Entry(NamedTuple):
+    """An entry of the catalogue: which one it was, the tube, and the id after which its tasks' begin."""
+
+    order: float
+    tube: TubeRecord
+    after: int = 0
+
+
+def _entry(name: bytes, stored: bytes) -> Entry:
+    number = 0
+    try:
+        entry = json.loads(stored)
+        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+            raise ValueError(f"it is no object with a type, but {entry!r}")
+        number, order, after = (whole(each, entry.get(each)) for each in ("id", "order", "after"))
+        options, temporary = check_stored_options(entry.get("options")), bool(entry.get("temporary"))
+        return Entry(order, TubeRecord(number, name.decode(), entry["type"], options, temporary), after)
+    except (ValueError, RecursionError) as error:
+        shown = name.decode(errors="backslashreplace")
+        return Entry(inf, TubeRecord(number, shown, "", {}, False, str(error)))
 
 
 _warned: set[str] = set()

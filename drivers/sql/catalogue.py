@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
-from tubes.errors import StoreError
+from tubes.options import check_stored_options
 
 from .driver import SqlDriver
 from .statements import Statements
@@ -46,10 +46,7 @@ class Catalogue(ABC):
         return SqlDriver(type, tube, self._sql_of(tube))
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
-        return [
-            TubeRecord(id, name, type, _options(name, options), bool(temporary))
-            for id, name, type, options, temporary in tx.only_rows(self._sql.tubes)
-        ]
+        return [_record(*row) for row in tx.only_rows(self._sql.tubes)]
 
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
@@ -101,9 +98,8 @@ class Catalogue(ABC):
         tx.run(self._sql.remove_session, session)
 
 
-def _options(tube: str, stored: str) -> dict[str, Any]:
+def _record(id: int, name: str, type: str, options: str, temporary: object) -> TubeRecord:
     try:
-        options: dict[str, Any] = json.loads(stored)
-    except ValueError as error:
-        raise StoreError(f"what is stored as the options of tube {tube!r} cannot be read: {error}") from error
-    return options
+        return TubeRecord(id, name, type, check_stored_options(json.loads(options)), bool(temporary))
+    except (ValueError, RecursionError) as error:
+        return TubeRecord(id, name, type, {}, bool(temporary), str(error))

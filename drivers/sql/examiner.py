@@ -21,6 +21,7 @@ from tubes.payload import why_unreadable
 
 from ..examining import (
     PATIENCE,
+    Catalogue,
     FeaturesOf,
     LonelySessions,
     UnknownSessions,
@@ -99,6 +100,7 @@ def sql_checks(
         yield Sequences(store)
     if has_connections:
         yield UnknownSessions(store)
+    yield Catalogue(store.read_tubes)
     for temporary in store.tables():
         yield StrayTubes(store, temporary)
     if deep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -431,6 +432,28 @@ def test_what_takes_a_person_keeps_nothing_else_from_being_repaired(file: Patien
         assert file.doctor(*options).status in (0, 1)
     task = queue.tube.two.take(timeout=0)
     assert task is not None and task.data == "first"
+
+
+@pytest.mark.parametrize("options", ["{broken", "null", '{"ttl_ms": "soon"}', "[" * 100_000])
+def test_a_tube_whose_options_cannot_be_read_costs_the_others_nothing(patient: Patient, options: str) -> None:
+    fill(patient.opened[0], "fifo", "others")
+    patient.opened[0].create_tube("jobs", "fifottl", ttr=1)
+    patient.sql("UPDATE tubes_tube SET options = ? WHERE name = 'jobs'", options)
+    with tubes.connect(patient.url) as queue:
+        assert queue.tubes() == ["others", "jobs"] and queue.sweep() == 0
+        assert len(drain(queue.tube.others)) == 9
+        for use in (
+            queue.get_tube,
+            queue.drop_tube,
+            partial(queue.create_tube, type="fifottl", if_not_exists=True),
+        ):
+            with pytest.raises(tubes.StoreError, match="entry of tube 'jobs' cannot be read: "):
+                use("jobs")
+    said = patient.doctor("--fix")
+    assert (said.status, [(each["kind"], each["tube"]) for each in said.findings]) == (
+        1,
+        [("damage", "jobs")],
+    )
 
 
 def test_a_queue_in_memory_can_be_examined() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +16,7 @@ import redis
 from interpreter import PIPE, Process
 
 import tubes
-from tubes.cli import USAGE, run
+from tubes.cli import UNAVAILABLE, USAGE, run
 from tubes.doctor import Doctor, Finding, Kind
 
 from .conftest import Said, drain, fill
@@ -333,6 +333,50 @@ def test_the_entry_of_a_session_that_lives_is_repaired(patient: Patient) -> None
     said = patient.doctor("--fix")
     assert (said.status, said.kinds) == (0, {"session"})
     assert held is not None and tube.ack(held).data == 0
+
+
+ENTRY = {"id": 7, "order": 9, "after": 0, "type": "fifo", "options": {}, "temporary": False}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{broken",
+        "[]",
+        *(json.dumps(ENTRY | {word: "x"}) for word in ("id", "order", "options")),
+    ],
+)
+def test_a_tube_whose_entry_cannot_be_read_costs_the_others_nothing(entry: str, patient: Patient) -> None:
+    fill(patient.opened[0], "fifo", "others")
+    patient.do("HSET", ":tubes", "jobs", entry)
+    with tubes.connect(patient.url) as queue:
+        assert queue.tubes() == ["others", "jobs"] and queue.sweep() == 0
+        assert len(drain(queue.tube.others)) == 9
+        for use in (
+            queue.get_tube,
+            queue.drop_tube,
+            partial(queue.create_tube, type="fifo", if_not_exists=True),
+        ):
+            with pytest.raises(tubes.StoreError, match="entry of tube 'jobs' cannot be read: "):
+                use("jobs")
+    assert run(["ls", "--url", patient.url]) == UNAVAILABLE
+    shown, told = patient.capture()
+    assert "others" in shown and "? (cannot be used)" in shown
+    assert told.startswith("tubes: tube 'jobs': the catalogue's entry") and told.count("\n") == 1
+    said = patient.doctor("--fix")
+    assert said.status == 1
+    assert ("damage", "jobs", False) in [
+        (each["kind"], each["tube"], each["repaired"]) for each in said.findings
+    ]
+
+
+def test_the_tasks_of_a_tube_whose_number_cannot_be_read_come_back(patient: Patient) -> None:
+    fill(patient.opened[0], "utubettl")
+    number = patient.number
+    patient.do("HSET", ":tubes", "jobs", "{broken")
+    assert patient.doctor("--fix").kinds == {"damage", "orphan"}
+    with tubes.connect(patient.url) as queue:
+        assert len(drain(queue.tube[f"lost_{number}"])) == 9
 
 
 def test_a_task_that_has_lost_its_payload_holds_up_nobody(patient: Patient) -> None:
