@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
-from tubes.migrations.running import print_sql
+from tubes.migrations.running import must_upgrade, print_sql
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
@@ -119,6 +119,8 @@ class SqliteStore(Catalogue, Renewable):
     def _open(self, *, migrate: bool = False) -> None:
         """Open the connections, bring the schema up, and begin a session."""
         if self.path is not None:
+            if not migrate and not os.path.exists(self.path):  # which SQLite would make to look into it
+                must_upgrade(None, self._what, "tubes migrate", migrate=False)
             SharedFile.check_whole(self.path)
             check_one_name(self.path, self._what)
         db = self._connect()

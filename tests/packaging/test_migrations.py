@@ -181,8 +181,12 @@ def test_tables_that_are_in_the_way_are_left_alone(tmp_path: Path, damage: str) 
 
 
 def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: Path) -> None:
-    with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
-        tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", migrate=False)
+    file = tmp_path / "jobs.db"
+    for is_there in (False, True):
+        with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
+            tubes.connect(f"sqlite:///{file}", migrate=False)
+        assert [*tmp_path.glob("jobs.db")] == [file] * is_there  # a look has made none
+        file.touch()
 
 
 def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None:
