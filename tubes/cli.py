@@ -743,7 +743,7 @@ def run(arguments: Sequence[str]) -> int:
     except tubes.TubeError as error:
         say(str(error).replace("pass if_not_exists=True", "pass --if-not-exists"))
         return status_of(error)
-    except Closed:
+    except (Closed, SystemExit):  # with which click ends where it cannot print help
         return CLOSED
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED

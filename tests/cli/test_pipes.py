@@ -201,6 +201,16 @@ def test_a_reader_that_goes_away_gets_no_more_and_the_rest_stays(shell: Shell, j
     assert count(jobs, "total") == left
 
 
+def test_help_ends_as_quietly_as_tasks_where_the_reader_goes_away(shell: Shell) -> None:
+    process = subprocess.Popen(
+        shell.installed("--help"), env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.wait(20), process.stderr.read()) == (CLOSED, b"")
+    process.stderr.close()
+
+
 @pytest.mark.parametrize("arguments", ["put jobs <&-", "take jobs --ack --timeout 0 >&-"])
 def test_a_closed_standard_file_is_an_error_and_never_the_store(
     arguments: str, shell: Shell, jobs: tubes.Tube
