@@ -723,7 +723,8 @@ def main() -> None:
     """Run the command line and exit."""
     _fill_closed_places()
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
-    warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
+    if not _are_warnings_ignored():
+        warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
     logging.basicConfig(level=logging.WARNING, handlers=[Told()])
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
@@ -780,6 +781,13 @@ def _fill_closed_places() -> None:
             os.open(os.devnull, mode)
     if sys.stderr is None:  # else click tells of errors on stdout
         sys.stderr = open(os.devnull, "w", errors="backslashreplace")
+
+
+def _are_warnings_ignored() -> bool:
+    with warnings.catch_warnings(record=True) as seen, suppress(tubes.TubesWarning):
+        warnings.warn("?", tubes.TubesWarning, stacklevel=1)
+        return not seen
+    return False
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -337,6 +337,13 @@ def test_a_warning_ends_nothing_where_warnings_are_errors(shell: Shell) -> None:
     assert said.stderr.startswith(b"tubes: warning: tube 'short' has a ttl and no ttr")
 
 
+def test_a_warning_can_be_silenced(shell: Shell) -> None:
+    command = shell.installed("create", "short", "fifottl", "--ttl", "5")
+    environment = {**shell.environment, "PYTHONWARNINGS": "ignore"}
+    said = subprocess.run(command, env=environment, capture_output=True, timeout=30)
+    assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
+
+
 def test_a_table_is_as_wide_as_it_must_be_when_it_goes_to_a_file(tubes_: Command) -> None:
     tubes_("create", "jobs")
     tubes_("put", "jobs", json.dumps("x" * 50))
