@@ -48,6 +48,9 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
+LEAST_WIDTH = 5
+"""Of a table's column, with two spaces, however narrow the terminal is: else whole columns are left out."""
+
 UNUSABLE = "cannot be used"
 """Why a tube shows no counts, if its tasks are on a server of their own and that is away, or its entry is damaged."""
 
@@ -130,6 +133,7 @@ def print_table(table: Table) -> None:
     from rich.console import Console
 
     console = Console(width=None if os.isatty(1) else 200)
+    console.width = max(console.width, LEAST_WIDTH * len(table.columns))
     with console.capture() as captured:
         console.print(table)
     write_line(captured.get().rstrip("\n"))

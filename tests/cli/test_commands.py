@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import bisect
 import json
+import os
+import pty
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -342,6 +345,21 @@ def test_a_warning_can_be_silenced(shell: Shell) -> None:
     environment = {**shell.environment, "PYTHONWARNINGS": "ignore"}
     said = subprocess.run(command, env=environment, capture_output=True, timeout=30)
     assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
+
+
+def test_a_table_on_a_narrow_terminal_shows_all_the_same(shell: Shell, jobs: tubes.Tube) -> None:
+    jobs.put_many([71, 72])
+    ours, theirs = pty.openpty()
+    shell.environment["COLUMNS"] = "20"
+    process = shell.start("ls", "jobs", stdout=theirs)
+    os.close(theirs)
+    drawn = b""
+    with suppress(OSError):  # as a terminal says that nobody writes to it any more
+        while some := os.read(ours, 4096):
+            drawn += some
+    os.close(ours)
+    assert process.wait(20) == 0
+    assert b" 71 " in drawn and b" 72 " in drawn
 
 
 def test_a_table_is_as_wide_as_it_must_be_when_it_goes_to_a_file(tubes_: Command) -> None:
