@@ -261,13 +261,21 @@ class Queue:
         self.store.waiters.wake_first(room(dropped.record.id))
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
-        """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``)."""
+        """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).
+
+        Of all, those are left out whose own place is away, such as the server of a tube of type ``redis``.
+        """
         if name is not None:
             return self.get_tube(name).statistics()
         stats: dict[str, Any] = {}
         for tube in self._open_all():
-            with suppress(NoSuchTube):  # dropped elsewhere since
+            try:
                 stats[tube.name] = tube.statistics()
+            except NoSuchTube:  # dropped elsewhere since
+                pass
+            except StoreError:
+                if not tube.place.is_apart:
+                    raise
         return stats
 
     # Sessions

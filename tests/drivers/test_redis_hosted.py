@@ -142,7 +142,10 @@ def test_a_server_that_is_away_disturbs_no_other_tube(
         clock.advance(1)
         with pytest.raises(tubes.StoreUnavailable):
             queue.sweep()
+        assert queue.statistics() == {"cold": cold.statistics()}
         assert cold.statistics()["calls"]["ttl"] == 1
+        with pytest.raises(tubes.StoreUnavailable):
+            queue.statistics("hot")
         with pytest.raises(tubes.StoreError):
             hot.put("z")
         server.start()
