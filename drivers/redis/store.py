@@ -55,6 +55,9 @@ MOST_TRIES = 20
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average."""
 
+OURS = ("dead_after", "protocol")
+"""Options in a URL that are not for redis-py."""
+
 HOSTED = "tubes_hosted"
 """Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""
 
@@ -624,10 +627,10 @@ def _persistence(wire: Wire) -> dict[str, str]:
 
 
 def _parsed(url: str) -> tuple[str, float]:
-    """The URL without what is ours in its query: seconds to be dead after."""
+    """The URL without what is ours in its query: seconds to be dead after, and the protocol, which is always 2."""
     base, _, query = url.partition("?")
     options = parse_qsl(query, keep_blank_values=True)
-    rest = urlencode([(name, value) for name, value in options if name != "dead_after"], safe="/")
+    rest = urlencode([(name, value) for name, value in options if name not in OURS], safe="/")
     return f"{base}?{rest}" if rest else base, dead_after(dict(options).get("dead_after", str(DEAD_AFTER)))
 
 

@@ -279,11 +279,12 @@ def test_an_option_that_no_text_can_be_is_refused(redis_url: str, option: str) -
         tubes.connect(f"{redis_url}{joined}{option}=x")
 
 
-def test_hiredis_is_not_needed(tube: tubes.Tube, proxy: Proxy) -> None:
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_hiredis_is_not_needed(protocol: int, tube: tubes.Tube, proxy: Proxy) -> None:
     """Whoever has redis-py already may not have it."""
     program = (
         "import sys; sys.modules['hiredis'] = None; import tubes; "
-        f"queue = tubes.connect('redis://127.0.0.1:{proxy.port}?dead_after=1'); "
+        f"queue = tubes.connect('redis://127.0.0.1:{proxy.port}?dead_after=1&protocol={protocol}'); "
         "queue.tube.jobs.put('x'); queue.close()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
