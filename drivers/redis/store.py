@@ -27,6 +27,7 @@ from tubes.errors import (
     NoSuchTube,
     NotSupported,
     OutcomeUnknown,
+    StoreError,
     StoreUnavailable,
     TubeError,
 )
@@ -277,6 +278,10 @@ class RedisStore(Renewable):
     def _translated(self, error: Refused) -> TubeError:
         if error.code == NO_TUBE:
             return NoSuchTube("(dropped)")
+        if "bulk length" in str(error):
+            return StoreError(
+                f"the payload is larger than {self._what} takes (see proto-max-bulk-len): {error}"
+            )
         return StoreUnavailable(f"{self._what} refused: {error}")
 
     def _ask(self, script: Script, *given: Argument) -> Any:

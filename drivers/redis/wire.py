@@ -53,6 +53,10 @@ MANY, EACH = 2000, 0.0002
 """From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs."""
 
 
+LARGE = 1 << 20
+"""Bytes of a command from which it may be more than a server takes: the least ``proto-max-bulk-len``."""
+
+
 class Wire:
     """Used by one thread at a time."""
 
@@ -171,10 +175,22 @@ class Wire:
     def _send(self, commands: bytes, *, may_be_done: bool = False) -> None:
         """A part of a command is never done; the first of two that are sent at once may be."""
         try:
-            self._connection.send_packed_command((commands,), check_health=False)
+            if len(commands) < LARGE:
+                self._connection.send_packed_command((commands,), check_health=False)
+            else:  # after a failure redis-py closes at once, and nobody can read what the server said
+                self._connection._sock.sendall(commands)
         except (exceptions.RedisError, OSError) as error:
+            said = self._last_words() if isinstance(error, ConnectionError) else None
             self.close()
+            if isinstance(said, exceptions.RedisError):
+                raise Refused(said) from error
             raise Lost(str(error), was_sent=may_be_done) from error
+
+    def _last_words(self) -> Any:
+        """What the server said before it closed the connection in the middle of a command: that it is too large."""
+        with suppress(Lost):
+            return self.receive()
+        return None
 
 
 def _evalsha(script: Script, keys: Keys, given: Sequence[Argument]) -> bytes:

@@ -553,6 +553,21 @@ def test_a_full_memory_is_emptied_by_taking(connect: Connect, server: RedisServe
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+@pytest.mark.parametrize("durability", ["normal", "full"])
+def test_a_payload_beyond_what_redis_takes_is_an_error(
+    connect: Connect, server: RedisServer, durability: str
+) -> None:
+    """The server says so and hangs up while the payload is on its way; the put fails whole, and is not tried again."""
+    server.command("CONFIG SET", "proto-max-bulk-len", 1 << 20)
+    tube = connect(durability=durability).create_tube("jobs", "fifo")
+    for large in (b"x" * (1 << 20 | 1), "x" * 8_000_000):
+        with pytest.raises(tubes.StoreError, match=r"larger than Redis at .* takes"):
+            tube.put_many(["small", large])
+    tube.put(b"x" * (1 << 20))
+    tube.put("small")
+    assert [len(task.data) for task in tube.tasks("r")] == [1 << 20, 5]
+
+
 def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     connect: Connect, server: RedisServer, caplog: Any
 ) -> None:
