@@ -12,7 +12,8 @@ queue is on realises it. A driver of one's own is any callable ``(store, tube) -
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -259,9 +260,7 @@ def check_driver(driver: object) -> None:
         return
     missing = [name for name in api_methods() if not callable(getattr(driver, name, None))]
     if isinstance(driver, type):
-        declared = any(
-            "features" in vars(base) or "features" in inspect.get_annotations(base) for base in driver.__mro__
-        )
+        declared = any("features" in vars(base) or "features" in _annotated(base) for base in driver.__mro__)
     else:
         declared = isinstance(getattr(driver, "features", None), Features)
     if not declared:
@@ -269,3 +268,12 @@ def check_driver(driver: object) -> None:
     if missing:
         name = driver.__name__ if isinstance(driver, type) else type(driver).__name__
         raise IncompleteDriver(name, missing)
+
+
+def _annotated(kind: type) -> Collection[str]:
+    """The names that a class annotates. What it says of them may be there for type checkers alone."""
+    if sys.version_info >= (3, 14):  # which would evaluate it
+        import annotationlib
+
+        return annotationlib.get_annotations(kind, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,15 @@ def complete(**changes: Any) -> dict[str, Any]:
 def test_the_api_has_the_methods_of_the_protocol() -> None:
     assert {"put", "take", "ack", "release", "bury", "kick", "touch", "delete", "peek"} <= set(METHODS)
     check_driver(type("Complete", (), complete()))
+
+
+def test_features_may_be_annotated_with_what_only_type_checkers_import() -> None:
+    """Python 3.14 evaluates an annotation when it is asked for; those before want it as a text then."""
+    annotation = "Features" if sys.version_info >= (3, 14) else "'Features'"
+    written: dict[str, Any] = {}
+    exec(f"class Annotated:\n    features: {annotation}", written)
+    methods = {name: value for name, value in complete().items() if name != "features"}
+    check_driver(type("Complete", (written["Annotated"],), methods))
 
 
 def test_an_empty_driver_lacks_everything_and_all_of_it_is_named() -> None:
