@@ -80,7 +80,7 @@ class LonelySessions(SessionsCheck):
 
 
 class Catalogue(Check):
-    """Tubes whose entries nobody can read, so that no verb reaches them."""
+    """Tubes whose entries nobody can read, so that no verb reaches them, or which are others by a second name."""
 
     name = "catalogue"
 
@@ -88,12 +88,16 @@ class Catalogue(Check):
         self._tubes = tubes
 
     def look(self, tx: Any, after: Any, limit: int, *, now: int) -> Look:
-        tubes = self._tubes(tx)
-        return Look([self._finding(tube) for tube in tubes if tube.unreadable], seen=len(tubes))
-
-    def _finding(self, tube: TubeRecord) -> Finding:
-        what = f"its entry in the catalogue cannot be read: {tube.unreadable}"
-        return Finding(Kind.DAMAGE, what, None, tube=tube.name)
+        tubes, names, findings = self._tubes(tx), dict[int, str](), []
+        for tube in tubes:
+            what = ""
+            if tube.unreadable:
+                what = f"its entry in the catalogue cannot be read: {tube.unreadable}"
+            elif names.setdefault(tube.id, tube.name) != tube.name:
+                what = f"it has the same number as {names[tube.id]!r}, and so the same tasks"
+            if what:
+                findings.append(Finding(Kind.DAMAGE, what, None, tube=tube.name))
+        return Look(findings, seen=len(tubes))
 
 
 def held_by_the_dead(tube: TubeRecord, owner: str, count: int, why: str) -> Finding:

@@ -148,6 +148,7 @@ def redis_checks(
     yield UnknownSessions(store)
     yield Unreadable(store)
     yield Catalogue(store.tubes)
+    yield Types(store)
     yield StrayTubes(store)
     yield Starts(store)
     for tube in read(store.tubes):
@@ -360,6 +361,22 @@ def type_of(survey: Survey) -> str:
     if is_grouped:
         return "utubettl" if has_order or not survey.buried_tasks else "utube"
     return "fifottl" if has_order or survey.ready else "fifo"
+
+
+class Types(RedisCheck):
+    """Keys of another type than they must be, which fail whatever comes to them; some verbs never do."""
+
+    name = "types"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        tubes, findings = self._store.tubes(tx), []
+        for tube in tubes:
+            driver = self._store.driver(tube)
+            found = [word.decode() for word in tx.read(driver, scripts.TYPES, (driver.flags, 0, 0))]
+            for key, is_now, right in zip(found[::3], found[1::3], found[2::3], strict=True):
+                what = f"its key {key} is a {is_now}, and must be a {right}"
+                findings.append(Finding(Kind.DAMAGE, what, None, tube=tube.name, key=key))
+        return Look(findings, seen=len(tubes))
 
 
 class Starts(RedisCheck):

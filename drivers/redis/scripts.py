@@ -104,6 +104,7 @@ CALLS = Script("calls")
 EXAMINE = Script("examine")
 MEND = Script("mend")
 SURVEY = Script("survey")
+TYPES = Script("types")
 HOLDERS = Script("holders")
 
 TUBES = Script("tubes")

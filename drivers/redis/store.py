@@ -282,6 +282,8 @@ class RedisStore(Renewable):
             return StoreError(
                 f"the payload is larger than {self._what} takes (see proto-max-bulk-len): {error}"
             )
+        if "WRONGTYPE" in str(error):
+            return StoreError(f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}")
         return StoreUnavailable(f"{self._what} refused: {error}")
 
     def _ask(self, script: Script, *given: Argument) -> Any:
@@ -459,7 +461,7 @@ class RedisStore(Renewable):
             return False
         try:
             return self.read(lambda tx: self._sees_deaths(tx, thoroughly))
-        except (StoreUnavailable, OutcomeUnknown):
+        except StoreError:
             self._beats.forget()
             return False
 

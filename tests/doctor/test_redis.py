@@ -296,6 +296,33 @@ def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:
     assert patient.doctor().status == 0
 
 
+@pytest.mark.parametrize("key", ["data", "sessions", "bell"])
+def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: Patient) -> None:
+    """Whether a verb looks at it or not, which fails then as something is damaged, not away."""
+    tube = fill(patient.opened[0], "utube")
+    fill(patient.opened[0], "fifo", "other")
+    patient.do("DEL", key)
+    patient.do("SET", key, "x")
+    for options in ([], ["--deep", "--fix"]):
+        said = patient.doctor(*options)
+        assert said.status == 1
+        assert f"its key {{tubes:{patient.number}}}:{key} is a string, and must be a " in said.out
+    if key != "bell":
+        with pytest.raises(tubes.StoreError, match="tubes doctor") as caught:
+            tube.take(timeout=60)
+        assert type(caught.value) is tubes.StoreError
+    assert len(drain(patient.opened[0].tube.other)) == 9
+
+
+def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
+    fill(patient.opened[0], "fifo")
+    patient.do("HSET", ":tubes", "twin", patient.do("HGET", ":tubes", "jobs"))
+    for options in ([], ["--fix"]):
+        said = patient.doctor(*options)
+        assert (said.status, [each["kind"] for each in said.findings]) == (1, ["damage"])
+        assert "the same number" in said.findings[0]["what"]
+
+
 def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
     fill(patient.opened[0], "utube")
     patient.do("HSET", "tasks", "7", "what?")
