@@ -110,6 +110,7 @@ class PostgresStore(Catalogue, Renewable):
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
         self._identity: Identity | None = None
+        self._inherited: list[Any] = []
         self._open(migrate=bool(migrate))
 
     def __repr__(self) -> str:
@@ -258,7 +259,7 @@ class PostgresStore(Catalogue, Renewable):
                 finally:
                     if tx.lender is not None:
                         tx.lender.take_back()
-                if self._is_stale:
+                if wire.is_inherited:
                     raise StoreUnavailable(
                         "this transaction is the parent process's: a forked child cannot commit it"
                     )
@@ -526,9 +527,7 @@ class PostgresStore(Catalogue, Renewable):
 
     def forked(self) -> None:
         super().forked()
-        inherited = (self._pool, self._listener, self._shared)  # never closed here
-        self._inherited = [*getattr(self, "_inherited", ()), *inherited]
-        self._pool.is_over = True
+        self._inherited += (self._pool, self._listener, self._shared)  # never closed here
         Shared.forget_all()
 
 

@@ -33,7 +33,8 @@ class Pool:
         self._line: deque[threading.Lock] = deque()
         """Those who wait for a connection."""
         self._opened = 0
-        self.is_over = False
+        self._inherited: list[Wire] = []
+        self._is_over = False
         """Whether what is given back is closed."""
 
     @contextmanager
@@ -61,6 +62,9 @@ class Pool:
             raise
 
     def give_back(self, wire: Wire) -> None:
+        if wire.is_inherited:  # the parent goes on in its transaction: it is neither ended nor closed here
+            self._inherited.append(wire)
+            return
         if not wire.is_lost:
             try:
                 wire.clean_up()
@@ -69,7 +73,7 @@ class Pool:
         if wire.is_read_only:  # and stays so, as those of its age do, whatever the server allows meanwhile
             wire.close()
             self.forget_idle()
-        if wire.is_lost or self.is_over:
+        if wire.is_lost or self._is_over:
             self._opened -= 1
             wire.close()
         else:
@@ -87,7 +91,7 @@ class Pool:
 
     def close(self) -> list[Wire]:
         """Close from now on what is given back; return what nobody uses."""
-        self.is_over = True
+        self._is_over = True
         return self._idle
 
     def _idle_wire(self) -> Wire | None:

@@ -11,6 +11,7 @@ travels in one flight with its BEGIN, its settings and its COMMIT.
 from __future__ import annotations
 
 import itertools
+import os
 import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -43,6 +44,18 @@ LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25
 
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
+
+
+_forks = 0
+"""How many forks lie between this process and the first one."""
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Refused(Exception):
@@ -88,6 +101,7 @@ class Wire:
         except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._pg = self._connection.pgconn
+        self._forks = _forks
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
         self._poll_to_send = select.poll()
@@ -164,6 +178,11 @@ class Wire:
         if self._was_lent and self._set_up:
             self.simple(f"RESET ROLE; RESET ALL; {self._set_up}")
         self._was_lent = False
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child of the process that opened it, which may go on to use it."""
+        return self._forks != _forks
 
     @property
     def in_transaction(self) -> bool:

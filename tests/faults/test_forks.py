@@ -203,6 +203,39 @@ print([task.data for task in tube.tasks("r")])
     assert run(code, db).splitlines() == ["BadOption", "StoreUnavailable", "['once']"]
 
 
+@pytest.mark.parametrize("leaves", ["raise ZeroDivisionError", "tube.put('child')"], ids=["error", "end"])
+def test_a_child_that_leaves_a_transaction_on_a_server_does_not_end_it(
+    postgres_queue_url: str, leaves: str
+) -> None:
+    """The connection is the parent's, which goes on in its transaction; also when the child has one of its own."""
+    code = f"""
+import os, sys, tubes
+queue = tubes.connect(sys.argv[1], sweep=False)
+tube = queue.create_tube("forked", "fifo")
+pid = 1
+try:
+    with queue.transaction() as unit:
+        tube.put("first", unit=unit)
+        pid = os.fork()
+        if pid == 0:
+            {leaves}
+        else:
+            os.waitpid(pid, 0)
+            print([task.data for task in tube.tasks("r")])
+            tube.put("second", unit=unit)
+except Exception as error:
+    print(type(error).__name__, flush=True)
+if pid == 0:
+    os._exit(0)
+print([task.data for task in tube.tasks("r") if task.data != "child"])
+queue.drop_tube(tube)
+queue.close()
+"""
+    lines = run(code, postgres_queue_url).splitlines()
+    child, seen = ("ZeroDivisionError", []) if "Error" in leaves else ("StoreUnavailable", ["child"])
+    assert lines == [child, str(seen), "['first', 'second']"]
+
+
 def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: Path) -> None:
     """After a hundred forks the parent still works, and the database is in order."""
     queue = connect()
