@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,21 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+@contextmanager
+def _own_alembic() -> Iterator[None]:
+    """Use Alembic; who connects in the middle of a migration of the user's, such as an ``env.py``, gives it back."""
+    from alembic import context, op
+
+    with _alone:
+        theirs = [vars(module).get("_proxy") for module in (context, op)]
+        try:
+            yield
+        finally:
+            for proxy in theirs:
+                if proxy is not None:
+                    proxy._install_proxy()
+
+
 def upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
     """Upgrade from ``version`` in the connection's transaction; SchemaMismatch where we do not know it."""
     from alembic import command
@@ -37,7 +54,7 @@ def upgrade(connection: sa.Connection, namespace: str, version: str | None, what
     if version is not None:
         check_known(version, what)
     settings.attributes["connection"] = connection
-    with _alone:
+    with _own_alembic():
         command.upgrade(settings, f"{LABEL}@head")
 
 
@@ -79,7 +96,7 @@ def print_sql(namespace: str, dialect: str) -> str:
     settings = config(namespace)
     settings.output_buffer = out
     settings.attributes["dialect"] = dialect
-    with _alone:
+    with _own_alembic():
         command.upgrade(settings, f"{LABEL}@head", sql=True)
     return out.getvalue()
 

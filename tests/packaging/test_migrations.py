@@ -136,6 +136,44 @@ def test_a_users_own_tables_and_migrations_stay_as_they_are(tmp_path: Path) -> N
     db.close()
 
 
+USERS_ENV = """
+import tubes, sqlalchemy as sa
+from alembic import context
+
+url = context.config.get_main_option("sqlalchemy.url")
+tubes.connect(url + ".queue", sweep=False).close()  # as a module of the application's may, when it is imported
+with sa.create_engine(url).connect() as connection:
+    context.configure(connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+
+USERS_MIGRATION = """
+import tubes
+from alembic import context, op
+
+revision, down_revision = "app1", None
+
+def upgrade():
+    tubes.connect(context.config.get_main_option("sqlalchemy.url") + ".more", sweep=False).close()
+    op.execute("CREATE TABLE orders (id INTEGER)")
+"""
+
+
+def test_a_queue_may_be_opened_in_the_middle_of_a_users_own_migration(tmp_path: Path) -> None:
+    """What makes a new file's tables is Alembic too, of which there is one in a process."""
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "env.py").write_text(USERS_ENV)
+    (tmp_path / "versions" / "app1.py").write_text(USERS_MIGRATION)
+    settings = Config()
+    settings.set_main_option("script_location", str(tmp_path))
+    settings.set_main_option("sqlalchemy.url", f"sqlite:///{tmp_path / 'app.db'}")
+    command.upgrade(settings, "head")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db:
+        assert db.execute("SELECT version_num FROM alembic_version").fetchall() == [("app1",)]
+        assert db.execute("SELECT id FROM orders").fetchall() == []
+
+
 def test_namespaces_share_a_file_and_go_their_own_ways(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     fill(file, "red")
