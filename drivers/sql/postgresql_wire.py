@@ -95,7 +95,6 @@ class Wire:
                 conninfo,
                 autocommit=True,
                 prepare_threshold=None,
-                connect_timeout=10,
                 client_encoding="utf8",
             )
         except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had

@@ -844,6 +844,17 @@ def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
         proxy.close()
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, "10"), ({"connect_timeout": "3"}, "3")])
+def test_how_long_to_try_to_connect_is_the_user_s_to_say(
+    url: str, given: dict[str, str], expected: str
+) -> None:
+    there = sa.make_url(url).update_query_dict(given).render_as_string(hide_password=False)
+    with tubes.connect(there, sweep=False) as queue:
+        store: Any = queue.store
+        with store._pool.lent() as wire:
+            assert wire._connection.info.get_parameters()["connect_timeout"] == expected
+
+
 def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(
     url: str, postgres_server: PostgresServer
 ) -> None:
