@@ -348,7 +348,7 @@ class Queue:
                 except StoreError:
                     if not tube.place.is_apart:
                         raise
-                    self._is_rescue_left = True
+                self._is_rescue_left |= bool(tube.ended)
             if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
                 store.set_aside.update(ended)
             else:

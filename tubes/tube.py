@@ -674,12 +674,17 @@ class Tube:
                 return expired
 
     def rescue(self) -> int:
-        """Release what the sessions in ``ended`` hold; return how many tasks that were."""
+        """Release what the sessions in ``ended`` hold; return how many tasks that were.
+
+        What others have locked stays there for the next time: who takes does not wait for them.
+        """
         self.place.check_reachable()
         released = 0
         for session in [*self.ended]:
-            released += self.release_owner(session)
-            self.ended.discard(session)
+            with suppress(StoreBusy):
+                while count := self._release_some(session):
+                    released += count
+                self.ended.discard(session)
         return released
 
     def next_due_ms(self) -> int | None:
@@ -690,12 +695,15 @@ class Tube:
         """Release the tasks of a session that is over; ``None``: of every session."""
         released = 0
         while True:
-            changes = self._run(
-                lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms())
-            )
-            released += len(changes)
-            if len(changes) < STEP_LIMIT:
+            count = self._release_some(owner)
+            released += count
+            if count < STEP_LIMIT:  # not until there are none: others may go on taking
                 return released
+
+    def _release_some(self, owner: str | None) -> int:
+        return len(
+            self._run(lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms()))
+        )
 
     def publish(self, changes: Sequence[Change]) -> None:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""

@@ -17,7 +17,7 @@ from tubes.driver import (
     new_change,
     put_change,
 )
-from tubes.errors import BadOption, NotSupported
+from tubes.errors import BadOption, NotSupported, StoreBusy
 from tubes.options import sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
@@ -339,11 +339,13 @@ class SqlDriver:
     def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
         if owner is None:
-            rows = tx.rows(self._sql.taken, self._tube, limit)
+            held = self._hold(tx, tx.rows(self._sql.taken, self._tube, limit))
         else:
             rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
-        rows = self._hold(tx, rows)
-        return self._make_ready(tx, Event.RELEASE, rows, 1, now)
+            held = self._hold(tx, rows, waits=False)  # the dead may have left an open transaction
+            if rows and not held:
+                raise StoreBusy(f"others have locked tasks of tube {self._name!r} whose session is over")
+        return self._make_ready(tx, Event.RELEASE, held, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
         tx.begin()

@@ -655,6 +655,32 @@ def test_many_threads_whose_session_is_over_go_on_in_a_new_one(connect: Connect,
     assert store.session != session
 
 
+@pytest.mark.parametrize("type", ["fifo", "utube"])
+def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
+    connect: Connect, url: str, type: str
+) -> None:
+    """The server may not know for hours that a host is gone. Its other tasks are ready at once, that one then."""
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", type)
+    options = [{"utube": name} if type == "utube" else {} for name in "ab"]
+    locked, free = (tube.put(number, **each).id for number, each in enumerate(options))  # type: ignore[arg-type]
+    assert len(tube.take_many(2, 0)) == 2
+    with pytest.raises(ConnectionError), queue.transaction() as unit:
+        tube.ack(locked, unit=unit)
+        with psycopg.connect(plain(url)) as db:
+            db.execute("UPDATE tubes_session SET ends_ms = 1 WHERE id = %s", [queue.identify().hex])
+        assert [other.sweep(), other.sweep()] == [1, 0]
+        for expected in (free, None):
+            task = other.tube.jobs.take(timeout=0)
+            assert (task and task.id) == expected
+        raise ConnectionError  # the server has heard of it
+    assert [other.sweep(), other.sweep()] == [1, 0]
+    task = other.tube.jobs.take(timeout=0)
+    assert task is not None and task.id == locked
+    with psycopg.connect(plain(url)) as db:
+        assert db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall() == []
+
+
 @pytest.mark.parametrize("if_not_exists", [True, False])
 def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     connect: Connect, url: str, if_not_exists: bool
