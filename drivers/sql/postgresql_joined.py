@@ -19,6 +19,7 @@ from .statements import Row, Statement
 Identity = tuple[str, int, int | None]
 
 IS_READ_ONLY = "current_setting('transaction_read_only')"
+HAS_TRIGGERS = "current_setting('session_replication_role') <> 'replica'"
 TAKES_ARRAYS = (
     "current_setting('array_nulls') = 'on' AND current_setting('standard_conforming_strings') = 'on'"
 )
@@ -92,12 +93,15 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
             "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
         )
     try:
-        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {IS_READ_ONLY}, {TAKES_ARRAYS}").one()
+        asked = f"{identity_query(namespace)}, {IS_READ_ONLY}, {HAS_TRIGGERS}, {TAKES_ARRAYS}"
+        row = connection.exec_driver_sql(asked).one()
     except sa.exc.DBAPIError as error:
         raise translated(refused_to_user(error), what) from error
-    started, database, table, is_read_only, takes_arrays = row
+    started, database, table, is_read_only, has_triggers, takes_arrays = row
     if is_read_only == "on":
         raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
+    if not has_triggers:
+        raise BadOption("tubes does not work with session_replication_role = replica", option="connection")
     return PostgresJoinedTx(connection, takes_arrays=takes_arrays), (started, database, table)
 
 

@@ -317,6 +317,16 @@ def test_a_sub_queue_is_not_changed_with_an_old_snapshot(postgres_place: Place, 
     assert postgres_place.changes == [("put", "y")]
 
 
+def test_a_connection_that_runs_no_triggers_is_refused(own_postgres_db: str) -> None:
+    """A superuser's may: an ack on it would leave the next of its sub-queue behind nobody."""
+    engine = sa.create_engine(sa.make_url(own_postgres_db).set(username="postgres"))
+    with tubes.connect(own_postgres_db, migrate=True, sweep=False) as queue, engine.connect() as connection:
+        tube = queue.create_tube("jobs", "utube")
+        connection.execute(sa.text("SET session_replication_role = replica"))
+        refused(tube, connection, "session_replication_role")
+    engine.dispose()
+
+
 def test_a_conflict_of_serializable_transactions_is_said_and_not_repeated(postgres_place: Place) -> None:
     tube = postgres_place.tube()
     task = tube.put("x")
