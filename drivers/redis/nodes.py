@@ -254,12 +254,14 @@ class Nodes:
     def _home_host(self) -> str:
         return self._home[0] if self._home is not None else ""
 
-    def _learn_slots(self, wire: Wire) -> None:
+    def _learn_slots(self, wire: Wire) -> bool:
+        """Note who has what, unless that node knows of nothing: it has left the Cluster, or begins anew."""
         slots: dict[int, Address] = {}
         for first, last, (host, port, *_), *_ in wire.command("CLUSTER", "SLOTS"):
             address = ((host or b"").decode() or self._home_host(), int(port))
             slots.update(dict.fromkeys(range(first, last + 1), address))
-        self._slots = slots
+        self._slots = slots or self._slots
+        return bool(slots)
 
     def _look_round(self, lost: Address | None) -> None:
         """Ask the other nodes who has what that one had."""
@@ -267,8 +269,8 @@ class Nodes:
             try:
                 wire = self._connect(address)
                 try:
-                    self._learn_slots(wire)
-                    return
+                    if self._learn_slots(wire):
+                        return
                 finally:
                     wire.close()
             except (Lost, Refused, exceptions.RedisError):

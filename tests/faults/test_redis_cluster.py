@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,6 +60,10 @@ def owner_of(cluster: RedisCluster, slot: int) -> RedisServer:
             if first <= slot <= last and port == node.port:
                 return node
     raise AssertionError(f"nobody has slot {slot}")
+
+
+def is_at_work(node: RedisServer) -> bool:
+    return bool(node.command("CLUSTER INFO")["cluster_state"] == "ok")
 
 
 class Move:
@@ -168,6 +173,29 @@ def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, clu
     left.command("CLUSTER RESET")
     task = tube.take(timeout=0)
     assert task is not None and task.data == "x"
+
+
+def test_a_node_that_knows_of_nothing_any_more_is_not_believed(cluster: RedisCluster) -> None:
+    """It is the one that the URL names, and the only one that can be asked while another does not answer."""
+    left, right, _ = cluster.nodes
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 500)
+        node.command("CLUSTER RESET")
+    right.command("CLUSTER ADDSLOTS", *range(cluster.SLOTS))
+    right.command("CLUSTER MEET", "127.0.0.1", left.port)
+    for node in (left, right):
+        node.wait_until(partial(is_at_work, node))
+    with tubes.connect(left.url, sweep=False, busy_timeout=0.1) as queue:
+        right.command("CLUSTER FORGET", left.command("CLUSTER MYID"))
+        left.command("CLUSTER RESET")
+        assert right.pid is not None
+        os.kill(right.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(tubes.StoreUnavailable):
+                queue.tubes()
+        finally:
+            os.kill(right.pid, signal.SIGCONT)
+        assert queue.tubes() == []
 
 
 def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
