@@ -68,7 +68,7 @@ class Wire:
             connection.connect()
         except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
             self.close()
-            raise Refused(error) from error
+            raise _refused(error) from error
         except (exceptions.RedisError, OSError) as error:
             self.close()
             raise Lost(str(error), was_sent=False) from error

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,36 @@ def says_that_it_loads(client: redis.Redis) -> bool:
     except redis.ConnectionError:
         return False
     raise AssertionError("it has loaded already")
+
+
+def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
+    """Also by who must connect first, and name a database there, which Redis refuses meanwhile, and Valkey does not."""
+    server.command("CONFIG SET", "lua-time-limit", 1)
+    with tubes.connect(server.url.replace("db=0", "db=2"), sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        store: Any = queue.store
+        store._hub.nodes.close()
+        endless = threading.Thread(target=run_for_ever, args=(server,))
+        endless.start()
+        eventually(lambda: is_busy(server))
+        ending = threading.Timer(0.1, server.command, ("SCRIPT KILL",))
+        ending.start()
+        tube.put("x")
+        endless.join()
+        ending.join()
+
+
+def run_for_ever(server: RedisServer) -> None:
+    with suppress(redis.ResponseError):
+        server.command("EVAL", "while true do end", 0)
+
+
+def is_busy(server: RedisServer) -> bool:
+    try:
+        server.command("GET", "x")
+    except redis.ResponseError:
+        return True
+    return False
 
 
 def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
