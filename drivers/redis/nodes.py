@@ -227,7 +227,9 @@ class Nodes:
             settings = settings | {"host": address[0], "port": address[1]}
         try:
             return Wire(self._class(**settings))
-        except UNFIT as error:
+        except NOT_NOW:
+            raise
+        except (exceptions.RedisError, *UNFIT) as error:
             raise BadOption(f"bad store URL: {error}", option="url") from error
 
     def _give_back(self, address: Address | None, wire: Wire) -> None:

@@ -69,7 +69,7 @@ class Wire:
         except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
             self.close()
             raise _refused(error) from error
-        except (exceptions.RedisError, OSError) as error:
+        except (exceptions.RedisError, OSError, UnicodeError) as error:  # a host's name may be none
             self.close()
             raise Lost(str(error), was_sent=False) from error
         self._poll = select.poll()

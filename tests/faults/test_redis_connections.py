@@ -280,6 +280,17 @@ def test_an_option_that_no_text_can_be_is_refused(redis_url: str, option: str) -
         tubes.connect(f"{redis_url}{joined}{option}=x")
 
 
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_a_host_that_none_can_be_called_is_one_that_is_not_there(host: str) -> None:
+    with pytest.raises(tubes.StoreUnavailable, match="label"):
+        tubes.connect(f"redis://{host}/0")
+
+
+def test_an_option_that_can_have_no_such_value_is_refused() -> None:
+    with pytest.raises(tubes.BadOption, match=r"bad store URL: .*sometimes"):
+        tubes.connect("rediss://127.0.0.1:1?ssl_cert_reqs=sometimes")
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_hiredis_is_not_needed(protocol: int, tube: tubes.Tube, proxy: Proxy) -> None:
     """Whoever has redis-py already may not have it."""
