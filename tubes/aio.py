@@ -404,7 +404,9 @@ class Callbacks:
             self._loop.call_soon_threadsafe(self._add, listener, task, event)
 
     async def finish(self) -> None:
-        """Wait for what is awaited now, unless that is who asks."""
+        """Wait for what is awaited now, unless that is who asks, or a loop that is over has left it."""
+        if asyncio.get_running_loop() is not self._loop:
+            return
         while self._awaited is not None and self._awaited is not asyncio.current_task():
             await asyncio.wait({self._awaited})
 

@@ -321,6 +321,29 @@ async def test_a_coroutine_function_is_awaited_one_change_at_a_time_in_order(url
     assert seen == [("begin", "a"), ("end", "a"), ("begin", "b"), ("end", "b")]  # the close did
 
 
+def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None:
+    """Nobody goes on with it: that loop has ended."""
+
+    async def begin() -> aio.Queue:
+        queue = await connect("sqlite://")
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=note)
+        await jobs.put("x")
+        return queue
+
+    async def note(task: tubes.Task, event: tubes.Event) -> None:
+        begun.append(asyncio.current_task())
+        await asyncio.Event().wait()
+
+    begun: list[asyncio.Task[None] | None] = []
+    loop = asyncio.new_event_loop()
+    queue = loop.run_until_complete(begin())
+    assert len(begun) == 1
+    asyncio.run(asyncio.wait_for(queue.close(), 5))
+    assert begun[0] is not None and begun[0].cancel()
+    loop.run_until_complete(asyncio.wait({begun[0]}))
+    loop.close()
+
+
 @awaited
 async def test_a_callback_may_call_the_tube(url: str) -> None:
     seen: list[Any] = []
