@@ -172,6 +172,17 @@ class Groups(Suite):
         assert take(tube).id == worse.id
 
     @needs("grouped", "priority")
+    def test_better_ones_that_are_put_together_come_before_a_worse_one_that_was_first(
+        self, tube: Tube
+    ) -> None:
+        worse = tube.put("worse", utube="a", pri=5)
+        better = self.in_order(tube.put_many(range(3), utube="a", pri=1))
+        done = []
+        while (task := tube.take(0)) is not None:
+            done.append(tube.ack(task))
+        assert ids(done) == ids([*better, worse])
+
+    @needs("grouped", "priority")
     def test_a_released_task_heeds_better_ones_of_its_sub_queue(self, tube: Tube) -> None:
         tube.put("worse", utube="a", pri=5)
         task = take(tube)
