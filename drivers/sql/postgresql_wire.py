@@ -42,6 +42,9 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25P03", "57P05")
 """The server ends the connection, or has done so; 08P01 is what a pooler says of that."""
 
+TOO_LARGE = "54000"
+"""A limit was passed, such as that of a value."""
+
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
 
@@ -356,11 +359,12 @@ class Wire:
         """Wait until something has come, or until more can be sent of what the socket had no room for."""
         (self._poll_to_send if self._pg.flush() else self._poll).poll()
 
-    def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost:
+    def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost | Refused:
         self.is_lost = True
-        return Lost(
-            str(error).strip() if error is not None else "the connection is closed", was_sent=was_sent
-        )
+        message = str(error).strip() if error is not None else "the connection is closed"
+        if "output buffer" in message:  # libpq's, which ends at 1 GB: no other connection has more room
+            return Refused(TOO_LARGE, message)
+        return Lost(message, was_sent=was_sent)
 
     def _read(self, result: PGresult) -> Result:
         status = result.status

@@ -10,7 +10,7 @@ from types import FrameType
 
 import psycopg
 import pytest
-from faults.harness import eventually
+from faults.harness import eventually, run
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
@@ -54,6 +54,24 @@ def test_a_statement_that_was_refused_when_it_was_new_can_be_executed_again(
     assert wire.execute("SELECT max(number) FROM numbers", ()).rows == [(1,)]
     assert wire.execute(INSERT, (2,)).count == 1
     assert numbers(db) == [1, 2]
+
+
+def test_what_the_client_has_no_buffer_for_is_too_large_and_no_server_away(postgres_db: str) -> None:
+    """As beyond a gigabyte; here for want of memory, of which there is enough for half of it."""
+    program = f"""
+import resource, tubes
+from pathlib import Path
+from tubes.drivers.sql.postgresql_wire import Refused, Wire
+wire, large = Wire({conninfo(postgres_db)!r}, "", "full"), "x" * 60_000_000
+now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + 90_000_000, resource.RLIM_INFINITY))
+try:
+    wire.execute("SELECT $1::text", (large,))
+except Refused as error:
+    print(error.code, error, wire.is_lost)
+"""
+    said = run(program)
+    assert said.startswith("54000 ") and "output buffer" in said and said.endswith(" True")
 
 
 def test_a_statement_that_cannot_be_prepared_is_refused_each_time(wire: Wire) -> None:
