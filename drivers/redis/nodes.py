@@ -69,6 +69,7 @@ class Nodes:
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}
+        self._replicas: set[Address] = set()
         self._away: dict[Address | None, float] = {}
         self.is_cluster = False
 
@@ -259,15 +260,21 @@ class Nodes:
     def _learn_slots(self, wire: Wire) -> bool:
         """Note who has what, unless that node knows of nothing: it has left the Cluster, or begins anew."""
         slots: dict[int, Address] = {}
-        for first, last, (host, port, *_), *_ in wire.command("CLUSTER", "SLOTS"):
-            address = ((host or b"").decode() or self._home_host(), int(port))
-            slots.update(dict.fromkeys(range(first, last + 1), address))
-        self._slots = slots or self._slots
+        replicas: set[Address] = set()
+        for first, last, *nodes in wire.command("CLUSTER", "SLOTS"):
+            master, *others = [
+                ((host or b"").decode() or self._home_host(), int(port)) for host, port, *_ in nodes
+            ]
+            slots.update(dict.fromkeys(range(first, last + 1), master))
+            replicas.update(others)
+        if slots:
+            self._slots, self._replicas = slots, replicas
         return bool(slots)
 
     def _look_round(self, lost: Address | None) -> None:
-        """Ask the other nodes who has what that one had."""
-        for address in {*self._slots.values(), self._home} - {lost}:
+        """Ask the other nodes who has what that one had; where no master answers, one that has taken over may."""
+        masters = {*self._slots.values(), self._home} - {lost}
+        for address in (*masters, *self._replicas - masters):
             try:
                 wire = self._connect(address)
                 try:

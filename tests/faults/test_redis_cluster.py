@@ -66,6 +66,20 @@ def is_at_work(node: RedisServer) -> bool:
     return bool(node.command("CLUSTER INFO")["cluster_state"] == "ok")
 
 
+def master_of_all(cluster: RedisCluster) -> tuple[RedisServer, RedisServer]:
+    """A node that has all slots, and one that has none."""
+    master, other, _ = cluster.nodes
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 500)
+        node.command("CONFIG SET", "repl-diskless-sync-delay", 0)
+        node.command("CLUSTER RESET")
+    master.command("CLUSTER ADDSLOTS", *range(cluster.SLOTS))
+    master.command("CLUSTER MEET", "127.0.0.1", other.port)
+    for node in (master, other):
+        node.wait_until(partial(is_at_work, node))
+    return master, other
+
+
 class Move:
     """A slot on its way to another node, step by step, as ``redis-cli --cluster reshard`` does it."""
 
@@ -177,25 +191,35 @@ def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, clu
 
 def test_a_node_that_knows_of_nothing_any_more_is_not_believed(cluster: RedisCluster) -> None:
     """It is the one that the URL names, and the only one that can be asked while another does not answer."""
-    left, right, _ = cluster.nodes
-    for node in cluster.nodes:
-        node.command("CONFIG SET", "cluster-node-timeout", 500)
-        node.command("CLUSTER RESET")
-    right.command("CLUSTER ADDSLOTS", *range(cluster.SLOTS))
-    right.command("CLUSTER MEET", "127.0.0.1", left.port)
-    for node in (left, right):
-        node.wait_until(partial(is_at_work, node))
-    with tubes.connect(left.url, sweep=False, busy_timeout=0.1) as queue:
-        right.command("CLUSTER FORGET", left.command("CLUSTER MYID"))
-        left.command("CLUSTER RESET")
-        assert right.pid is not None
-        os.kill(right.pid, signal.SIGSTOP)
+    master, other = master_of_all(cluster)
+    with tubes.connect(other.url, sweep=False, busy_timeout=0.1) as queue:
+        master.command("CLUSTER FORGET", other.command("CLUSTER MYID"))
+        other.command("CLUSTER RESET")
+        assert master.pid is not None
+        os.kill(master.pid, signal.SIGSTOP)
         try:
             with pytest.raises(tubes.StoreUnavailable):
                 queue.tubes()
         finally:
-            os.kill(right.pid, signal.SIGCONT)
+            os.kill(master.pid, signal.SIGCONT)
         assert queue.tubes() == []
+
+
+def test_a_replica_is_found_that_has_taken_over_from_the_only_master(
+    cluster: RedisCluster,
+) -> None:
+    master, replica = master_of_all(cluster)
+    replica.command("CLUSTER REPLICATE", master.command("CLUSTER MYID"))
+    master.wait_until(lambda: len(master.command("CLUSTER SLOTS")[0]) == 4)
+    replica.wait_until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")
+    with tubes.connect(master.url, sweep=False, busy_timeout=0.1) as queue:
+        queue.create_tube("jobs", "fifo").put("x")
+        replica.wait_until(lambda: replica.command("DBSIZE") == master.command("DBSIZE"))
+        master.stop("immediate")
+        replica.command("CLUSTER FAILOVER TAKEOVER")
+        replica.wait_until(lambda: replica.command("INFO", "replication")["role"] == "master")
+        task = queue.tube.jobs.take(timeout=10)
+        assert task is not None and task.data == "x"
 
 
 def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
