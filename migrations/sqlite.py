@@ -19,7 +19,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
 
     SchemaMismatch for a newer one, and for an older one when ``migrate`` is false.
     """
-    version = schema_version(writer.db, namespace)
+    version = schema_version(writer.db, namespace, what)
     if not running.must_upgrade(version, what, "tubes migrate", migrate=migrate):
         return False
 
@@ -29,7 +29,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
 
     def step(tx: SqliteTx) -> bool:
         tx.begin()
-        version = schema_version(writer.db, namespace)  # another process may have been faster
+        version = schema_version(writer.db, namespace, what)  # another process may have been faster
         if version != HEAD:
             try:
                 with engine.connect() as connection:
@@ -65,11 +65,20 @@ class _Lent:
     rollback = close = commit
 
 
-def schema_version(db: sqlite3.Connection, namespace: str) -> str | None:
-    """Return the revision of a namespace's tables, ``None`` when there are none."""
+def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | None:
+    """Return the revision of a namespace's tables, ``None`` when there are none.
+
+    SchemaMismatch where they are those of one that only SQLite takes for the same, and whose lock file is another.
+    """
     table = f"{namespace}_version"
-    known = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
+    known = db.execute(query, (table,)).fetchone()
     if known is None:
         return None
+    if known[0] != table:
+        raise SchemaMismatch(
+            f"{what} has tables of the namespace {known[0].removesuffix('_version')!r}, which SQLite does not tell "
+            f"from {namespace!r}: give the queue that one or another"
+        )
     row = db.execute(f'SELECT version_num FROM "{table}"').fetchone()
     return None if row is None else str(row[0])

@@ -184,6 +184,18 @@ def test_namespaces_share_a_file_and_go_their_own_ways(tmp_path: Path) -> None:
         assert queue.statistics("fifo")["tasks"]["total"] == 3
 
 
+def test_namespaces_that_sqlite_does_not_tell_apart_are_not_mixed_up(tmp_path: Path) -> None:
+    """They would have the same tables and each a lock file: the living of the one would be the other's dead."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(url, namespace="jobs", sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        jobs.put("x")
+        task = jobs.take(timeout=0)
+        with pytest.raises(tubes.SchemaMismatch, match=r"namespace 'jobs'.*'Jobs'"):
+            tubes.connect(url, namespace="Jobs")
+        assert task is not None and jobs.ack(task).data == "x"
+
+
 def set_version(file: Path, version: str) -> None:
     db = sqlite3.connect(file)
     db.execute("UPDATE tubes_version SET version_num = ?", (version,))
