@@ -31,6 +31,7 @@ from tubes.errors import (
     Conflict,
     NoSuchSession,
     OutcomeUnknown,
+    SchemaMismatch,
     StoreError,
     StoreUnavailable,
 )
@@ -61,6 +62,9 @@ MOST_TRIES = 20
 
 UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
+
+IN_THE_WAY = ("42P07", "42723")
+"""SQLSTATEs of a table and a function that are to be made, where others have that name."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average."""
@@ -172,6 +176,11 @@ class PostgresStore(Catalogue, Renewable):
             with engine.connect() as connection:
                 migrations.bring_up(connection, self._namespace, self._what, migrate=migrate)
         except sa.exc.DBAPIError as error:
+            if refused_to_user(error).code in IN_THE_WAY:
+                raise SchemaMismatch(
+                    f"{self._what} has tables that are in the way ({str(error.orig).splitlines()[0]}): "
+                    f"give the queue another namespace than {self._namespace!r}"
+                ) from error
             raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
 
     @staticmethod

@@ -203,6 +203,23 @@ def test_what_fails_half_way_leaves_nothing(postgres_db: str, db: psycopg.Connec
 # Refused
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "TABLE tubes_task (id bigint)",
+        "FUNCTION tubes_key(bigint, text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+    ],
+)
+def test_what_is_in_the_way_asks_for_another_namespace(
+    postgres_db: str, db: psycopg.Connection, kind: str
+) -> None:
+    db.execute(f"CREATE {kind}".encode())
+    with pytest.raises(tubes.SchemaMismatch, match=r"already exists.*another namespace than 'tubes'"):
+        tubes.connect(postgres_db, migrate=True)
+    assert relations(db) <= {"tubes_task"}
+    tubes.connect(postgres_db, namespace="mine", migrate=True, sweep=False).close()
+
+
 def test_without_migrate_it_says_what_to_run(postgres_db: str, db: psycopg.Connection) -> None:
     with pytest.raises(tubes.SchemaMismatch) as caught:
         bring_up(postgres_db, "mine", migrate=False)
