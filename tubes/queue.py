@@ -37,7 +37,7 @@ from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import FLOOR, Sweeper
 from tubes.task import State
-from tubes.tube import Tube
+from tubes.tube import HELD_UP, Tube
 from tubes.waiting import room
 from tubes.wishes import check_tube_options, stored_options
 
@@ -503,7 +503,10 @@ class Queue:
                     raise
             else:
                 dues += [] if due is None else [due]
-        return (min(dues) - self.clock.now_ms()) / 1000 if dues else None
+        if not dues:
+            return None
+        seconds = (min(dues) - self.clock.now_ms()) / 1000
+        return seconds if seconds > 0 else HELD_UP
 
     # Life
 

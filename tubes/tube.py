@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HELD_UP = 0.1
+"""Seconds until another look where something is due and cannot be done: an open transaction has it locked."""
+
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
 
@@ -373,6 +376,8 @@ class Tube:
             self._take_now(limit, kept)
             if not kept:
                 due = self._look()[1]
+                if due == 0.0:
+                    due = HELD_UP
         return due
 
     def _look(self) -> tuple[bool, float | None]:
@@ -834,7 +839,8 @@ class Tube:
         due = self.next_due_ms()
         if due is None:
             return remaining
-        pause = max(due - self._clock.now_ms(), 0) / 1000
+        pause = (due - self._clock.now_ms()) / 1000
+        pause = pause if pause > 0 else HELD_UP
         return pause if remaining is None else min(pause, remaining)
 
     def _described(self) -> str:

@@ -573,6 +573,32 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     assert after is not None and after.id == due.id
 
 
+def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: Connect) -> None:
+    """A worker whose transaction takes longer than its ttr is nothing special; all the others wait as ever."""
+    queue, other = connect(), connect(sweep=False)
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1, ttr=0.2)
+    tube.put("slow")
+    task = other.tube.jobs.take(timeout=0)
+    assert task is not None
+    looks, driver = 0, tube.driver
+    expire = driver.expire
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return expire(*arguments, **named)
+
+    with other.transaction() as unit:
+        other.tube.jobs.touch(task, 60, unit=unit)
+        time.sleep(0.25)
+        setattr(driver, "expire", counted)  # noqa: B010
+        assert tube.take(timeout=0.3) is None
+        with pytest.raises(tubes.TubeFull):
+            tube.put("more", timeout=0.3)
+    assert 2 < looks < 40  # without a pause, one follows the other
+    assert other.tube.jobs.ack(task).data == "slow"
+
+
 @pytest.fixture
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has two, for all its threads."""
