@@ -105,6 +105,16 @@ class Groups(Suite):
         assert ids(done) == ids(tasks)
 
     @needs("grouped")
+    @pytest.mark.parametrize("end", ["bury", "delete"])
+    def test_a_sub_queue_stays_busy_when_one_that_waits_in_it_goes(self, tube: Tube, end: str) -> None:
+        first, second, third = self.in_order([tube.put(n, utube="a") for n in range(3)])
+        assert take(tube).id == first.id
+        getattr(tube, end)(second)
+        assert tube.take(0) is None
+        tube.ack(first.id)
+        assert take(tube).id == third.id
+
+    @needs("grouped")
     def test_tasks_without_a_name_share_one_sub_queue(self, tube: Tube) -> None:
         tube.put_many("ab")
         tube.put("c", utube=None)
