@@ -30,6 +30,7 @@ from tubes.errors import (
     UnknownDriver,
 )
 from tubes.events import Deliveries, Listener, check_listener
+from tubes.feature_options import check_tube_options, stored_options
 from tubes.interrupts import guarded, is_interrupted
 from tubes.options import Seconds
 from tubes.registry import find_driver, find_store
@@ -39,7 +40,6 @@ from tubes.sweeper import FLOOR, Sweeper
 from tubes.task import State
 from tubes.tube import HELD_UP, Tube
 from tubes.waiting import room
-from tubes.wishes import check_tube_options, stored_options
 
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""

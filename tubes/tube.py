@@ -34,6 +34,7 @@ from tubes.errors import (
     TubeFull,
 )
 from tubes.events import Listener, check_listener
+from tubes.feature_options import PutOptions, ReleaseOptions, TaskSettings, release_delay
 from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
 from tubes.payload import encode, encode_many
@@ -43,7 +44,6 @@ from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 from tubes.unknown import UnknownTakes
 from tubes.waiting import room
-from tubes.wishes import PutOptions, PutWishes, ReleaseOptions, release_delay
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -83,7 +83,7 @@ class Tube:
         self._others: list[Listener] = []
         self._unknown = UnknownTakes(self._clock.monotonic)
         features = driver.features
-        self._wishes = PutWishes(features, record)
+        self._settings = TaskSettings(features, record)
         self._is_timed = features.timed
         self.ended: set[str] = set()
         """Ended sessions whose tasks are still to be released here."""
@@ -133,15 +133,15 @@ class Tube:
         """
         carried = encode(data)
         if not options:
-            return self._one(self._put((new_item(carried + self._wishes.defaults),), 0.0, None))
-        item = new_item(carried + self._wishes.of(options))
+            return self._one(self._put((new_item(carried + self._settings.defaults),), 0.0, None))
+        item = new_item(carried + self._settings.of(options))
         return self._one(self._put((item,), *self._put_manner(options)))
 
     def put_many(self, datas: Iterable[Any], **options: Unpack[PutOptions]) -> list[Task]:
         """Store several tasks in one commit, all with the same options: all of them, or none."""
         manner = self._put_manner(options)
-        wishes = self._wishes.of(options)
-        items = [new_item(carried + wishes) for carried in encode_many([*datas])]
+        settings = self._settings.of(options)
+        items = [new_item(carried + settings) for carried in encode_many([*datas])]
         return self._tasks(self._put(items, *manner)) if items else []
 
     def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:

@@ -14,10 +14,10 @@ import pytest
 import tubes
 from tubes import errors
 from tubes.doctor import Finding, Kind
+from tubes.feature_options import PUT_OPTIONS, TUBE_OPTIONS
 from tubes.registry import find_driver
 from tubes.stats import statistics
 from tubes.task import Transition
-from tubes.wishes import PUT_OPTIONS, TUBE_OPTIONS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")

@@ -83,17 +83,17 @@ def release_delay(options: ReleaseOptions, features: Features, where: str) -> in
     return 0 if delay is None else checked.milliseconds("delay", delay)
 
 
-Wishes = tuple[int, str | None, int | None, int | None, int]
+Settings = tuple[int, str | None, int | None, int | None, int]
 """What a NewTask has beside its data: pri, utube, ttl_ms, ttr_ms, delay_ms."""
 
 
-class PutWishes:
+class TaskSettings:
     """Those of one tube's puts. What a put does not say comes from the tube, then from the type."""
 
     def __init__(self, features: Features, tube: TubeRecord) -> None:
         ttl_ms = tube.options.get("ttl_ms")
         ttr_ms = tube.options.get("ttr_ms", ttl_ms)
-        self.defaults: Wishes = (
+        self.defaults: Settings = (
             tube.options.get("pri", 0),
             "" if features.grouped else None,
             ttl_ms,
@@ -103,7 +103,7 @@ class PutWishes:
         self._allowed = _supported(features, PUT_OPTIONS) | _WHERE
         self._where = f"put into {tube.type} tube {tube.name!r}"
 
-    def of(self, options: PutOptions) -> Wishes:
+    def of(self, options: PutOptions) -> Settings:
         """Check what a put says."""
         if not options.keys() <= self._allowed:
             checked.check_names(
