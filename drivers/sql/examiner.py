@@ -85,7 +85,6 @@ def sql_checks(
     deep: bool,
     sql: str,
     is_alive: IsAlive,
-    has_connections: bool = True,
     watch: Callable[[], float] = float,
 ) -> Iterator[Check]:
     """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
@@ -98,8 +97,7 @@ def sql_checks(
     yield Schema(store, sql)
     if store.is_server:
         yield Sequences(store)
-    if has_connections:
-        yield UnknownSessions(store)
+    yield UnknownSessions(store)
     yield Catalogue(store.read_tubes)
     for temporary in store.tables():
         yield StrayTubes(store, temporary)
@@ -110,8 +108,7 @@ def sql_checks(
         yield Lines(store, tube)
     yield Counts(store)
     yield Owners(store, is_alive, watch)
-    if has_connections:
-        yield LonelySessions(store)
+    yield LonelySessions(store)
     yield Calls(store)
 
 

@@ -399,7 +399,6 @@ class SqliteStore(Catalogue, Renewable):
             deep=deep,
             sql=self.migrate_sql(self._namespace),
             is_alive=lambda tx, connection: self._locks.is_alive(connection),
-            has_connections=self.path is not None,
         )
 
     # Life
