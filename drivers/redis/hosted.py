@@ -186,7 +186,11 @@ class RedisTube:
         return self._look(self._redis.count)
 
     def next_due(self, tx: Any) -> int | None:
-        return 0 if self._has_work() else self._look(self._redis.next_due)
+        """By the queue's own clock, since that is the one that whoever asks goes by."""
+        if self._has_work():
+            return 0
+        due = self._look(self._redis.next_due)
+        return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
 
     def normalize_task(self, raw: Any) -> Task:
         return self._redis.normalize_task(raw)

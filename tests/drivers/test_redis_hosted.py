@@ -20,6 +20,7 @@ from server_kit import ServerKit
 
 import tubes
 from tubes import Queue
+from tubes.clock import SystemClock
 from tubes.testing import FakeClock
 from tubes.testing.suite import UNKNOWN_ID
 from tubes.tube import Tube
@@ -395,6 +396,30 @@ def test_a_take_of_unknown_outcome_is_given_back_whatever_the_clocks_say(
                 hot.take(0)
         task = hot.take(0)
         assert task is not None and (task.data, task.attempts) == ("x", 2)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_wait_goes_by_the_server_s_clock_whatever_the_queue_s_own_says(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], hours: int
+) -> None:
+    """A delay ends in time, and who waits for that does not ask the server on and on."""
+
+    class Other(SystemClock):
+        def now_ms(self) -> int:
+            return super().now_ms() + hours * 3_600_000
+
+    server = own_redis_server()
+
+    def commands() -> int:
+        return int(server.command("INFO", "stats")["total_commands_processed"])
+
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", clock=Other()) as queue:
+        hot = queue.create_tube("hot", "redis", url=server.url)
+        hot.put("x", delay=0.3)
+        before = commands()
+        task = hot.take(timeout=3)
+        assert task is not None and task.data == "x"
+        assert commands() - before < 1000
 
 
 def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
