@@ -68,7 +68,7 @@ class Listener(Stirred):
         self.waiters = Waiters()
         self._connect = connect
         self._is_pooled = False
-        self._channel = f"{namespace}_tasks"
+        self._namespace = self._channel = namespace
         self._beat = beat
         self._check = check
         self._beat_every = beat_every
@@ -108,6 +108,7 @@ class Listener(Stirred):
                 if wire is None:
                     wire = self._connect()
                     self._is_pooled = wire.pooled
+                    self._channel = self._channel_of_all(wire)
                     if not wire.pooled:
                         wire.simple(
                             f'LISTEN "{self._channel}"; LISTEN "{self._channel_of(wire.backend_pid)}"'
@@ -189,6 +190,11 @@ class Listener(Stirred):
     def _send(self, wire: Wire, payload: str, process: int | None = None) -> None:
         channel = self._channel if process is None else self._channel_of(process)
         wire.execute("SELECT pg_notify($1, $2)", (channel, payload))
+
+    def _channel_of_all(self, wire: Wire) -> str:
+        """Named after the table, too: a channel is of all schemas, and others have tubes of the same numbers."""
+        table = f"SELECT CAST(to_regclass('\"{self._namespace}_task\"') AS oid)"
+        return f"{self._namespace}_tasks_{wire.execute(table, ()).rows[0][0]}"
 
     def _channel_of(self, process: int) -> str:
         return f"{self._channel}_{process}"

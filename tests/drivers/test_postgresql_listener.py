@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from faults.harness import eventually
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
@@ -198,6 +199,31 @@ def test_who_never_puts_forgets_who_said_so_long_ago(
         idle.listener.stop()
 
 
+def test_a_queue_in_another_schema_is_not_called(postgres_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tubes have the same numbers; who waits there would be called for tasks that it does not see."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    places = [
+        sa.make_url(postgres_db).update_query_dict({"options": f"-csearch_path={name}"})
+        for name in ("red", "blue")
+    ]
+    urls = [place.render_as_string(hide_password=False) for place in places]
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        for schema in ("red", "blue"):
+            db.execute(f"CREATE SCHEMA {schema} CREATE TABLE tubes_task ()".encode())
+    processes = [Process(url) for url in (urls[0], urls[1], urls[0])]
+    putter, other, waiting = processes
+    try:
+        for process in (other, waiting):
+            process.wait()
+        eventually(lambda: putter.knows(1))
+        for _ in range(2):
+            putter.listener.notify(TUBE, 1)
+            assert called(other, waiting) == [1]
+    finally:
+        for process in processes:
+            process.listener.stop()
+
+
 @pytest.mark.parametrize("said", ["²", "7" * 5000, "waiting ²"])
 def test_what_somebody_else_says_on_the_channel_does_no_harm(
     processes: list[Process], postgres_db: str, said: str
@@ -206,6 +232,6 @@ def test_what_somebody_else_says_on_the_channel_does_no_harm(
     putter, *waiting = processes
     all_wait(waiting, putter)
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
-        db.execute("SELECT pg_notify('tubes_tasks', %s)", [said])
+        db.execute("SELECT pg_notify(%s, %s)", [putter.listener._channel, said])
     putter.listener.notify(TUBE, 2)
     assert sorted(called(*waiting)) == [0, 1]
