@@ -172,7 +172,11 @@ class Api(Suite):
         assert ids(tube.tasks(State.BURIED)) == ids(tasks[1:4])
         assert ids(tube.tasks("r", limit=2)) == [tasks[0].id, tasks[4].id]
         assert ids(tube.tasks("r", after=tasks[4].id)) == ids(tasks[5:])
+        assert ids(tube.tasks(State.BURIED, after=tasks[1].id, limit=1)) == [tasks[2].id]
         assert tube.tasks(State.TAKEN) == tube.tasks(State.DELAYED) == tube.tasks(State.DONE) == []
+        held = take(tube)
+        assert tube.tasks(State.TAKEN) == tube.tasks(State.TAKEN, after=held.id - 1) == [held]
+        assert tube.tasks(State.TAKEN, after=held.id) == []
 
     def test_put_many_returns_what_it_stored_and_nothing_for_nothing(self, tube: Tube) -> None:
         tasks = tube.put_many(iter("abc"))
