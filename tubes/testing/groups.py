@@ -82,6 +82,16 @@ class Groups(Suite):
         assert take(tube).id == tasks[0].id
 
     @needs("grouped")
+    def test_a_released_task_heeds_an_older_one_that_was_kicked_meanwhile(self, tube: Tube) -> None:
+        first, second = self.in_order([tube.put(n, utube="a") for n in range(2)])
+        tube.bury(first)
+        task = take(tube)
+        assert task.id == second.id
+        tube.kick()
+        tube.release(task)
+        assert take(tube).id == first.id
+
+    @needs("grouped")
     def test_a_kick_into_a_busy_sub_queue_breaks_nothing(self, tube: Tube) -> None:
         """Upstream hung here: bury, kick, put and two takes in one sub-queue."""
         one, two = self.in_order([tube.put(n, utube="a") for n in range(2)])
