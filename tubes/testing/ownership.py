@@ -123,6 +123,16 @@ class Ownership(Suite):
         (done,) = tube.ack_many([new, old] if newest_first else [old, new])
         assert (done.id, done.attempts) == (new.id, 2)
 
+    def test_ack_many_leaves_what_this_session_has_taken_anew(self, tube: Tube) -> None:
+        for n in range(2):
+            tube.put(n, **self.apart(n))
+        old, other = tube.take_many(2, 0)
+        tube.release(old)
+        new = take(tube)
+        assert new.id == old.id
+        assert ids(tube.ack_many([old, other])) == [other.id]
+        assert tube.tasks("t") == [new]
+
     def test_a_session_has_one_name(self, queue: Queue) -> None:
         assert queue.identify() == queue.identify() == queue.identify(queue.identify())
         assert isinstance(queue.identify(), uuid.UUID)
