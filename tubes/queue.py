@@ -190,7 +190,8 @@ class Queue:
         def step(tx: Any) -> tuple[TubeRecord, Driver]:
             tx.begin()
             record = self._record(tx, name)
-            if record is not None and not self.store.has_tube(tx, record):
+            is_there = record is not None and self.store.has_tube(tx, record)
+            if record is not None and not is_there:
                 record = self._record(tx, name)  # a drop was cut short, and has been ended now
             if record is None:
                 record = self.store.add_tube(tx, name, type, stored, temporary)
@@ -201,7 +202,10 @@ class Queue:
                 raise TubeExists(name)
             if record.type != type:
                 raise TubeExists(name, f" as a {record.type}, not a {type}")
-            return record, self._make_driver(definition, record)
+            driver = self._make_driver(definition, record)
+            if not is_there:
+                driver.start(tx)  # where it lies, it was never made, or all was lost
+            return record, driver
 
         record, driver = guarded(self.store.transact, step)
         tube = self._opened(record, driver)

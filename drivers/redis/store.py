@@ -328,7 +328,11 @@ class RedisStore(Renewable):
         after: bytes = self._ask(scripts.ADD_TUBE, tube.name, tube.id, entry)
         if after:
             self._after[tube.id] = after.decode()
-            self._run_on(tube.id, scripts.OPEN, after)
+            try:
+                self._run_on(tube.id, scripts.OPEN, after)
+            except StoreUnavailable:  # a node of a Cluster is away, and not the catalogue's
+                self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, 0)
+                raise
         return bool(after)
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:

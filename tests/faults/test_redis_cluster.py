@@ -222,6 +222,35 @@ def test_a_replica_is_found_that_has_taken_over_from_the_only_master(
         assert task is not None and task.data == "x"
 
 
+def test_a_tube_whose_node_is_away_is_not_made(cluster: RedisCluster) -> None:
+    away = next(node for node in cluster.nodes if node is not owner_of(cluster, SESSIONS))
+    with tubes.connect(cluster.url, sweep=False, busy_timeout=0.1) as queue:
+        assert away.pid is not None
+        os.kill(away.pid, signal.SIGSTOP)
+        names = iter(f"tube_{number}" for number in range(99))
+        try:
+            with pytest.raises(tubes.StoreUnavailable):
+                for name in names:
+                    queue.create_tube(name, "fifo")
+            assert name not in queue.tubes()
+        finally:
+            os.kill(away.pid, signal.SIGCONT)
+        queue.create_tube(name, "fifo").put("x")
+
+
+def test_a_tube_whose_node_has_lost_everything_is_made_anew_by_who_creates_it(
+    connect: Connect, cluster: RedisCluster
+) -> None:
+    queue = connect()
+    made = (queue.create_tube(f"tube_{number}", "fifo") for number in range(99))
+    tube = next(tube for tube in made if owner_of(cluster, slot_of(tube)) is not owner_of(cluster, SESSIONS))
+    owner_of(cluster, slot_of(tube)).command("FLUSHALL")
+    with pytest.raises(tubes.NoSuchTube):
+        tube.put("x")
+    assert queue.create_tube(tube.name, "fifo", if_not_exists=True) is tube
+    tube.put("x")
+
+
 def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
     """A socket says nothing of where the others are; without a host it is this one."""
     with redis.Redis.from_url(redis_cluster) as client:
