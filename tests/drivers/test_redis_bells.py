@@ -83,6 +83,9 @@ def test_whatever_can_be_taken_calls_who_waits(
     assert heard(queue.sweep) == 2
     assert heard(lambda: other.tube["jobs"].take(0)) == 0
     assert heard(other.close) == 1
+    jobs.put_many("de", delay=5)
+    clock.advance(5)
+    assert heard(lambda: jobs.take(0)) == 2  # which settles what is due
     for time_is, calls in (("ttl", frees), ("ttr", 1)):
         options: Any = {time_is: 3}
         jobs.truncate()
