@@ -185,10 +185,6 @@ class Recording:
         outcome.stats = {name: stats.copy() for name, stats in self._expected.items()}
         return outcome
 
-    def finish(self, late: Sequence[Any]) -> list[tuple[str, Any]]:
-        """What ended in the background after the last step."""
-        return [(label, self._ended(label, result)) for label, result in late]
-
     # Tasks
 
     def _key(self, tube: str, id: Any) -> Any:

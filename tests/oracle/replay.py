@@ -118,13 +118,15 @@ class Replay:
 
     def _finish(self) -> None:
         told = self._model.finish()
-        late = Outcome(woke=self._recording.finish(self._case.late))
+        late = self._recording.outcome({"op": "sleep", "woke": self._case.late}, self._model, told)
         for outcome in (late, told):
             self._arrange(outcome)
-        if not self._report.parted and not same(tuple(late.woke), tuple(told.woke)):
-            raise Disagreement(
-                f"{self._case.name}, after the last step: expected {late.woke}, the model has {told.woke}"
-            )
+        if not same(tuple(late.woke), tuple(told.woke)):  # of the rest nothing was recorded
+            self._report.parted |= self._recording.parting(self._case, self._model.partings)
+            if not self._report.parted:
+                raise Disagreement(
+                    f"{self._case.name}, after the last step: expected {late.woke}, the model has {told.woke}"
+                )
         if self._stage is not None:
             done = self._stage.finish(self._model.instants)
             self._arrange(done)
