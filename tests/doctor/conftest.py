@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,17 @@ def drain(tube: tubes.Tube) -> list[Any]:
         data.append(task.data)
     assert tube.statistics()["tasks"]["total"] == 0
     return data
+
+
+def use_beside_unreadable_jobs(url: str, type: str) -> None:
+    """The tube ``others`` can be used as ever; ``jobs``, whose entry cannot be read, not at all."""
+    with tubes.connect(url) as queue:
+        assert queue.tubes() == ["others", "jobs"] and queue.sweep() == 0
+        assert len(drain(queue.tube.others)) == 9
+        for use in (
+            queue.get_tube,
+            queue.drop_tube,
+            partial(queue.create_tube, type=type, if_not_exists=True),
+        ):
+            with pytest.raises(tubes.StoreError, match="entry of tube 'jobs' cannot be read: "):
+                use("jobs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,7 +13,7 @@ import tubes
 from tubes.clock import pause
 from tubes.doctor import Doctor, Kind
 
-from .conftest import Patient, drain, fill
+from .conftest import Patient, drain, fill, use_beside_unreadable_jobs
 
 NOBODY = "f" * 32
 """A session that is not there."""
@@ -439,16 +438,7 @@ def test_a_tube_whose_options_cannot_be_read_costs_the_others_nothing(patient: P
     fill(patient.opened[0], "fifo", "others")
     patient.opened[0].create_tube("jobs", "fifottl", ttr=1)
     patient.sql("UPDATE tubes_tube SET options = ? WHERE name = 'jobs'", options)
-    with tubes.connect(patient.url) as queue:
-        assert queue.tubes() == ["others", "jobs"] and queue.sweep() == 0
-        assert len(drain(queue.tube.others)) == 9
-        for use in (
-            queue.get_tube,
-            queue.drop_tube,
-            partial(queue.create_tube, type="fifottl", if_not_exists=True),
-        ):
-            with pytest.raises(tubes.StoreError, match="entry of tube 'jobs' cannot be read: "):
-                use("jobs")
+    use_beside_unreadable_jobs(patient.url, "fifottl")
     said = patient.doctor("--fix")
     assert (said.status, [(each["kind"], each["tube"]) for each in said.findings]) == (
         1,

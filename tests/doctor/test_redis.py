@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,7 @@ import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
 from tubes.doctor import Doctor, Finding, Kind
 
-from .conftest import Said, drain, fill
+from .conftest import Said, drain, fill, use_beside_unreadable_jobs
 from .test_healthy import TYPES, WORKER
 
 NOBODY = "f" * 32
@@ -376,16 +376,7 @@ ENTRY = {"id": 7, "order": 9, "after": 0, "type": "fifo", "options": {}, "tempor
 def test_a_tube_whose_entry_cannot_be_read_costs_the_others_nothing(entry: str, patient: Patient) -> None:
     fill(patient.opened[0], "fifo", "others")
     patient.do("HSET", ":tubes", "jobs", entry)
-    with tubes.connect(patient.url) as queue:
-        assert queue.tubes() == ["others", "jobs"] and queue.sweep() == 0
-        assert len(drain(queue.tube.others)) == 9
-        for use in (
-            queue.get_tube,
-            queue.drop_tube,
-            partial(queue.create_tube, type="fifo", if_not_exists=True),
-        ):
-            with pytest.raises(tubes.StoreError, match="entry of tube 'jobs' cannot be read: "):
-                use("jobs")
+    use_beside_unreadable_jobs(patient.url, "fifo")
     assert run(["ls", "--url", patient.url]) == UNAVAILABLE
     shown, told = patient.capture()
     assert "others" in shown and "? (cannot be used)" in shown

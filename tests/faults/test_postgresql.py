@@ -586,8 +586,8 @@ def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: 
     tube.put("slow")
     task = other.tube.jobs.take(timeout=0)
     assert task is not None
-    looks, driver = 0, tube.driver
-    expire = driver.expire
+    driver: Any = tube.driver
+    looks, expire = 0, driver.expire
 
     def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal looks
@@ -596,8 +596,8 @@ def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: 
 
     with other.transaction() as unit:
         other.tube.jobs.touch(task, 60, unit=unit)
-        time.sleep(0.25)
-        setattr(driver, "expire", counted)  # noqa: B010
+        time.sleep(0.25)  # its ttr is over, by the server's clock
+        driver.expire = counted
         assert tube.take(timeout=0.3) is None
         with pytest.raises(tubes.TubeFull):
             tube.put("more", timeout=0.3)
