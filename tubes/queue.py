@@ -38,7 +38,7 @@ from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import FLOOR, Sweeper
 from tubes.task import State
-from tubes.tube import HELD_UP, Tube
+from tubes.tube import Tube, seconds_until
 from tubes.waiting import room
 
 LOOK_EVERY = 0.05
@@ -485,7 +485,8 @@ class Queue:
                 counts.flushed(deltas)
 
     def _background(self) -> float | None:
-        self._next_sweep_ms = self.clock.now_ms() + FLOOR * 1000
+        began = self.clock.now_ms()
+        self._next_sweep_ms = began + FLOOR * 1000
         try:
             self.store.prove_life()
             if not self._sweeps:
@@ -498,7 +499,7 @@ class Queue:
             if self.is_closed:  # while it swept
                 return None
             raise
-        dues: list[int] = []
+        pauses: list[float] = []
         for tube in self._open_all():
             try:
                 due = tube.next_due_ms()
@@ -506,11 +507,8 @@ class Queue:
                 if not tube.place.is_apart:
                     raise
             else:
-                dues += [] if due is None else [due]
-        if not dues:
-            return None
-        seconds = (min(dues) - self.clock.now_ms()) / 1000
-        return seconds if seconds > 0 else HELD_UP
+                pauses += [] if due is None else [seconds_until(due, began, self.clock.now_ms())]
+        return min(pauses, default=None)
 
     # Life
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HELD_UP = 0.1
-"""Seconds until another look where something is due and cannot be done: an open transaction has it locked."""
+"""Seconds at most until another look where something is due and cannot be done: an open transaction has it locked."""
 
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
@@ -61,6 +61,17 @@ BURY_TRIES = 100
 
 _READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
 _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
+
+
+def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
+    """How long to wait for what is due then, after one has tried to do all that was due at ``tried_ms``.
+
+    What has become due since is done at once. What was due already is held up, and looked at again after as long as it
+    has been so: two who settle the same hold each other up for a moment, an open transaction may for hours.
+    """
+    if due_ms > tried_ms:
+        return max(due_ms - now_ms, 0) / 1000
+    return min(max(tried_ms - due_ms, 1) / 1000, HELD_UP)
 
 
 class Tube:
@@ -183,6 +194,7 @@ class Tube:
             while True:
                 pause = remaining = self._remaining(deadline)
                 is_first, _ = waiters.heed(self._room, signal)
+                tried = self._clock.now_ms()
                 if is_first or remaining == 0.0:
                     self.expire()
                     changes = self._commit(step)
@@ -193,7 +205,7 @@ class Tube:
                 if remaining == 0.0:
                     raise TubeFull(self.name, self._capacity, wanted)
                 if is_first:
-                    pause = self._until_due(remaining)
+                    pause = self._until_due(tried, remaining)
                 interruptible(self._clock.wait, signal, pause)
         finally:
             waiters.leave(self._room, signal)
@@ -372,17 +384,16 @@ class Tube:
         if self._unknown:
             self._give_back_unknown()
         is_ready, due = self._look()
-        if is_ready or due == 0.0 or self.ended or self._store.deaths_suspected():
+        tried = self._clock.now_ms()
+        if is_ready or (due is not None and due <= tried) or self.ended or self._store.deaths_suspected():
             self._take_now(limit, kept)
             if not kept:
                 due = self._look()[1]
-                if due == 0.0:
-                    due = HELD_UP
-        return due
+        return None if due is None else seconds_until(due, tried, self._clock.now_ms())
 
-    def _look(self) -> tuple[bool, float | None]:
-        """Without a write: whether a task is ready, and in how many seconds the next thing is due."""
-        driver, clock = self.driver, self._clock
+    def _look(self) -> tuple[bool, int | None]:
+        """Without a write: whether a task is ready, and the instant of the next thing that time does here."""
+        driver = self.driver
 
         def look(tx: Any) -> tuple[bool, int | None]:
             is_ready = driver.can_take(tx)
@@ -390,8 +401,7 @@ class Tube:
                 raise NoSuchTube(self.name)
             return is_ready, driver.next_due(tx)
 
-        is_ready, due_ms = self.place.read(look)
-        return is_ready, None if due_ms is None else max(due_ms - clock.now_ms(), 0) / 1000
+        return self.place.read(look)
 
     def _give_back(self, tasks: Sequence[Task]) -> None:
         if not tasks:
@@ -835,12 +845,11 @@ class Tube:
         left = deadline - self._clock.monotonic()
         return left if left > 1e-6 else 0.0  # sums of floats are that exact
 
-    def _until_due(self, remaining: float | None) -> float | None:
+    def _until_due(self, tried: int, remaining: float | None) -> float | None:
         due = self.next_due_ms()
         if due is None:
             return remaining
-        pause = (due - self._clock.now_ms()) / 1000
-        pause = pause if pause > 0 else HELD_UP
+        pause = seconds_until(due, tried, self._clock.now_ms())
         return pause if remaining is None else min(pause, remaining)
 
     def _described(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from faults.harness import TYPES, eventually
 
 import tubes
-from tubes.clock import SystemClock
+from tubes.clock import Signal, SystemClock
 from tubes.testing import FakeClock
 
 Connect = Callable[..., tubes.Queue]
@@ -147,3 +148,50 @@ def test_a_real_clock_that_steps_back_stops_no_background_sweep(connect: Connect
     clock.offset_ms = 3_600_000
     task = tube.take(timeout=10)
     assert task is not None and task.data == "before"
+
+
+class Passing(FakeClock):
+    """Whoever waits lets the time pass."""
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        assert timeout is not None
+        self.advance(timeout)
+        return False
+
+
+@pytest.mark.parametrize("verb", ["take", "put"])
+def test_what_becomes_due_while_one_tries_is_done_at_once(connect: Connect, verb: str) -> None:
+    """A transaction takes its milliseconds, and in each of them the next task's time may be over."""
+    clock = Passing()
+    tube = connect(clock=clock, sweep=False).create_tube("jobs", "limfifottl", capacity=2)
+    tube.bury(tube.put("over", ttl=1 if verb == "take" else 2))
+    tube.put("next", delay=2)
+    began, driver, seconds = clock.now_ms(), tube.driver, iter((1, 1))
+    step = getattr(driver, verb)
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        done = step(*arguments, **named)
+        clock.advance(next(seconds, 0))
+        return done
+
+    setattr(driver, verb, slow)
+    if verb == "take":
+        task = tube.take(timeout=60)
+        assert task is not None and task.data == "next"
+    else:
+        tube.put("more", timeout=60)
+    assert clock.now_ms() - began == 2000
+
+
+def test_what_becomes_due_while_one_sweeps_is_done_at_once(connect: Connect) -> None:
+    """As with many tubes, or with callbacks that take their time."""
+    clock = FakeClock()
+    queue: Any = connect(clock=clock, sweep=False)
+    first, second = (queue.create_tube(name, "fifottl") for name in ("first", "second"))
+    first.put("x", ttl=2)
+    second.put("y", ttl=1)
+    second.on_task_change(lambda task, event: clock.advance(1))
+    clock.advance(1)
+    queue._sweeps = True
+    assert queue._background() == 0.0
+    assert [first.statistics()["calls"]["ttl"], second.statistics()["calls"]["ttl"]] == [0, 1]
