@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from tubes.errors import BadOption, IncompleteDriver
+from tubes.errors import BadOption, IncompleteDriver, StoreBusy
 from tubes.options import sub_queue_name
 from tubes.task import DELAYED, PUT, READY, Event, State, Task, make_task
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 STEP_LIMIT = 1000
 """Tasks that one step settles at most, so that a transaction stays short."""
+
+
+class TasksLocked(StoreBusy):
+    """Others have locked all that a step is about, and it did not wait for them. No verb raises it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,10 @@ class Driver(Protocol):
         ...
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        """Make up to ``limit`` tasks that ``owner`` holds ready (event RELEASE); ``None``: of everybody."""
+        """Make up to ``limit`` tasks that ``owner`` holds ready (event RELEASE); ``None``: of everybody.
+
+        What others have locked of one owner's is not waited for; TasksLocked if there is nothing else.
+        """
         ...
 
     def peek(self, tx: Any, ids: Sequence[int]) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from tubes.driver import (
     Features,
     NewTask,
     Ref,
+    TasksLocked,
     TubeRecord,
     new_item,
     new_ref,
@@ -696,7 +697,7 @@ class Tube:
         self.place.check_reachable()
         released = 0
         for session in [*self.ended]:
-            with suppress(StoreBusy):
+            with suppress(TasksLocked):
                 while count := self._release_some(session):
                     released += count
                 self.ended.discard(session)

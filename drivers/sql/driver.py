@@ -11,13 +11,14 @@ from tubes.driver import (
     Change,
     NewTask,
     Ref,
+    TasksLocked,
     TubeRecord,
     TubeType,
     first_due,
     new_change,
     put_change,
 )
-from tubes.errors import BadOption, NotSupported, StoreBusy
+from tubes.errors import BadOption, NotSupported
 from tubes.options import sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
@@ -344,7 +345,7 @@ class SqlDriver:
             rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
             held = self._hold(tx, rows, waits=False)  # the dead may have left an open transaction
             if rows and not held:
-                raise StoreBusy(f"others have locked tasks of tube {self._name!r} whose session is over")
+                raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:

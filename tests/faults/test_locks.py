@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Crew, eventually, heard, tell
+from faults.harness import HOLDER, Crew, eventually, heard, tell
 
 import tubes
 
@@ -159,6 +159,30 @@ def test_a_stopped_process_that_holds_a_transaction_hangs_nobody(crew: Crew) -> 
         crew.kill(worker)
         tube.put("after")
         assert [task.data for task in tube.tasks("r")] == ["after"]
+
+
+def test_a_rescue_waits_for_a_lock_once_and_not_for_each_tube(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    queue = connect(busy_timeout=0.1, sweep=False)
+    names = ["a", "b", "c", "d"]
+    tubes_ = [queue.create_tube(name, "fifo") for name in names]
+    for tube in tubes_:
+        tube.put("x")
+    holder = process(HOLDER, f"sqlite:///{db}", *names)
+    assert heard(holder) == "holds"
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        tubes_[0].on_task_change(lambda task, event: other.execute("BEGIN IMMEDIATE"))
+        holder.kill()
+        holder.wait()
+        with pytest.raises(tubes.StoreBusy):
+            queue.sweep()
+        assert [len(tube.ended) for tube in tubes_] == [1, 0, 0, 0]  # it came no further
+        tubes_[0].on_task_change(None)
+        other.execute("ROLLBACK")
+    assert queue.sweep() == 3
+    for tube in tubes_:
+        assert tube.take(timeout=0) is not None
 
 
 def test_a_put_inside_one_s_own_transaction_without_its_unit_is_refused(connect: Connect) -> None:
