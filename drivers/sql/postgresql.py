@@ -128,9 +128,8 @@ class PostgresStore(Catalogue, Renewable):
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
         self.set_aside: set[str] = set()
-        self._shared = Shared.of(self._conninfo, self._namespace)
+        self._share()
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
-        self._pool = Pool(self._open_wire, self._kind, self._shared, self._what)
         try:
             try:
                 self._get_ready(migrate)
@@ -154,6 +153,10 @@ class PostgresStore(Catalogue, Renewable):
             self._pool.forget_idle()
             raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
+
+    def _share(self) -> None:
+        self._shared = Shared.of(self._conninfo, self._namespace)
+        self._pool = Pool(self._open_wire, self._kind, self._shared, self._what)
 
     def _get_ready(self, migrate: bool) -> None:
         self._bring_up(migrate)
@@ -221,6 +224,8 @@ class PostgresStore(Catalogue, Renewable):
         tries = 0
         while True:
             tries += 1
+            if tries > 1:
+                self.refresh()  # it may have been forked meanwhile, by a signal's handler
             is_over = False
             tx: PostgresTx | None = None
             wire: Wire | None = None
@@ -330,6 +335,8 @@ class PostgresStore(Catalogue, Renewable):
         tries = 0
         while True:
             tries += 1
+            if tries > 1:
+                self.refresh()
             try:
                 with self._pool.lent() as wire:
                     tx = PostgresTx(wire, SNAPSHOT)
@@ -538,6 +545,7 @@ class PostgresStore(Catalogue, Renewable):
         super().forked()
         self._inherited += (self._pool, self._listener, self._shared)  # never closed here
         Shared.forget_all()
+        self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
 
 
 def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:

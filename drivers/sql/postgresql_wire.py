@@ -134,6 +134,7 @@ class Wire:
         name = self._prepared.get(text)
         if name is None or begin:  # always, behind a pooler
             return self.pipeline(text, (given,), begin=begin)[0]
+        self._check_own(was_sent=False)
         pg = self._pg
         values = [_sent(value) for value in given]
         try:
@@ -144,6 +145,7 @@ class Wire:
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
         """Execute a statement once for each row, in one flight with what must come before it."""
+        self._check_own(was_sent=False)
         values = [[_sent(value) for value in row] for row in rows]
         before, after = self._around(begin)
         name = self._prepared.get(text)
@@ -170,6 +172,7 @@ class Wire:
 
     def simple(self, text: str) -> None:
         """Execute text without parameters or rows: BEGIN, COMMIT, LISTEN."""
+        self._check_own(was_sent=False)
         self._send(lambda: self._pg.send_query(text.encode()))
         self._read(self._answer())
 
@@ -301,6 +304,8 @@ class Wire:
                     return last
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
+        except Lost:
+            raise
         except BaseException as caught:
             with suppress(psycopg.Error):
                 pg.get_cancel().cancel()
@@ -358,6 +363,13 @@ class Wire:
     def _wait(self) -> None:
         """Wait until something has come, or until more can be sent of what the socket had no room for."""
         (self._poll_to_send if self._pg.flush() else self._poll).poll()
+        self._check_own(was_sent=True)
+
+    def _check_own(self, *, was_sent: bool) -> None:
+        """In a child that a signal's handler has forked in the middle of a call: what comes here is the parent's."""
+        if self._forks != _forks:
+            self.is_lost = True
+            raise Lost("it is the parent process's connection", was_sent=was_sent)
 
     def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost | Refused:
         self.is_lost = True

@@ -236,6 +236,35 @@ queue.close()
     assert lines == [child, str(seen), "['first', 'second']"]
 
 
+def test_a_child_that_goes_on_in_a_call_on_a_server_does_not_touch_its_connection(
+    postgres_queue_url: str,
+) -> None:
+    """A signal's handler has forked in the middle of it: what is sent and answered there is the parent's."""
+    code = """
+import os, sys, tubes
+from tubes.drivers.sql.postgresql_wire import Lost
+
+queue = tubes.connect(sys.argv[1], sweep=False)
+with queue.store._pool.lent() as wire:
+    wire.simple("BEGIN")
+    wire._pg.send_query(b"SELECT 7")
+    pid = os.fork()
+    if pid == 0:
+        for use in (lambda: wire.simple("ROLLBACK"), lambda: wire.execute("SELECT 1", ()), wire._wait):
+            try:
+                use()
+                print("went on", flush=True)
+            except Lost as error:
+                print(error.was_sent, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print(wire._read(wire._answer()).rows, wire.in_transaction)
+queue.close()
+"""
+    lines = run(code, postgres_queue_url).splitlines()
+    assert lines == ["False", "False", "True", "[(7,)] True"]
+
+
 def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: Path) -> None:
     """After a hundred forks the parent still works, and the database is in order."""
     queue = connect()
