@@ -88,7 +88,7 @@ Settings = tuple[int, str | None, int | None, int | None, int]
 
 
 class TaskSettings:
-    """Those of one tube's puts. What a put does not say comes from the tube, then from the type."""
+    """The settings of one tube's tasks: what a put does not say comes from the tube, then from the type."""
 
     def __init__(self, features: Features, tube: TubeRecord) -> None:
         ttl_ms = tube.options.get("ttl_ms")

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+A_MOMENT = 0.01
+"""Seconds that somebody who settles what is due may hold up others who would."""
+
 HELD_UP = 0.1
 """Seconds at most until another look where something is due and cannot be done: an open transaction has it locked."""
 
@@ -67,12 +70,14 @@ _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
 def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
     """How long to wait for what is due then, after one has tried to do all that was due at ``tried_ms``.
 
-    What has become due since is done at once. What was due already is held up, and looked at again after as long as it
-    has been so: two who settle the same hold each other up for a moment, an open transaction may for hours.
+    What has become due since is done at once. What was due already is held up: for a moment, where another settles the
+    same just now, so it is tried again at once; by an open transaction, maybe for hours, so it is tried again after as
+    long as it has been due.
     """
     if due_ms > tried_ms:
         return max(due_ms - now_ms, 0) / 1000
-    return min(max(tried_ms - due_ms, 1) / 1000, HELD_UP)
+    overdue = (tried_ms - due_ms) / 1000
+    return min(overdue, HELD_UP) if overdue > A_MOMENT else 0.0
 
 
 class Tube:
