@@ -49,18 +49,6 @@ READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
 
 
-_forks = 0
-"""How many forks lie between this process and the first one."""
-
-
-def _forked() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
 class Refused(Exception):
     """The server refused a statement; the connection is fine. ``code`` is the SQLSTATE."""
 
@@ -103,7 +91,7 @@ class Wire:
         except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._pg = self._connection.pgconn
-        self._forks = _forks
+        self._opened_by = os.getpid()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
         self._poll_to_send = select.poll()
@@ -187,7 +175,7 @@ class Wire:
     @property
     def is_inherited(self) -> bool:
         """Whether this is a forked child of the process that opened it, which may go on to use it."""
-        return self._forks != _forks
+        return self._opened_by != os.getpid()
 
     @property
     def in_transaction(self) -> bool:
@@ -304,7 +292,7 @@ class Wire:
                     return last
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
-        except Lost:
+        except Lost:  # in a forked child: what is under way is the parent's, and not to be cancelled
             raise
         except BaseException as caught:
             with suppress(psycopg.Error):
@@ -367,7 +355,7 @@ class Wire:
 
     def _check_own(self, *, was_sent: bool) -> None:
         """In a child that a signal's handler has forked in the middle of a call: what comes here is the parent's."""
-        if self._forks != _forks:
+        if self.is_inherited:
             self.is_lost = True
             raise Lost("it is the parent process's connection", was_sent=was_sent)
 
