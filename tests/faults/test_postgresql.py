@@ -694,8 +694,8 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
     """The server may not know for hours that a host is gone. Its other tasks are ready at once, that one then."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube = queue.create_tube("jobs", type)
-    options = [{"utube": name} if type == "utube" else {} for name in "ab"]
-    locked, free = (tube.put(number, **each).id for number, each in enumerate(options))  # type: ignore[arg-type]
+    options: list[Any] = [{"utube": name} if type == "utube" else {} for name in "ab"]
+    locked, free = (tube.put(number, **each).id for number, each in enumerate(options))
     assert len(tube.take_many(2, 0)) == 2
     with pytest.raises(ConnectionError), queue.transaction() as unit:
         tube.ack(locked, unit=unit)
