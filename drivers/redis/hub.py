@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
@@ -72,12 +72,9 @@ class Hub:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: the parent's are not ours, and are never closed here."""
-        cls._inherited = [*cls._inherited, cls._all]
+        """In a forked child: the parent's are not ours."""
         cls._all = {}
         cls._lock = threading.Lock()
-
-    _inherited: ClassVar[list[Any]] = []
 
     def empty_after_restart(self, wire: Wire, keys: Keys, now: int) -> None:
         """What a temporary tube held before its server was started is gone."""

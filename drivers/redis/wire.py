@@ -16,6 +16,7 @@ from redis import exceptions
 
 from tubes.errors import OutcomeUnknown
 
+from ..forks import keep_from_children
 from .scripts import Argument, Keys, Script, packed
 
 NOT_NOW = (
@@ -66,6 +67,7 @@ class Wire:
         self.is_lost = False
         try:
             connection.connect()
+            keep_from_children(self)
         except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
             self.close()
             raise _refused(error) from error

@@ -114,7 +114,7 @@ class PostgresStore(Catalogue, Renewable):
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
         self._identity: Identity | None = None
-        self._inherited: list[Any] = []
+        self._share()
         self._open(migrate=bool(migrate))
 
     def __repr__(self) -> str:
@@ -128,7 +128,6 @@ class PostgresStore(Catalogue, Renewable):
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
         self.set_aside: set[str] = set()
-        self._share()
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
         try:
             try:
@@ -543,7 +542,6 @@ class PostgresStore(Catalogue, Renewable):
 
     def forked(self) -> None:
         super().forked()
-        self._inherited += (self._pool, self._listener, self._shared)  # never closed here
         Shared.forget_all()
         self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
 

@@ -33,7 +33,6 @@ class Pool:
         self._line: deque[threading.Lock] = deque()
         """Those who wait for a connection."""
         self._opened = 0
-        self._inherited: list[Wire] = []
         self._is_over = False
         """Whether what is given back is closed."""
 
@@ -62,8 +61,7 @@ class Pool:
             raise
 
     def give_back(self, wire: Wire) -> None:
-        if wire.is_inherited:  # the parent goes on in its transaction: it is neither ended nor closed here
-            self._inherited.append(wire)
+        if wire.is_inherited:  # and belongs to no pool of this process
             return
         if not wire.is_lost:
             try:

@@ -25,6 +25,7 @@ from psycopg.pq.abc import PGresult
 from tubes.errors import StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
+from ..forks import keep_from_children
 from .joined import Lender
 from .statements import Row
 
@@ -88,9 +89,10 @@ class Wire:
                 prepare_threshold=None,
                 client_encoding="utf8",
             )
+            self._pg = self._connection.pgconn
+            keep_from_children(self)
         except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
-        self._pg = self._connection.pgconn
         self._opened_by = os.getpid()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
@@ -122,7 +124,7 @@ class Wire:
         name = self._prepared.get(text)
         if name is None or begin:  # always, behind a pooler
             return self.pipeline(text, (given,), begin=begin)[0]
-        self._check_own(was_sent=False)
+        self._check_own()
         pg = self._pg
         values = [_sent(value) for value in given]
         try:
@@ -133,7 +135,7 @@ class Wire:
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
         """Execute a statement once for each row, in one flight with what must come before it."""
-        self._check_own(was_sent=False)
+        self._check_own()
         values = [[_sent(value) for value in row] for row in rows]
         before, after = self._around(begin)
         name = self._prepared.get(text)
@@ -141,7 +143,7 @@ class Wire:
         self._pg.enter_pipeline_mode()
         try:
             name = self._send_all(text, name, values, before, after)
-            answers = self._answers(are_piped=True)
+            answers = self._answers([], are_piped=True)
         finally:
             if not self.is_lost:
                 self._pg.exit_pipeline_mode()
@@ -160,7 +162,7 @@ class Wire:
 
     def simple(self, text: str) -> None:
         """Execute text without parameters or rows: BEGIN, COMMIT, LISTEN."""
-        self._check_own(was_sent=False)
+        self._check_own()
         self._send(lambda: self._pg.send_query(text.encode()))
         self._read(self._answer())
 
@@ -279,48 +281,48 @@ class Wire:
         return name
 
     def _answer(self) -> PGresult:
-        """Wait for the answer to one statement. An interrupt cancels it, unless it is done already."""
+        """Wait for the last answer to what was sent. An interrupt cancels it, unless it is done already."""
         pg = self._pg
         interrupt: BaseException | None = None
-        last: PGresult | None = None
+        answers: list[PGresult] = []
         try:  # nearly always there is one answer, and nothing comes between
             interruptible(self._wait)
             pg.consume_input()
-            if not pg.is_busy():
-                last = pg.get_result()
-                if last is not None and not pg.is_busy() and pg.get_result() is None:
-                    return last
+            while not pg.is_busy():
+                answer = pg.get_result()
+                if answer is None and answers:
+                    return answers[-1]
+                if answer is None:
+                    break
+                answers.append(answer)
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
-        except Lost:  # in a forked child: what is under way is the parent's, and not to be cancelled
-            raise
         except BaseException as caught:
-            with suppress(psycopg.Error):
-                pg.get_cancel().cancel()
+            self._cancel()
             interrupt = caught
-        return self._answers(interrupt, last)[-1]
+        return self._answers(answers, interrupt)[-1]
 
     def _answers(
         self,
+        answers: list[PGresult],
         interrupt: BaseException | None = None,
-        first: PGresult | None = None,
         *,
         are_piped: bool = False,
     ) -> list[PGresult]:
-        """Wait for all answers, but for those that came ``first`` and the ``interrupt`` that was seen to."""
+        """Wait for the rest of the answers, whatever came already and the ``interrupt`` that was seen to."""
         pg = self._pg
-        answers = [] if first is None else [first]
         while True:
             try:
                 answer = self._next()
-            except Lost:
+            except Lost as lost:
+                if interrupt is not None:
+                    raise interrupt from lost
                 if _are_done(answers):  # else the server has said why
                     raise
                 break
             except BaseException as caught:
                 if interrupt is None:
-                    with suppress(psycopg.Error):
-                        pg.get_cancel().cancel()
+                    self._cancel()
                 interrupt = caught
                 continue
             if answer is not None and answer.status != pq.ExecStatus.PIPELINE_SYNC:
@@ -333,7 +335,8 @@ class Wire:
                 self.is_lost = True
                 break
         if not answers:
-            raise self._gone(None, was_sent=True)
+            gone = self._gone(None, was_sent=True)
+            raise gone if interrupt is None else interrupt
         if interrupt is not None and not (_are_done(answers) and postponed(interrupt)):
             raise interrupt
         return answers
@@ -351,13 +354,17 @@ class Wire:
     def _wait(self) -> None:
         """Wait until something has come, or until more can be sent of what the socket had no room for."""
         (self._poll_to_send if self._pg.flush() else self._poll).poll()
-        self._check_own(was_sent=True)
 
-    def _check_own(self, *, was_sent: bool) -> None:
-        """In a child that a signal's handler has forked in the middle of a call: what comes here is the parent's."""
+    def _cancel(self) -> None:
+        if not self.is_inherited:  # what is under way is the parent's
+            with suppress(psycopg.Error):
+                self._pg.get_cancel().cancel()
+
+    def _check_own(self) -> None:
+        """In a child that a signal's handler has forked in the middle of a call, nothing was sent."""
         if self.is_inherited:
             self.is_lost = True
-            raise Lost("it is the parent process's connection", was_sent=was_sent)
+            raise Lost("it is the parent process's connection", was_sent=False)
 
     def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost | Refused:
         self.is_lost = True

@@ -105,6 +105,13 @@ def test_a_transaction_whose_first_statement_is_refused_can_only_be_rolled_back(
     wire.execute(INSERT, (2,))
 
 
+@pytest.mark.parametrize("before", range(4))
+def test_what_is_refused_after_others_of_one_text_is_told(wire: Wire, before: int) -> None:
+    with pytest.raises(Refused, match="division by zero"):
+        wire.simple("SELECT 1; " * before + "SELECT 1 / 0; SELECT 2")
+    assert wire.execute("SELECT 3", ()).rows == [(3,)]
+
+
 def test_of_several_rows_one_refused_row_stores_none(wire: Wire, db: psycopg.Connection) -> None:
     with pytest.raises(Refused):
         wire.pipeline(INSERT, [(1,), (2,), (1,), (3,)])
