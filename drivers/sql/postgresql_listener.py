@@ -72,6 +72,7 @@ class Listener(Stirred):
         self._beat = beat
         self._check = check
         self._beat_every = beat_every
+        self._failure = ""
         self._calls: Counter[int] = Counter()
         self._waiting: dict[int, _Announcement] = {}
         self._lock = threading.Lock()
@@ -118,13 +119,19 @@ class Listener(Stirred):
                 self._turn(wire)
             except (Lost, Refused, TubeError) as error:  # the calls say what is the matter, this tries again
                 if isinstance(error, Refused):
-                    log.warning("the listener was refused: %s", error)
+                    self._report(str(error))
                 if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
                     wire = None
                 pause(RECONNECT_EVERY)
         if wire is not None:
             wire.close()
+
+    def _report(self, failure: str) -> None:
+        """Say it once: a standby refuses for as long as it is one."""
+        if failure != self._failure:
+            self._failure = failure
+            log.warning("the listener was refused: %s", failure)
 
     def _rest(self) -> None:
         """Wait until there is a reason to connect."""
@@ -155,6 +162,7 @@ class Listener(Stirred):
             self._beat_at = now + self._beat_every
             self._forget_the_silent()  # also where nobody puts
             self._beat(wire)
+            self._failure = ""
         if not self.waiters:
             return
         if now - self._announced_at > SAY_EVERY and not self._is_pooled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,7 @@ from faults.harness import eventually
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql_listener import Listener
-from tubes.drivers.sql.postgresql_wire import Wire
+from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
 from tubes.clock import Signal
 
@@ -235,3 +236,45 @@ def test_what_somebody_else_says_on_the_channel_does_no_harm(
         db.execute("SELECT pg_notify(%s, %s)", [putter.listener._channel, said])
     putter.listener.notify(TUBE, 2)
     assert sorted(called(*waiting)) == [0, 1]
+
+
+def test_what_is_refused_again_and_again_is_said_once(
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a standby does, for as long as it is one; and once more when it is one again."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    refusals: list[float] = []
+    monkeypatch.setattr(postgresql_listener, "pause", refusals.append)
+    is_standby = threading.Event()
+    is_standby.set()
+    beats: list[Wire] = []
+
+    def connect() -> Wire:
+        wire = Wire(conninfo(postgres_db), "the test's database", "off")
+        if is_standby.is_set():
+            with pytest.raises(Refused):
+                wire.simple("BEGIN; SELECT 1/0")
+        return wire
+
+    def beat(wire: Wire) -> None:
+        if is_standby.is_set():
+            wire.simple("SELECT 1/0")
+        beats.append(wire)
+
+    listener = Listener(connect, "tubes", beat, bool, 0.01)
+    listener.start()
+    try:
+        eventually(lambda: len(refusals) > 3)
+        is_standby.clear()
+        eventually(lambda: beats)
+        assert len(caplog.records) == 1
+        is_standby.set()
+        seen = len(refusals)
+        eventually(lambda: len(refusals) > seen + 3)
+    finally:
+        listener.stop()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the listener was refused: current transaction is aborted, commands ignored until end of transaction block",
+        "the listener was refused: division by zero",
+        "the listener was refused: current transaction is aborted, commands ignored until end of transaction block",
+    ]
