@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.errors import StoreError
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 from tubes.store import Store
@@ -37,6 +38,10 @@ class Place:
         """Whether a call may be a part of a transaction over several."""
         self.reconnects = store.reconnects
         """Whether it may come back by itself when it cannot be reached, so that who waits goes on waiting."""
+
+    def fails_alone(self, error: StoreError) -> bool:
+        """Whether that is not for other tubes to bear: this place is away, or something is wrong with the tasks."""
+        return self.is_apart or type(error) is StoreError
 
     def check_reachable(self) -> None:
         """Raise StoreUnavailable if somebody has just waited for it in vain."""

@@ -349,8 +349,8 @@ class Queue:
                     continue
                 try:
                     released += tube.rescue()
-                except StoreError:
-                    if not tube.place.is_apart:
+                except StoreError as error:
+                    if not tube.place.fails_alone(error):
                         raise
                 self._is_rescue_left |= bool(tube.ended)
             if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
@@ -446,14 +446,14 @@ class Queue:
             except NoSuchTube:  # dropped elsewhere since
                 pass
             except StoreError as error:
-                if not tube.place.is_apart:
+                if not tube.place.fails_alone(error):
                     raise
                 failed = error
         if self._is_rescue_left and not any(tube.ended for tube in tubes):
             self._is_rescue_left = False
             self.store.set_aside.clear()  # the next look finds them, and forgets them
         self.flush_counts()
-        if failed is not None:  # what one tube's own place lacks is not for the others to bear
+        if failed is not None:
             raise failed
         return changed
 
@@ -503,8 +503,8 @@ class Queue:
         for tube in self._open_all():
             try:
                 due = tube.next_due_ms()
-            except StoreError:
-                if not tube.place.is_apart:
+            except StoreError as error:
+                if not tube.place.fails_alone(error):
                     raise
             else:
                 pauses += [] if due is None else [seconds_until(due, began, self.clock.now_ms())]

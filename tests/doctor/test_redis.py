@@ -388,6 +388,22 @@ def test_a_tube_whose_entry_cannot_be_read_costs_the_others_nothing(entry: str, 
     ]
 
 
+def test_a_tube_with_a_key_of_another_type_holds_up_no_other(patient: Patient) -> None:
+    """A sweep sees to the others, and then says what is wrong."""
+    queue = patient.opened[0]
+    damaged, other = (queue.create_tube(name, "fifottl") for name in ("jobs", "others"))
+    with tubes.connect(patient.url, sweep=False) as ending:
+        for tube in (damaged, other):
+            tube.put("held", ttr=100)
+            tube.put("late", delay=0.05)
+            assert ending.tube[tube.name].take(timeout=0) is not None
+        patient.do("SET", "due", "torn")
+    time.sleep(0.1)  # real time: the server's clock, by which the delay ends
+    with pytest.raises(tubes.StoreError, match="WRONGTYPE"):
+        queue.sweep()
+    assert [task.data for task in other.tasks("r")] == ["held", "late"]
+
+
 def test_the_tasks_of_a_tube_whose_number_cannot_be_read_come_back(patient: Patient) -> None:
     fill(patient.opened[0], "utubettl")
     number = patient.number
