@@ -199,7 +199,8 @@ class PostgresStore(Catalogue, Renewable):
         lock_timeout = str(max(int(self._busy_timeout * 1000), 1))
         silent, third = int(self._dead_after * 1000), max(int(self._dead_after / BEATS), 1)
         over_tcp = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
-        conninfo = f"connect_timeout=10 {over_tcp} {self._conninfo}"  # the user's own come last, and count
+        patience = "" if "PGCONNECT_TIMEOUT" in os.environ else "connect_timeout=10"
+        conninfo = f"{patience} {over_tcp} {self._conninfo}"  # the user's own come last, and count
         return Wire(conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
 
     def _open_wire(self) -> Wire:

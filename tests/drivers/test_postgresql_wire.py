@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -242,6 +243,22 @@ def test_a_queue_does_without_a_spare_connection_that_was_cut(
         with tubes.connect(postgres_db, sweep=False) as queue:
             assert queue.create_tube("jobs", "fifo").put(1).id == 1
         assert first.tubes() == ["jobs"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "in_url", "patience"), [("", "", "10"), ("7", "", "7"), ("7", "8", "8")]
+)
+def test_a_server_is_waited_for_as_long_as_the_user_says(
+    postgres_db: str, environment: str, in_url: str, patience: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if environment:
+        monkeypatch.setenv("PGCONNECT_TIMEOUT", environment)
+    url = f"{postgres_db}&connect_timeout={in_url}" if in_url else postgres_db
+    with (
+        tubes.connect(url, sweep=False, migrate=True) as queue,
+        cast("Any", queue.store)._pool.lent() as wire,
+    ):
+        assert wire._connection.info.get_parameters()["connect_timeout"] == patience
 
 
 def test_a_queue_that_cannot_be_used_leaves_no_connection(postgres_db: str, db: psycopg.Connection) -> None:
