@@ -7,10 +7,6 @@ from tubes.testing import ConformanceKit, PrivateKit
 from tubes.testing.through_asyncio import ThroughAsyncio
 
 
-class TestAwaitedFifo(ThroughAsyncio, ConformanceKit):
-    type = "fifo"
-
-
 class TestAwaitedLimfifottl(ThroughAsyncio, ConformanceKit):
     type = "limfifottl"
 
@@ -20,5 +16,5 @@ class TestAwaitedUtubettl(ThroughAsyncio, ConformanceKit):
 
 
 class TestAwaitedMemory(ThroughAsyncio, PrivateKit):
-    type = "fifottl"
+    type = "fifo"
     url = "sqlite://"

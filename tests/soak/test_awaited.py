@@ -15,6 +15,10 @@ from tubes.testing import ConformanceKit
 from tubes.testing.through_asyncio import ThroughAsyncio
 
 
+class TestAwaitedFifo(ThroughAsyncio, ConformanceKit):
+    type = "fifo"
+
+
 class TestAwaitedFifottl(ThroughAsyncio, ConformanceKit):
     type = "fifottl"
 
