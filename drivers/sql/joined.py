@@ -9,6 +9,7 @@ transaction. These lie in the ``info`` of the database connection, which all tha
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -235,6 +236,19 @@ def watch(dialect: Dialect) -> None:
             _watched.add(dialect)
             watch_savepoints(dialect)
             _watch_ends(dialect)
+        if not sa.event.contains(sa.Pool, "invalidate", _lost):
+            sa.event.listen(sa.Pool, "invalidate", _lost)
+
+
+def _lost(connection: Any, record: Any, _: Any) -> None:
+    """Called before SQLAlchemy closes a connection that broke or was interrupted: no dialect ends its transaction."""
+    joined: Joined | None = record.info.get(KEY)
+    if joined is not None and not joined.is_lent:
+        del record.info[KEY]
+        if isinstance(connection, sqlite3.Connection):
+            with suppress(sqlite3.Error):  # a result that is not read would keep it open, and the file locked
+                connection.rollback()
+        joined.ended(committed=False)
 
 
 def _watch_ends(dialect: Dialect) -> None:

@@ -125,18 +125,26 @@ class SqliteTx:
 def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any], T], tx: Any) -> T:
     """Run ``work`` in the transaction that is open on a connection; an error takes back what it did.
 
-    Unless SQLite has rolled back all of it, as it does when the disk is full.
+    Unless SQLite has rolled back all of it, as it does when the disk is full, or an interrupt has closed the
+    connection.
     """
     execute("SAVEPOINT tubes_step")
     try:
         return work(tx)
     except BaseException:
-        if db.in_transaction:
+        if _is_in_transaction(db):
             execute("ROLLBACK TO tubes_step")
         raise
     finally:
-        if db.in_transaction:
+        if _is_in_transaction(db):
             execute("RELEASE tubes_step")
+
+
+def _is_in_transaction(db: Any) -> bool:
+    try:
+        return bool(db.in_transaction)
+    except (sqlite3.ProgrammingError, ValueError):  # it is closed; the latter is what aiosqlite says
+        return False
 
 
 class SharedTx(SqliteTx):

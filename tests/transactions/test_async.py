@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -108,6 +109,31 @@ def test_the_async_door_joins_with_await(place: Place, kind: type) -> None:
 
     play(place, scene)
     assert place.rows() == ["row"]
+
+
+def test_a_cancelled_call_is_cancelled_and_ends_the_transaction(place: Place) -> None:
+    tube = place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        async with tubes.aio.connect(place.url, sweep=False) as queue:
+            jobs = await queue.tube.jobs
+            this: Any = asyncio.current_task()
+
+            def cancel(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+                if "tubes_task" in statement:
+                    this.cancel()
+
+            async with engine.connect() as connection:
+                await jobs.put("before", connection=connection)
+                sa.event.listen(connection.sync_connection, "before_cursor_execute", cancel)
+                with pytest.raises(asyncio.CancelledError):
+                    await jobs.put("cancelled", connection=connection)
+            gc.collect()  # aiosqlite's has the file locked until then
+            async with engine.begin() as connection:
+                await jobs.put("after", connection=connection)
+
+    play(place, scene)
+    assert [task.data for task in tube.tasks("r")] == ["after"]
 
 
 def test_many_tasks_join_transactions_of_their_own_at_once(postgres_place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,29 @@ def test_a_connection_that_is_closed_or_forgotten_rolls_back(place: Place) -> No
     tube.put("later")
     assert place.changes == [("put", "later")]
     assert [task.data for task in tube.tasks("r")] == ["later"]
+
+
+def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -> None:
+    """SQLAlchemy closes the connection then: nobody waits for what was in it, or goes on in it."""
+    tube = place.tube()
+
+    def interrupt(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "tubes_tube" in statement:
+            signal.raise_signal(signal.SIGINT)
+
+    with place.engine.connect() as connection:
+        unit = place.queue.join_transaction(connection)
+        tube.put("before", connection=connection)
+        sa.event.listen(connection, "after_cursor_execute", interrupt)
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            tube.put("interrupted", connection=connection)
+        with pytest.raises(tubes.BadOption, match="over"):
+            tube.put("in nothing", unit=unit)
+    with place.engine.begin() as connection:
+        tube.put("after", connection=connection)
+    assert place.changes == [("put", "after")]
+    assert [task.data for task in tube.tasks("r")] == ["after"]
+    assert interrupted.traceback  # in which there is a result that was not read
 
 
 def test_each_transaction_on_a_connection_is_one_of_its_own(place: Place) -> None:
