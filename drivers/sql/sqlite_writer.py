@@ -285,7 +285,8 @@ class SqliteWriter:
         self._holder = get_ident()
         tx = SqliteTx(self, self.db)
         try:
-            tx.begin()
+            with self._translating():
+                tx.begin()
             try:
                 yield tx
             finally:
@@ -295,11 +296,9 @@ class SqliteWriter:
                 raise StoreUnavailable(
                     "this transaction is the parent process's: a forked child cannot commit it"
                 )
-            self.db.execute("COMMIT")
+            with self._translating():
+                self.db.execute("COMMIT")
             on_commit()
-        except sqlite3.Error as error:
-            self._roll_back()
-            raise translated(error, self._what) from error
         except BaseException:
             self._roll_back()
             raise
@@ -311,8 +310,13 @@ class SqliteWriter:
     def within(self, tx: SqliteTx, work: Callable[[Any], T]) -> T:
         """Run ``work`` in such a transaction; an error takes back what it did, and nothing else."""
         self._check_stands()
-        try:
+        with self._translating():
             return in_savepoint(self.db, self.db.execute, work, tx)
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,17 @@ def test_errors_inside_are_of_our_tree(place: Place, how: str) -> None:
     assert caught.value.__cause__ is not None
     tube.put("z")
     assert place.changes == [("put", "z")]
+
+
+def test_an_error_of_the_user_s_own_database_is_left_as_it_is(place: Place) -> None:
+    """Whatever goes wrong there, the queue's has not failed."""
+    tube = place.tube()
+    with closing(sqlite3.connect(":memory:")) as theirs:
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            with place.queue.transaction() as unit:
+                tube.put("x", unit=unit)
+                theirs.execute("SELECT * FROM nowhere")
+    assert place.changes == [] and tube.tasks("r") == []
 
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
