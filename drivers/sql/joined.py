@@ -372,8 +372,11 @@ class Lender:
             if not connection.invalidated:  # else it was lost, and nobody uses it again
                 connection.info.pop(KEY, None)
             connection.close()
-        while self._cursors:  # a result that is not read to its end would keep all that follow from writing
-            self._cursors.pop().close()
+        # A result that is not read to its end would keep all that follow from writing
+        for cursor in [*self._cursors]:
+            with suppress(Exception):  # the queue was closed meanwhile
+                cursor.close()
+        self._cursors.clear()
 
     def _about_to_execute(self, connection: sa.Connection, cursor: Any, *_: Any) -> None:
         if self._check is not None:

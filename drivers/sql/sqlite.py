@@ -426,8 +426,10 @@ class SqliteStore(Catalogue, Renewable):
         if self._reader is not None:
             with self._reading:
                 self._reader.close()
-        with suppress(sqlite3.Error):
-            db.close()
+        # Inside a transaction a result that is not read would keep that open, and the file locked
+        for end in (db.rollback, db.close):
+            with suppress(sqlite3.Error):
+                end()
         if self._shared is not None:
             self._shared.listener.remove_check(self.deaths_suspected)
             self._shared.release()

@@ -214,6 +214,22 @@ def test_a_queue_that_is_closed_inside_a_transaction_commits_nothing(place: Plac
     assert place.changes == [] and place.connect().tube.jobs.tasks("r") == []
 
 
+@pytest.mark.parametrize("error", [KeyError, None])
+def test_a_queue_that_is_closed_over_a_result_leaves_nothing_locked(
+    sqlite_place: Place, error: type[Exception] | None
+) -> None:
+    """And the user's own error comes first."""
+    tube = sqlite_place.tube()
+    tube.put("x")
+    with pytest.raises(error or tubes.StoreUnavailable), sqlite_place.queue.transaction() as unit:
+        result = unit.connection.execute(sa.text("SELECT * FROM tubes_task"))
+        sqlite_place.queue.close()
+        if error is not None:
+            raise error
+    sqlite_place.connect(busy_timeout=0.1).tube.jobs.put("y")
+    result.close()
+
+
 def test_a_put_in_a_unit_cannot_wait(place: Place) -> None:
     tube = place.tube("limfifottl", capacity=1)
     with place.queue.transaction() as unit:
