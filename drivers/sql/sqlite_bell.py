@@ -101,7 +101,8 @@ class Board:
         return word, connection, bell
 
     def _write(self, slot: int, word: int, connection: int, bell: int) -> None:
-        _WORDS.pack_into(self._memory, SLOTS + slot * _WORDS.size, word, connection, bell)
+        start = SLOTS + slot * _WORDS.size
+        self._memory[start : start + _WORDS.size] = _WORDS.pack(word, connection, bell)
 
 
 class Bell:

@@ -31,7 +31,8 @@ class Listener:
         self._path = path
         self._locks = locks
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._entering = threading.Lock()
+        """Held by those who begin to wait, and who end that: what they use is not closed meanwhile."""
         self._bell: Bell | None = None
         self._wanted = threading.Event()
         self._db: sqlite3.Connection | None = None
@@ -49,7 +50,8 @@ class Listener:
 
     def stop(self) -> None:
         """End the thread; waits for it, unless it is the one that calls."""
-        self.is_over = True
+        with self._entering:
+            self.is_over = True
         self._wanted.set()
         if self._bell is not None:
             self._bell.stir()
@@ -72,20 +74,17 @@ class Listener:
     # Those who wait
 
     def _on_wait(self) -> None:
-        if self.is_over:
-            return
-        if self._bell is not None:
-            self._arm(self._bell)
-        self._wanted.set()
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    try:
-                        self._bell, self._thread = self._started()
-                    except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
-                        raise StoreUnavailable(
-                            f"nobody can wait for SQLite file {self._path}: {error}"
-                        ) from error
+        with self._entering:
+            if self.is_over:
+                return
+            if self._bell is not None:
+                self._arm(self._bell)
+                self._wanted.set()
+                return
+            try:
+                self._bell, self._thread = self._started()
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                raise StoreUnavailable(f"nobody can wait for SQLite file {self._path}: {error}") from error
 
     def _started(self) -> tuple[Bell, threading.Thread]:
         bell = Bell()
@@ -99,8 +98,9 @@ class Listener:
         return bell, thread
 
     def _on_nobody(self) -> None:
-        if not self.is_over:
-            self._locks.disarm()
+        with self._entering:
+            if not self.is_over:
+                self._locks.disarm()
 
     def _arm(self, bell: Bell) -> None:
         self._locks.arm(bell.number, (key for key in list(self.waiters.line) if isinstance(key, int)))

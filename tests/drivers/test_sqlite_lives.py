@@ -87,6 +87,16 @@ def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: P
     file.call(1, 1)
 
 
+def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks whether a connection lives lets other threads run."""
+    file = LockFile(str(tmp_path / "tubes"))
+    file.board.arm(1, 77, [5])
+    monkeypatch.setattr(file, "is_alive", lambda connection: file.close() is None)
+    file.call(5, 1)
+
+
 def test_threads_open_and_close_lock_files_at_the_same_time(tmp_path: Path) -> None:
     """Of several databases, and each lets go while others come and go."""
 

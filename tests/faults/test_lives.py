@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,30 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
     waiter.join(30)
     assert [task.data for task in got] == ["x"]
     queue.drop_tube(other.tube.jobs) if tube.ack(got[0]) else None
+
+
+@pytest.mark.parametrize("step", ["arm", "disarm"])
+def test_a_queue_that_is_closed_where_a_take_begins_or_ends_its_wait_ends_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    locks: Any = queue.store._locks  # type: ignore[attr-defined]
+    does, closing = getattr(locks, step), threading.Thread(target=queue.store.close)
+
+    def closed_meanwhile(*given: Any) -> None:
+        if closing.ident is None:
+            closing.start()
+            closing.join(0.1)  # unless it waits for this
+        does(*given)
+
+    monkeypatch.setattr(locks, step, closed_meanwhile)
+    with suppress(tubes.StoreUnavailable):
+        assert tube.take(timeout=0.01) is None
+    closing.join(30)
+    assert not closing.is_alive() and not [
+        thread for thread in threading.enumerate() if thread.name == "tubes-listener"
+    ]
 
 
 NO_DESCRIPTORS = """
