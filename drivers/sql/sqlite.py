@@ -245,7 +245,7 @@ class SqliteStore(Catalogue, Renewable):
                 try:
                     return work(tx)
                 finally:
-                    if tx.is_open:
+                    if reader.in_transaction:
                         reader.execute("COMMIT")
         except sqlite3.Error as error:
             raise translated(error, self._what) from error

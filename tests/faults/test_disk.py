@@ -117,6 +117,31 @@ print("ok")
 """
 
 
+UNREADABLE = """
+import os, sys, tubes
+path = sys.argv[1]
+with tubes.connect("sqlite:///" + path, sweep=False) as queue:
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many(["x" * 500] * 200)
+queue = tubes.connect("sqlite:///" + path, sweep=False)
+tube = queue.tube.jobs
+opened = [int(fd) for fd in os.listdir("/dev/fd") if os.path.realpath("/dev/fd/" + fd) == path]
+folder = os.open("/", os.O_RDONLY)
+for fd in opened:
+    os.dup2(folder, fd)
+try:
+    tube.tasks("r")
+except tubes.StoreUnavailable as error:
+    print(error.__cause__, flush=True)
+os._exit(0)  # it could not end in good order
+"""
+
+
+def test_a_disk_that_does_not_read_is_told_where_several_reads_are_one(db: Path) -> None:
+    """SQLite has ended their transaction by then: that it cannot be ended again is not the news."""
+    assert run(UNREADABLE, db) == "disk I/O error"
+
+
 def test_a_log_that_cannot_grow_is_an_error_and_loses_nothing(db: Path) -> None:
     """The kernel refuses to let the write-ahead log grow: the put fails whole, and goes on when it may."""
     assert run(LIMITED, db) == "ok"
