@@ -400,6 +400,9 @@ class RedisStore(Renewable):
         self._evaluate(driver.keys, scripts.ADMIT, given)
         if self._is_alive() and session == self.session:
             return
+        sessions = self._sessions()
+        if session in sessions.ends and not sessions.is_over(session, self.clock.now_ms()):
+            return  # another thread has only left it, or gone on in it by another connection
         # It ended meanwhile, and may have been rescued here before: another thread may hold what nobody looks for.
         while self._evaluate(driver.keys, scripts.RELEASE_OWNER, (*given, STEP_LIMIT)):
             pass

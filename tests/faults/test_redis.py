@@ -11,7 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,6 +405,41 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Conn
     assert tube.statistics()["tasks"]["taken"] == 0
     task = other.tube.jobs.take(timeout=0)
     assert task is not None and task.attempts == 2
+
+
+@pytest.mark.parametrize("how", ["it joins another session", "it sets another session_ttr"])
+def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
+    connect: Connect, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Between being let in and looking, another thread takes, and a third one has this connection leave."""
+    other = connect(sweep=False).identify()
+    if how == "it joins another session":
+        queue = connect(sweep=False, session_ttr=60)
+        tube = queue.create_tube("jobs", "fifo")
+        store: Any = queue.store
+        leave: Callable[[], Any] = partial(queue.identify, other)
+    else:  # for which a tube of the type redis takes another connection
+        queue = tubes.connect(f"sqlite:///{tmp_path / 'q.db'}", sweep=False)
+        tube = queue.create_tube("jobs", "redis", url=server.url)
+        store = tube.driver._store  # type: ignore[attr-defined]
+        leave = partial(queue.configure, session_ttr=60)
+    with queue:
+        tube.put("x")
+        ask, held, looks = store._ask, list[tubes.Task | None](), list[str]()
+
+        def asks_late(script: Any, *given: Any) -> Any:
+            if script is scripts.IS_ALIVE and threading.current_thread() is threading.main_thread():
+                looks.append(given[0])
+                if len(looks) == 2:
+                    with ThreadPoolExecutor() as others:
+                        held.append(others.submit(tube.take, timeout=0).result())
+                        others.submit(leave).result()
+            return ask(script, *given)
+
+        monkeypatch.setattr(store, "_ask", asks_late)
+        assert tube.take(timeout=0) is None
+        assert held[0] is not None
+        assert tube.tasks("t") == held
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
