@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import ClassVar
 
@@ -84,3 +85,6 @@ class Hub:
 
     def _on_wait(self) -> None:
         self.listener.on_wait()
+
+
+os.register_at_fork(after_in_child=Hub.forget_all)  # also of one that another thread is about to use

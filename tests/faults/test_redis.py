@@ -465,6 +465,30 @@ def test_clients_whose_clocks_differ_agree(
     eventually(taken_by_the_other, within=5)
 
 
+def test_a_child_forked_while_another_thread_connects_begins_anew(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing would show that it lives: what its parent had begun has no listener there."""
+    answers: list[Any] = []
+
+    def child() -> list[str]:
+        with tubes.connect(url, sweep=False):
+            return [thread.name for thread in threading.enumerate()]
+
+    def gethostname() -> str:  # asked when a session begins
+        if not answers:
+            answers.append(None)
+            answers[0] = in_child(child)
+        return ""
+
+    monkeypatch.setattr(socket, "gethostname", gethostname)
+    with ThreadPoolExecutor() as others:
+        others.submit(lambda: tubes.connect(url, sweep=False).close()).result()
+    assert "tubes-listener" in answers[0]
+    with importlib.import_module("tubes.drivers.redis.hub").Hub._lock:
+        assert "tubes-listener" in in_child(child)
+
+
 def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
     """All its threads, that begin at once, and while its parent waits. Its parent goes on with what it had."""
     queue = connect()
