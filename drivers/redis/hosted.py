@@ -255,7 +255,7 @@ class RedisTube:
     def _rescue(self, now: int) -> Sequence[Change]:
         """Release here what ended sessions hold: those that may take, and are not alive."""
         self._suspects = False
-        return self._store.rescue(now)
+        return self._store.transact(lambda tx: self._store.rescue(now))
 
 
 class HostedStore(RedisStore):
@@ -302,8 +302,10 @@ class HostedStore(RedisStore):
 
     def follow(self, session: str) -> None:
         """Be of the host's session, which may be another by now, or have another ttr."""
-        if self._told == (session, self._host.session_ttr_ms):
-            return
+        if self._told != (session, self._host.session_ttr_ms):
+            self.transact(lambda tx: self._follow(session))
+
+    def _follow(self, session: str) -> None:
         with self._resuming:
             left, self.session_ttr_ms = self._connection, self._host.session_ttr_ms
             self._begin_session(session)

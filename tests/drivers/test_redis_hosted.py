@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -270,6 +271,24 @@ def test_who_takes_where_a_server_has_lost_everything_goes_on(
         hot.put("x", utube="a")
         thread.join(20)
         assert [task and task.data for task in got] == ["x"]
+
+
+def test_a_server_that_only_reads_is_an_error_of_ours(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """Also where it is told of the queue's session, and where the dead are rescued."""
+    server = own_redis_server()
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "redis", url=server.url)
+        tube.put("x")
+        server.command("HSET", "{tubes_hosted}:sessions", "0" * 32, "0 -")  # one that is to be ended
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        queue.configure(session_ttr=60)
+        for call in (partial(tube.take, timeout=0), queue.sweep):
+            with pytest.raises(tubes.StoreUnavailable, match="read only"):
+                call()
+        server.command("REPLICAOF", "NO", "ONE")
+        assert tube.take(timeout=0)
 
 
 def test_a_server_that_hangs_is_waited_for_once(
