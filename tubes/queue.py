@@ -571,14 +571,20 @@ class Queue:
         """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
 
         The others wait until their type is registered, as do those whose driver cannot be had here: the package that it
-        needs is not installed, say; or whose entry cannot be read. Who asks for such a tube is told why.
+        needs is not installed, say; or whose entry cannot be read, or which is damaged itself. Who asks for such a tube
+        is told why.
         """
         before = list(self._tubes.values())
         records = self.records()
         for record in records:
             if self._open_tube(record) is None and not record.unreadable:
-                with suppress(UnknownDriver, IncompleteDriver, BadOption):
+                try:
                     self._opened(record, self._make_driver(find_driver(record.type), record))
+                except (UnknownDriver, IncompleteDriver, BadOption):
+                    pass
+                except StoreError as error:
+                    if type(error) is not StoreError:
+                        raise
         ids = {record.id for record in records}
         for tube in before:
             if tube.record.id not in ids and not self.store.waiters.count(tube.record.id):

@@ -46,7 +46,7 @@ from .hub import Hub
 from .nodes import Cursor, Nodes
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions
-from .wire import NO_SESSION, NO_TUBE, Refused, Wire
+from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 T = TypeVar("T")
 
@@ -282,7 +282,7 @@ class RedisStore(Renewable):
             return StoreError(
                 f"the payload is larger than {self._what} takes (see proto-max-bulk-len): {error}"
             )
-        if "WRONGTYPE" in str(error):
+        if error.code == WRONG_TYPE:
             return StoreError(f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}")
         return StoreUnavailable(f"{self._what} refused: {error}")
 
@@ -492,7 +492,7 @@ class RedisStore(Renewable):
     def _orphans(self, tx: Any) -> list[str]:
         """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before.
 
-        Where a node of a Cluster is away, nobody can tell, and nobody takes.
+        Where a node of a Cluster is away, or the tube's list is damaged, nobody can tell, and nobody takes.
         """
         admitted: set[str] = set()
         for tube in self.tubes(tx):
@@ -501,6 +501,9 @@ class RedisStore(Renewable):
                 admitted |= self._admitted(tube.id)
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
+                    raise
+            except Refused as error:
+                if error.code != WRONG_TYPE:
                     raise
         known = self._sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
@@ -519,26 +522,28 @@ class RedisStore(Renewable):
             self.waiters.wake(tube, count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
-        away: list[Deltas] = []
-        failed: StoreUnavailable | None = None
-        while deltas:
-            tube, calls = deltas[0]
-            keys = Keys.of_tube(self._namespace, tube)
-            given = [word for event, count in calls.items() for word in (str(event), count)]
-            try:
-                self._hub.nodes.check_reachable(keys)
-                self.read(partial(self._add_calls, keys, given))
-            except OutcomeUnknown:
-                del deltas[0]  # once more would count twice what was counted
-                raise
-            except StoreUnavailable as error:
-                if not self._hub.nodes.is_cluster:
+        left: list[Deltas] = []
+        failed: StoreError | None = None
+        try:
+            while deltas:
+                tube, calls = deltas[0]
+                keys = Keys.of_tube(self._namespace, tube)
+                given = [word for event, count in calls.items() for word in (str(event), count)]
+                try:
+                    self._hub.nodes.check_reachable(keys)
+                    self.read(partial(self._add_calls, keys, given))
+                except OutcomeUnknown:
+                    del deltas[0]  # once more would count twice what was counted
                     raise
-                away.append(deltas[0])
-                failed = error
-            del deltas[0]
+                except StoreError as error:  # of that tube alone?
+                    if not (self._hub.nodes.is_cluster or type(error) is StoreError):
+                        raise
+                    left.append(deltas[0])
+                    failed = error
+                del deltas[0]
+        finally:
+            deltas += left
         if failed is not None:
-            deltas += away
             raise failed
 
     def _add_calls(self, keys: Keys, given: Sequence[Argument], tx: Any) -> None:

@@ -38,17 +38,20 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """The server did not do it, and said why. ``code``: what our own scripts said."""
+    """The server did not do it, and said why. ``code``: what our own scripts said, or WRONG_TYPE."""
 
     def __init__(self, error: exceptions.RedisError) -> None:
         self.error = error
         message = str(error)
-        self.code = next((code for code in (NO_TUBE, NO_SESSION) if code in message), "")
+        self.code = next((code for code in (NO_TUBE, NO_SESSION, WRONG_TYPE) if code in message), "")
         super().__init__(message)
 
 
 NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
 """What our scripts say; see tube.lua."""
+
+WRONG_TYPE = "WRONGTYPE"
+"""What a server says of a key of another type than it must be: of one tube, mostly."""
 
 MANY, EACH = 2000, 0.0002
 """From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs."""

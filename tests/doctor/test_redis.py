@@ -296,7 +296,7 @@ def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:
     assert patient.doctor().status == 0
 
 
-@pytest.mark.parametrize("key", ["data", "sessions", "bell"])
+@pytest.mark.parametrize("key", ["meta", "data", "sessions", "bell"])
 def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: Patient) -> None:
     """Whether a verb looks at it or not, which fails then as something is damaged, not away."""
     tube = fill(patient.opened[0], "utube")
@@ -388,7 +388,8 @@ def test_a_tube_whose_entry_cannot_be_read_costs_the_others_nothing(entry: str, 
     ]
 
 
-def test_a_tube_with_a_key_of_another_type_holds_up_no_other(patient: Patient) -> None:
+@pytest.mark.parametrize("key", ["due", "sessions"])
+def test_a_tube_with_a_key_of_another_type_holds_up_no_other(key: str, patient: Patient) -> None:
     """A sweep sees to the others, and then says what is wrong."""
     queue = patient.opened[0]
     damaged, other = (queue.create_tube(name, "fifottl") for name in ("jobs", "others"))
@@ -397,7 +398,7 @@ def test_a_tube_with_a_key_of_another_type_holds_up_no_other(patient: Patient) -
             tube.put("held", ttr=100)
             tube.put("late", delay=0.05)
             assert ending.tube[tube.name].take(timeout=0) is not None
-        patient.do("SET", "due", "torn")
+        patient.do("SET", key, "torn")
     time.sleep(0.1)  # real time: the server's clock, by which the delay ends
     with pytest.raises(tubes.StoreError, match="WRONGTYPE"):
         queue.sweep()

@@ -780,6 +780,35 @@ def test_counts_are_stored_once_though_those_of_another_tube_cannot_be(
     assert second.statistics()["calls"]["put"] == 1
 
 
+def test_counts_of_a_damaged_tube_hold_up_no_others_and_are_kept(
+    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = connect(sweep=False)
+    damaged, unknown, other = (queue.create_tube(name, "fifo") for name in ("damaged", "unknown", "other"))
+    for tube in (damaged, unknown, other):
+        tube.put("x")
+    key = f"{{tubes:{damaged.record.id}}}:calls"
+    server.command("SET", key, "torn")
+    store: Any = queue.store
+    stored = store._add_calls
+
+    def does_not_know(keys: Any, given: Any, tx: Any) -> None:
+        stored(keys, given, tx)
+        if keys == scripts.Keys.of_tube("tubes", unknown.record.id):
+            raise tubes.OutcomeUnknown("it was stored")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_add_calls", does_not_know)
+        with pytest.raises(tubes.OutcomeUnknown):
+            queue.flush_counts()
+    with pytest.raises(tubes.StoreError, match="WRONGTYPE"):
+        queue.flush_counts()
+    assert server.command("HGET", key.replace(str(damaged.record.id), str(other.record.id)), "put") == b"1"
+    server.command("DEL", key)
+    for tube in (damaged, unknown, other):
+        assert tube.statistics()["calls"]["put"] == 1
+
+
 def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url: str) -> None:
     """The server answers when nobody waits any more."""
     pid = server.pid
