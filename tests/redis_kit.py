@@ -45,6 +45,16 @@ class RedisKit(ServerKit):
             tube.put("x", connection=SomeConnection())
         assert tube.statistics()["tasks"]["total"] == 0
 
+    def test_a_script_that_is_asked_for_nothing_does_nothing(self, queue: Queue, tube: Tube) -> None:
+        """Clients in other languages may ask so."""
+        transact, driver, now = queue.store.transact, tube.driver, queue.clock.now_ms()
+        tube.put("ready")
+        tube.bury(tube.put("buried"))
+        assert not transact(lambda tx: driver.take(tx, 0, owner=None, now=now))
+        assert not transact(lambda tx: driver.kick(tx, 0, now=now))
+        assert not transact(lambda tx: driver.truncate(tx, 0))
+        assert tube.statistics()["tasks"]["total"] == 2
+
 
 class ClusterKit(RedisKit):
     """The same on a Cluster of three nodes: the tubes of its queues lie on all of them."""

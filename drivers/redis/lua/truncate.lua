@@ -5,7 +5,7 @@
 -- ARGV: 4 how many at most.
 -- Reply: how many.
 -- Cost: O(log n) each.
-local members = call('ZRANGE', STATES, 0, ARGV[4] - 1)
+local members = call('ZRANGEBYLEX', STATES, '-', '+', 'LIMIT', 0, ARGV[4])
 for _, member in ipairs(members) do
   local id = string.sub(member, 2)
   local t = load(id)

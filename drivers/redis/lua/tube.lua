@@ -149,8 +149,8 @@ end
 
 -- The first ready (r) or buried (!) tasks, in the order of a take. Of a grouped tube's ready ones, those a take gets.
 local function in_order(state, limit)
-  if state == 'r' and (grouped or priority) then return call('ZRANGE', READY, 0, limit - 1) end
-  if state == '!' and priority then return call('ZRANGE', BURIED, 0, limit - 1) end
+  local key = state == 'r' and (grouped or priority) and READY or state == '!' and priority and BURIED
+  if key then return call('ZRANGEBYSCORE', key, '-inf', '+inf', 'LIMIT', 0, limit) end
   local members
   if newest then
     members = call('ZREVRANGEBYLEX', STATES, '(' .. state .. LAST_DIGIT, '[' .. state, 'LIMIT', 0, limit)
