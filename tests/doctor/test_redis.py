@@ -18,6 +18,7 @@ from interpreter import PIPE, Process
 import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
 from tubes.doctor import Doctor, Finding, Kind
+from tubes.options import LONGEST_MS
 
 from .conftest import Said, drain, fill, use_beside_unreadable_jobs
 from .test_healthy import TYPES, WORKER
@@ -559,6 +560,19 @@ def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Pa
         said = patient.doctor(*options)
         assert (said.status, said.out) == (0, "")
     assert patient.stored() == before
+
+
+def test_the_longest_times_are_nothing_wrong(patient: Patient) -> None:
+    """Nor are longer ones, into which they add up."""
+    tube, longest = patient.opened[0].create_tube("jobs", "utubettl"), LONGEST_MS / 1000
+    for number in range(20):
+        tube.put(number, utube=str(number), ttl=longest - number / 1000)
+    for task in tube.take_many(10, 0):
+        tube.touch(tube.touch(task, longest) or 0, longest - 0.001)
+    for task in tube.take_many(5, 0):
+        tube.release(task, delay=longest)
+    tube.put("late", ttl=longest, delay=longest)
+    assert patient.examine(deep=True) == []
 
 
 def test_nothing_is_found_while_others_work(patient: Patient) -> None:

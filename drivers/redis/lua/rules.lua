@@ -9,8 +9,14 @@ local function is_number(text)
   return string.find(text, '^%d+$') and #text <= 16
 end
 
+-- Longer ones add up where a task that has the longest times is delayed, or touched again and again.
 local function is_time(text)
-  return text == NONE or is_number(text)
+  return text == NONE or (string.find(text, '^%d+$') and #text <= 19)
+end
+
+-- Sums beyond 2^53 are not exact.
+local function is_about(one, other)
+  return one == other or (one ~= NONE and other ~= NONE and math.abs(one - other) <= one * 1e-15)
 end
 
 -- A record, if it can be read.
@@ -99,7 +105,7 @@ local function wrong_task(id)
   if t.state == '~' and not timed then return 'endless', id, t end
   if t.state ~= 't' and t.owner ~= NONE then return 'extra', id, t end
   if not timed and (t.due ~= NONE or t.ttl ~= NONE or t.ttr ~= NONE) then return 'extra', id, t end
-  if t.due ~= right_due(t) then return 'due', id, t end
+  if not is_about(t.due, right_due(t)) then return 'due', id, t end
   local missing = {}
   for index, place in pairs(places(id, t)) do
     if index == 'busy' and not is_at(index, place) then
