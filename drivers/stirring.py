@@ -50,7 +50,11 @@ class Stirred(ABC):
         """What the thread does, until it ``_is_over``."""
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._stir.close()
+            raise
 
     def stop(self) -> None:
         """End the thread; waits for it, unless it is the one that calls."""
