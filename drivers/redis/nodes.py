@@ -178,6 +178,10 @@ class Nodes:
                     wire.close()  # a replica now: the name of the host may lead to another
                     self._forget_idle(address)
                 raise
+            except BaseException:
+                if wire is not None:
+                    wire.close()  # an answer may be on its way, which the next call would take for its own
+                raise
             finally:
                 if wire is not None:
                     self._give_back(address, wire)

@@ -526,6 +526,34 @@ def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
     assert tube.ack(got[0]).state is tubes.State.DONE
 
 
+def test_an_interrupted_connect_leaves_no_answer_to_another_call(
+    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes after a command and before its answer, and two queues share the connection."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put_many("abc")
+    wire: Any = importlib.import_module("tubes.drivers.redis.wire").Wire
+    send, pid = wire._send, server.pid
+    assert pid is not None
+
+    def sends(self: Any, commands: bytes, **options: Any) -> None:
+        if scripts.BEGIN_SESSION.packed in commands:
+            os.kill(pid, signal.SIGSTOP)
+            send(self, commands, **options)
+            signal.raise_signal(signal.SIGINT)
+        send(self, commands, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "_send", sends)
+        with pytest.raises(KeyboardInterrupt):
+            connect(sweep=False)
+    going_on = threading.Timer(0.2, lambda: os.kill(pid, signal.SIGCONT))
+    going_on.start()
+    assert tube.put("d").id == 4
+    going_on.join()
+    assert [task.data for task in tube.tasks("r")] == ["a", "b", "c", "d"]
+
+
 def test_no_interrupt_strands_a_task(url: str) -> None:
     """A main thread takes and acks while signals rain on it: all it holds is what it was given, and it goes on."""
     code = STRESS.replace('"sqlite:///" + path', "path")
