@@ -330,7 +330,7 @@ class RedisStore(Renewable):
             self._after[tube.id] = after.decode()
             try:
                 self._run_on(tube.id, scripts.OPEN, after)
-            except StoreUnavailable:  # a node of a Cluster is away, and not the catalogue's
+            except (StoreUnavailable, Refused):  # its node is away, or its keys are forbidden
                 self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, 0)
                 raise
         return bool(after)

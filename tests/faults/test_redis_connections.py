@@ -222,9 +222,14 @@ def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
             admin.execute_command("ACL SETUSER", "none", "on", ">s3cret", "+ping", "~*")
             admin.execute_command("ACL SETUSER", "some", "on", ">s3cret", "~*", "+@all", "-evalsha", "-eval")
             admin.execute_command("ACL SETUSER", "tubes", "on", ">s3cret", "~{tubes*", "+@all")
+            admin.execute_command("ACL SETUSER", "half", "on", ">s3cret", "~{tubes}:*", "+@all")
         for user in ("none", "some"):
             error = refused(login(user, "s3cret"))
             assert isinstance(error, tubes.StoreUnavailable) and "permissions" in str(error)
+        with tubes.connect(login("half", "s3cret")) as queue:
+            with pytest.raises(tubes.StoreUnavailable, match="permissions"):
+                queue.create_tube("jobs", "fifo")
+            assert queue.tubes() == []  # else nobody could open the queue any more
         with tubes.connect(login("tubes", "s3cret")) as queue:
             tube = queue.create_tube("jobs", "utubettl")
             tube.put("x")
