@@ -44,6 +44,9 @@ from tubes.waiting import room
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
 
+LONGEST_WAIT = 2_000_000.0
+"""Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
+
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
@@ -90,7 +93,7 @@ def connect(
         session_ttr_ms=checked.milliseconds("session_ttr", session_ttr),
         namespace=checked.tube_name(namespace, option="namespace", what="namespace"),
         migrate=migrate,
-        busy_timeout=checked.seconds("busy_timeout", busy_timeout),
+        busy_timeout=min(checked.seconds("busy_timeout", busy_timeout), LONGEST_WAIT),
     )
     try:
         return Queue(store, sweep=sweep)

@@ -297,6 +297,12 @@ def test_an_option_that_can_have_no_such_value_is_refused() -> None:
         tubes.connect("rediss://127.0.0.1:1?ssl_cert_reqs=sometimes")
 
 
+@pytest.mark.parametrize("server", ["redis_url", "postgres_queue_url"])
+def test_a_server_may_be_waited_for_as_long_as_one_likes(server: str, request: pytest.FixtureRequest) -> None:
+    with tubes.connect(request.getfixturevalue(server), sweep=False, busy_timeout=9e12) as queue:
+        queue.tubes()
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_hiredis_is_not_needed(protocol: int, tube: tubes.Tube, proxy: Proxy) -> None:
     """Whoever has redis-py already may not have it."""
