@@ -1,12 +1,13 @@
 // A client of a tube in Redis, in another language: put, take, ack. It keeps to docs/reference/redis.md.
 //
+// Payloads are what JSON can carry, or Buffers. It knows the built-in types, and no temporary tubes.
 // One consumer a client: a take that waits uses the second connection. It rescues nobody; the Python processes do.
 
 import { createHash, randomUUID } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { join } from 'node:path'
-import { createClient } from 'redis'
+import { createClient, RESP_TYPES } from 'redis'
 
 const QUEUE_KEYS = ['tubes', 'sessions', 'connections', 'last']
 const TUBE_KEYS = [
@@ -14,9 +15,12 @@ const TUBE_KEYS = [
   'waiting', 'bell', 'seeking', 'room',
 ]
 const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tpb', utube: 'g', utubettl: 'tpg' }
+const NEEDS = { ttl: 't', ttr: 't', delay: 't', pri: 'p', utube: 'g' } // the feature for each option of a put
+const BYTES = { typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer } }
 const BEATS = 3 // in the time after which others take us for dead
 const FLOORS = 4 // for which others believe that we wait, after we have said so
 const MOST_SETTLED = 1000
+const SHORTEST = 0.01 // seconds of a BLPOP: to Redis 6.2 less than a millisecond is for ever
 
 export class Client {
   #redis
@@ -50,17 +54,24 @@ export class Client {
     return client
   }
 
-  async put(data, { pri, ttl, ttr, delay = 0, utube = null } = {}) {
+  async put(data, options = {}) {
+    for (const [option, feature] of Object.entries(NEEDS)) {
+      if (options[option] != null && !this.#features.includes(feature)) throw new Error(`the tube has no ${option}`)
+    }
+    const { pri, ttl, ttr, delay = 0, utube = null } = options
+    const isBytes = Buffer.isBuffer(data)
+    const payload = isBytes ? data : JSON.stringify(data)
+    if (payload === undefined) throw new Error(`JSON cannot carry ${String(data)}`)
     const now = this.#now()
     const tube = this.#options
     const timeToLive = ttl ?? tube.ttl_ms ?? null
     const lasts = timeToLive === null ? '-' : timeToLive + delay
     const due = delay ? now + delay : lasts === '-' ? '-' : now + lasts
     const record = [
-      delay ? '~' : 'r', pri ?? tube.pri ?? 0, now, now, due, lasts, ttr ?? tube.ttr_ms ?? tube.ttl_ms ?? '-', 0, '-', 'j',
-      storedName(utube),
+      delay ? '~' : 'r', pri ?? tube.pri ?? 0, now, now, due, lasts, ttr ?? tube.ttr_ms ?? tube.ttl_ms ?? '-', 0, '-',
+      isBytes ? 'b' : 'j', storedName(utube),
     ].join(' ')
-    const last = await this.#onTube('put', now, tube.capacity ?? 0, record, JSON.stringify(data))
+    const last = await this.#onTube('put', now, tube.capacity ?? 0, record, payload)
     if (last === 0) throw new Error('the tube is full')
     this.#count('put')
     return last
@@ -77,7 +88,7 @@ export class Client {
         if (task || left <= 0) return task
         const mayFind = await this.#onTube('wait', 0, this.#name, this.#floor * FLOORS * 1000, 't')
         hasSaid = true
-        const patience = String(Math.min(left, this.#floor))
+        const patience = String(Math.max(Math.min(left, this.#floor), SHORTEST))
         if (!mayFind) await this.#blocked.sendCommand(['BLPOP', this.#key('bell'), patience])
       }
     } finally {
@@ -106,8 +117,9 @@ export class Client {
     for (;;) {
       const changes = await this.#takeOrBeAdmitted()
       this.#countAll(changes)
-      const at = changes.indexOf('take')
-      if (at >= 0) return asTask(changes.slice(at, at + 4))
+      for (let at = 0; at < changes.length; at += 4) {
+        if (changes[at] === 'take') return asTask(changes.slice(at, at + 4))
+      }
       if (!changes.length) return null // otherwise it has settled what was due, and may find more
     }
   }
@@ -115,7 +127,9 @@ export class Client {
   async #takeOrBeAdmitted() {
     for (;;) {
       try {
-        return await this.#onTube('take', this.#now(), this.session, 1, MOST_SETTLED)
+        const given = [this.#features, this.#now(), 0, this.session, 1, MOST_SETTLED]
+        const changes = await this.#run('take', this.#tubeKeys, given, BYTES)
+        return changes.map((part, at) => (at % 4 === 3 ? part : part.toString()))
       } catch (error) {
         if (!error.message.includes('NOSESSION')) throw error
         await this.#admit()
@@ -173,7 +187,10 @@ export class Client {
     const entries = await this.#onQueue('tubes')
     const at = entries.findIndex((name, place) => place % 2 === 0 && name === tube)
     if (at < 0) throw new Error(`there is no tube ${tube}`)
-    const { id, type, options } = JSON.parse(entries[at + 1])
+    const { id, type, options, temporary } = JSON.parse(entries[at + 1])
+    if (temporary || !(type in FEATURES)) {
+      throw new Error(`tube ${tube} is a ${temporary ? 'temporary ' : ''}${type}, which is unknown here`)
+    }
     this.#tubeKeys = TUBE_KEYS.map((key) => `{${namespace}:${id}}:${key}`)
     this.#features = FEATURES[type]
     this.#options = options
@@ -201,14 +218,14 @@ export class Client {
     return this.#run(script, this.#tubeKeys, [this.#features, now, 0, ...given])
   }
 
-  async #run(name, keys, given) {
+  async #run(name, keys, given, how = {}) {
     const { text, sha } = this.#script(name)
-    const words = [String(keys.length), ...keys, ...given.map(String)]
+    const words = [keys.length, ...keys, ...given].map((word) => (Buffer.isBuffer(word) ? word : String(word)))
     try {
-      return await this.#redis.sendCommand(['EVALSHA', sha, ...words])
+      return await this.#redis.sendCommand(['EVALSHA', sha, ...words], how)
     } catch (error) {
       if (!error.message.startsWith('NOSCRIPT')) throw error
-      return await this.#redis.sendCommand(['EVAL', text, ...words])
+      return await this.#redis.sendCommand(['EVAL', text, ...words], how)
     }
   }
 
@@ -224,7 +241,16 @@ export class Client {
 
 function asTask([, id, record, payload]) {
   const [state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, ...utube] = record.split(' ')
-  return { id, token: attempts, data: JSON.parse(payload), utube: nameOf(utube.join(' ')) }
+  return { id, token: attempts, data: dataOf(kind, payload), utube: nameOf(utube.join(' ')) }
+}
+
+// What should be JSON and is none is bytes, as in Python: an error would leave the task taken, and nobody told of it.
+function dataOf(kind, payload) {
+  try {
+    return kind === 'j' ? JSON.parse(payload) : payload
+  } catch {
+    return payload
+  }
 }
 
 // The unnamed sub-queue is stored as '', so a name that is '' has a mark before it, and one that has a mark one more.

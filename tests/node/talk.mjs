@@ -10,6 +10,8 @@ let task = null
 
 const verbs = {
   put: (data, options) => client.put(data, options),
+  'put bytes': (data) => client.put(Buffer.from(data)),
+  'put nothing': () => client.put(undefined),
   take: async (timeout) => {
     task = await client.take(timeout)
     return task

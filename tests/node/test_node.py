@@ -184,6 +184,34 @@ def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None
     node.close()
 
 
+def test_payloads_are_bytes_too(queue: tubes.Queue, start: Start) -> None:
+    """One that was settled with the take looks like an event."""
+    jobs = queue.create_tube("jobs", "fifottl")
+    jobs.put(b"take", ttl=0.001)
+    jobs.put(b"\xff\0")
+    node = start("jobs")
+    assert node.do("take", 0)["data"] == {"type": "Buffer", "data": [255, 0]}
+    assert node.do("ack") is True
+    node.do("put bytes", [255, 0])
+    task = jobs.take(0)
+    assert task is not None and task.data == b"\xff\0"
+    node.close()
+
+
+def test_what_a_tube_cannot_have_is_refused(queue: tubes.Queue, start: Start) -> None:
+    """It would be in nobody's index, or in everybody's way."""
+    jobs = queue.create_tube("jobs", "fifo")
+    node = start("jobs")
+    for options in ({"ttl": 1}, {"ttr": 1}, {"delay": 1}, {"pri": 1}, {"utube": "a"}):
+        assert node.do("put", "x", options) == {"error": f"the tube has no {next(iter(options))}"}
+    assert node.do("put nothing") == {"error": "JSON cannot carry undefined"}
+    assert jobs.take(0) is None
+    node.close()
+    queue.create_tube("fleeting", "fifo", temporary=True)
+    with pytest.raises(AssertionError, match="temporary fifo, which is unknown here"):
+        start("fleeting")
+
+
 def test_each_wakes_the_other(redis_db: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the bell: nobody looks by himself for a minute."""
     listener = importlib.import_module("tubes.drivers.redis.listener")
