@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,7 +29,7 @@ from tubes import queue as plain
 from tubes.bridge import Crew, Worker
 from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
-from tubes.errors import BadOption, NotTaken
+from tubes.errors import BadOption
 from tubes.events import Listener
 from tubes.store import Store, Unit
 from tubes.task import Event, Task
@@ -62,7 +62,7 @@ def _of_tube(
             return await _in_their_greenlet(method, tube, args, kwargs, connection)
         return await self._queue.run(
             partial(method, tube, *args, **kwargs),
-            undo=None if undo is None else partial(undo, tube, unit),
+            undo=None if undo is None else lambda taken: undo(tube, taken, unit),
             unit=unit,
             elsewhere=tube.place.is_elsewhere,
         )
@@ -88,16 +88,6 @@ async def _in_their_greenlet(
 
     answer: T = await connection.run_sync(joined)
     return answer
-
-
-def _give_back(tube: PlainTube, unit: Unit | None, tasks: Sequence[Task]) -> None:
-    """Release what was taken for somebody who is gone. A unit that is over was rolled back, or has waited for this."""
-    if unit is None:
-        tube.give_back(tasks)
-    elif unit.is_open:
-        for task in tasks:
-            with suppress(NotTaken):  # somebody else has done something with it
-                tube.release(task, unit=unit)
 
 
 def _of_queue(
@@ -174,9 +164,9 @@ class Tube:
 
     put = _of_tube(PlainTube.put)
     take = _of_tube(
-        PlainTube.take, lambda tube, unit, task: _give_back(tube, unit, [] if task is None else [task])
+        PlainTube.take, lambda tube, task, unit: tube.give_back([] if task is None else [task], unit)
     )
-    take_many = _of_tube(PlainTube.take_many, _give_back)
+    take_many = _of_tube(PlainTube.take_many, PlainTube.give_back)
     ack = _of_tube(PlainTube.ack)
     ack_many = _of_tube(PlainTube.ack_many)
     release = _of_tube(PlainTube.release)

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -413,10 +414,10 @@ class Queue:
         What the verbs do with ``connection=``; it may be passed to others as ``unit=`` until then.
         """
         self.check_open()
-        return self.store.join_transaction(connection, self._new_unit)
+        return self.store.join_transaction(connection, partial(self._new_unit, is_joined=True))
 
-    def _new_unit(self, tx: Any) -> Unit:
-        unit = Unit(self.store, tx, self._unit_ended)
+    def _new_unit(self, tx: Any, *, is_joined: bool = False) -> Unit:
+        unit = Unit(self.store, tx, self._unit_ended, is_joined=is_joined)
         self._units.add(unit)
         return unit
 

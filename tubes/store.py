@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tubes.clock import Clock
 from tubes.errors import BadOption
+from tubes.interrupts import guarded
 from tubes.stats import Counts, Deltas
 from tubes.waiting import Waiters
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tubes.driver import Change, Driver, TubeRecord, TubeType
     from tubes.tube import Tube
 
+Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 
@@ -179,9 +181,13 @@ class Unit:
     Its changes reach the listeners after the commit; a rollback emits nothing.
     """
 
-    def __init__(self, store: Store, tx: Any, ended: Callable[[Unit, bool], None]) -> None:
+    def __init__(
+        self, store: Store, tx: Any, ended: Callable[[Unit, bool], None], *, is_joined: bool = False
+    ) -> None:
         self.tx = tx
         self.is_open = True
+        self._is_joined = is_joined
+        """Whether it is on a connection of the user's, whose driver waits as it does and sees to signals itself."""
         self._store = store
         self._ended = ended
         self._changes: list[tuple[Tube, Sequence[Change]]] = []
@@ -195,7 +201,7 @@ class Unit:
         """
         with self._lock:
             self.check(self._store)
-            return self._store.connection(self)
+            return self._whole(self._store.connection, self)
 
     def check(self, store: Store) -> None:
         """Raise BadOption unless this is an open transaction of that store."""
@@ -207,16 +213,12 @@ class Unit:
     def run(self, step: Callable[[Any], Sequence[Change]], tube: Tube) -> Sequence[Change]:
         """Run a driver's step in it, and keep the changes that it made."""
         with self._lock:
-            changes = self.read(step)
-            if changes:
-                self._changes.append((tube, changes))
-            return changes
+            return self._whole(self._run, step, tube)
 
     def read(self, look: Callable[[Any], T]) -> T:
         """Look at what is committed, and at what this transaction has done."""
         with self._lock:
-            self.check(self._store)
-            return self._store.within(self.tx, look)
+            return self._whole(self._read, look)
 
     def end(self) -> None:
         """Accept no more calls, when those under way are done."""
@@ -242,3 +244,18 @@ class Unit:
         if self.is_open:
             self.is_open = False
             self._ended(self, committed)
+
+    # Within
+
+    def _whole(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return work(*args) if self._is_joined else guarded(work, *args)
+
+    def _run(self, step: Callable[[Any], Sequence[Change]], tube: Tube) -> Sequence[Change]:
+        changes = self._read(step)
+        if changes:
+            self._changes.append((tube, changes))
+        return changes
+
+    def _read(self, look: Callable[[Any], T]) -> T:
+        self.check(self._store)
+        return self._store.within(self.tx, look)

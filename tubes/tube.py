@@ -265,17 +265,17 @@ class Tube:
             raise BadOption("a take inside a transaction cannot wait: pass timeout=0", option="timeout")
         unit = self._unit(unit, connection)
         kept: list[Task] = []
-        if unit is not None:
-            self._take_now(limit, kept, ack, unit)
-            return kept
         try:
-            guarded(self._take_or_wait, limit, kept, wait, ack)
+            if unit is None:
+                guarded(self._take_or_wait, limit, kept, wait, ack)
+            else:
+                self._take_now(limit, kept, ack, unit)
             return kept
         except BaseException as error:
             # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
             # answers to them, and this does nothing.
             if kept and not isinstance(error, StoreError):
-                self.give_back(kept)
+                self.give_back(kept, unit)
             raise
 
     def _take_or_wait(self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None) -> None:
@@ -409,7 +409,7 @@ class Tube:
 
         return self.place.read(look)
 
-    def _give_back(self, tasks: Sequence[Task]) -> None:
+    def _give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
         if not tasks:
             return
         refs = [Ref(task.id, task.token) for task in tasks]
@@ -417,7 +417,8 @@ class Tube:
         self._run(
             lambda tx: self.driver.release(
                 tx, refs, delay_ms=0, owner=store.session, now=self._clock.now_ms()
-            )
+            ),
+            unit,
         )
 
     def _give_back_unknown(self) -> None:
@@ -672,13 +673,20 @@ class Tube:
         """Called in a forked child."""
         self.place.forked()
 
-    def give_back(self, tasks: Sequence[Task]) -> None:
-        """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it."""
+    def give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
+        """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it.
+
+        What was taken in a transaction goes back in it. One that is over was rolled back, or has waited for this; one
+        in which it fails cannot be committed.
+        """
+        if unit is not None and not unit.is_open:
+            return
         try:
-            self._give_back(tasks)
+            self._give_back(tasks, unit)
         except StoreError:
-            for task in tasks:
-                self._unknown.add(milliseconds(task.updated_at))
+            if unit is None:
+                for task in tasks:
+                    self._unknown.add(milliseconds(task.updated_at))
 
     def expire(self) -> int:
         """Do what time asks for, and what a rescue has left; return how many tasks that changed."""

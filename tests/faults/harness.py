@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import interpreter
@@ -62,6 +64,40 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join(20)
+
+
+class Struck(BaseException):
+    """Raised by the handler of a signal, as Ctrl-C raises KeyboardInterrupt."""
+
+
+def strike(call: Callable[[], object], at: int) -> bool:
+    """Call it, with a signal after so many returns of C functions; tell whether it came to so many.
+
+    Python runs handlers there, among others, so that a test which goes from 1 on leaves out no place.
+    """
+    returns = 0
+
+    def count(frame: FrameType, event: str, what: object) -> None:
+        nonlocal returns
+        is_told = frame.f_globals["__name__"] != "_weakrefset"  # what is raised there is only printed
+        if event == "c_return" and is_told:
+            returns += 1
+            if returns == at:
+                signal.raise_signal(signal.SIGUSR1)
+
+    def raise_struck(number: int, frame: FrameType | None) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGUSR1, raise_struck)
+    sys.setprofile(count)
+    try:
+        call()
+    except Struck:
+        pass
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR1, before)
+    return returns >= at
 
 
 @contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from faults.harness import strike
 from servers import PostgresServer
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -365,6 +367,31 @@ def test_a_statement_after_such_a_rollback_does_not_hide_it(sqlite_place: Place,
             unit.connection.execute(INSERT, {"what": "mine"})
         assert place.rows() == ["row"]
     assert place.changes == [] and tube.tasks("r") == []
+
+
+@pytest.mark.parametrize("verb", ["put", "take", "take_many"])
+def test_a_signal_in_a_unit_s_call_parts_nothing(place: Place, verb: str) -> None:
+    """Wherever its handler raises, the block goes on: what is committed is told, and nobody's task is taken."""
+    tube = place.tube()
+    tube.put_many(range(5))
+    given: dict[str, tuple[Any, ...]] = {"put": ("x",), "take": (0,), "take_many": (2, 0)}
+
+    def call(unit: tubes.Unit) -> None:
+        getattr(tube, verb)(*given[verb], unit=unit)
+
+    at, is_struck = 0, True
+    while is_struck:
+        at += 1
+        try:
+            with place.queue.transaction() as unit:
+                is_struck = strike(partial(call, unit), at)
+        except tubes.StoreError as error:  # PostgreSQL was told to leave off, and has done so
+            assert "failed before" in str(error)
+        assert not (is_struck and tube.tasks("t"))
+    assert at > 10
+    told = [event for event, _ in place.changes]
+    assert told.count("put") == len(tube.tasks("r", limit=1000)) + len(tube.tasks("t"))
+    assert told.count("take") == told.count("release") + len(tube.tasks("t"))
 
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
