@@ -96,6 +96,7 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
 def test_a_queue_that_is_closed_where_a_take_begins_or_ends_its_wait_ends_it(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
+    before = {*threading.enumerate()}  # listeners of other queues among them
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     locks: Any = queue.store._locks  # type: ignore[attr-defined]
@@ -111,9 +112,8 @@ def test_a_queue_that_is_closed_where_a_take_begins_or_ends_its_wait_ends_it(
     with suppress(tubes.StoreUnavailable):
         assert tube.take(timeout=0.01) is None
     closing.join(30)
-    assert not closing.is_alive() and not [
-        thread for thread in threading.enumerate() if thread.name == "tubes-listener"
-    ]
+    left = {*threading.enumerate()} - before
+    assert "tubes-listener" not in {thread.name for thread in left}
 
 
 NO_DESCRIPTORS = """
