@@ -6,7 +6,7 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tubes.errors import BadOption
 from tubes.interrupts import guarded, interruptible
@@ -40,10 +40,10 @@ class Deliveries:
     """
 
     def __init__(self) -> None:
-        self._line: deque[tuple[tuple[Listener, ...], Task, Event]] = deque()
+        self._line: deque[tuple[Sequence[Listener], Task, Event]] = deque()
         self._delivering = threading.Lock()
 
-    def add(self, listeners: tuple[Listener, ...], task: Task, event: Event) -> None:
+    def add(self, listeners: Sequence[Listener], task: Task, event: Event) -> None:
         """Append one change. Called in the order of the commits."""
         self._line.append((listeners, task, event))
 
@@ -56,11 +56,21 @@ class Deliveries:
         while self._line and self._delivering.acquire(blocking=False):
             try:
                 while self._line:
-                    listeners, task, event = self._line.popleft()
-                    for listener in listeners:
-                        try:
-                            interruptible(listener, task, event)
-                        except Exception:
-                            log.exception("callback %r failed on %s of %r", listener, event, task)
+                    interruptible(self._call_first)
             finally:
                 self._delivering.release()
+
+    def _call_first(self) -> None:
+        """Tell who is to hear of the first change. What ends this, such as Ctrl-C, keeps nobody else from it."""
+        left, task, event = self._line[0]
+        del self._line[0]  # a signal is handled where something is called: not here
+        try:
+            while left:
+                listener, *left = left
+                try:
+                    listener(task, event)
+                except Exception:
+                    log.exception("callback %r failed on %s of %r", listener, event, task)
+        finally:
+            if left:
+                self._line.appendleft((left, task, event))

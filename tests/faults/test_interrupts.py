@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, heard, run, tell
+from faults.harness import eventually, heard, run, strike, tell
 
 import tubes
 
@@ -314,6 +316,19 @@ def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
         assert left.statistics()["tasks"]["ready"] == 2
         left.truncate()
         again.close()
+
+
+def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connect) -> None:
+    """Wherever its handler raises, whatever is committed is told, if only with the next call; to every callback."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    told: list[object] = []
+    tube.on_task_change(lambda task, event: told.append(task.data))
+    tube.add_listener(lambda task, event: told.append(task.data))
+    at = 1
+    while strike(partial(tube.put, at), at):
+        at += 1
+    assert at > 20
+    assert Counter(told) == Counter(task.data for task in tube.tasks("r", limit=1000) for _ in range(2))
 
 
 def test_a_program_ends_though_a_thread_is_in_the_middle_of_a_transaction(db: Path) -> None:
