@@ -477,16 +477,8 @@ class Queue:
 
     def flush_counts(self) -> None:
         """Store the calls that this process has counted."""
-        counts = self.store.counts
-        if counts.is_dirty:
-            deltas = counts.drain()
-            try:
-                guarded(self.store.add_calls, deltas)
-            except StoreError:
-                counts.restore(deltas)
-                raise
-            finally:
-                counts.flushed(deltas)
+        if self.store.counts.is_dirty:
+            guarded(self._flush_counts)
 
     def _background(self) -> float | None:
         began = self.clock.now_ms()
@@ -522,13 +514,17 @@ class Queue:
         What the session holds goes back to ready at once (or after its session_ttr), unless other connections
         share it.
         """
+        guarded(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             if self.is_closed:
                 return
             self.is_closed = True
         self.store.waiters.wake_all()
-        self._sweeper.stop(wait=not is_interrupted())  # it may wait for the call that a handler interrupted
+        is_waited_for = not is_interrupted()  # it may wait for the call that a handler interrupted
         try:
+            self._sweeper.stop(wait=is_waited_for)
             with suppress(StoreError):
                 self.flush_counts()
             if self.store.leave():
@@ -570,6 +566,17 @@ class Queue:
         self._sweeper = Sweeper(self._background)
 
     # Within
+
+    def _flush_counts(self) -> None:
+        counts = self.store.counts
+        deltas = counts.drain()
+        try:
+            self.store.add_calls(deltas)
+        except StoreError:
+            counts.restore(deltas)
+            raise
+        finally:
+            counts.flushed(deltas)
 
     def _open_all(self) -> list[Tube]:
         """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.

@@ -18,6 +18,7 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 
 from tubes.clock import real_monotonic, real_now
 from tubes.errors import StoreError
+from tubes.interrupts import interruptible
 
 FLOOR = 1.0
 """Seconds between two looks at what other processes may have left to do."""
@@ -146,4 +147,4 @@ class Sweeper:
         with self._lock:
             scheduler, self._scheduler, self._stopped = self._scheduler, None, True
         if scheduler is not None:
-            scheduler.shutdown(wait)
+            interruptible(scheduler.shutdown, wait)

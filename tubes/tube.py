@@ -621,6 +621,9 @@ class Tube:
 
         Tasks are exact now; calls of other processes are at most a second old.
         """
+        return guarded(self._statistics)
+
+    def _statistics(self) -> dict[str, dict[str, int]]:
         count = self.place.as_part(self.driver.count)
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:

@@ -331,6 +331,37 @@ def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connec
     assert Counter(told) == Counter(task.data for task in tube.tasks("r", limit=1000) for _ in range(2))
 
 
+@pytest.mark.parametrize("verb", ["sweep", "statistics"])
+def test_a_signal_loses_no_counts_and_locks_nobody_out_of_them(connect: Connect, verb: str) -> None:
+    """Wherever its handler raises, all that was counted is told soon after."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    at, is_struck = 0, True
+    while is_struck:
+        at += 1
+        tube.put(at)
+        is_struck = strike(partial(getattr(queue, verb)), at)
+        assert tube.statistics()["calls"]["put"] == at
+    assert at > 20
+
+
+def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
+    """Wherever its handler raises, what the queue held is ready again."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put("held")
+    at, is_struck = 1, True
+    while is_struck:
+        queue = connect()
+        assert queue.tube.jobs.take(timeout=0) is not None
+        is_struck = strike(queue.close, at)
+        queue.close()  # it may not have begun
+        task = tube.take(timeout=0)
+        assert task is not None, at
+        tube.release(task)
+        at += 10
+    assert at > 20
+
+
 def test_a_program_ends_though_a_thread_is_in_the_middle_of_a_transaction(db: Path) -> None:
     """One that does not keep a program from ending. What the program held, the next one has at once."""
     code = """
