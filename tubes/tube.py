@@ -303,6 +303,8 @@ class Tube:
             nonlocal refused, now
             kept.clear()
             if queue.is_closed:
+                if acks:
+                    queue.check_open()
                 return ()
             owner, now = store.session, clock.now_ms()
             changes: Sequence[Change]

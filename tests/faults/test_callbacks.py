@@ -160,6 +160,31 @@ def test_a_callback_that_closes_the_queue_ends_it_in_order(connect: Connect) -> 
     assert connect().tube.jobs.peek(task.id).data == "last"
 
 
+def test_a_take_with_an_ack_acks_or_says_that_the_queue_is_closed(connect: Connect) -> None:
+    """A callback calls while ``close`` waits for the sweep that called it: None would say that the ack stands."""
+    other, queue = connect(sweep=False), connect()
+    jobs, due = queue.create_tube("jobs", "fifo"), queue.create_tube("due", "fifottl")
+    jobs.put("x")
+    held = jobs.take(0)
+    begun, answers = threading.Event(), list[object]()
+
+    def callback(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.DELAY:
+            begun.set()
+            eventually(lambda: queue.is_closed)
+            try:
+                answers.append(jobs.take(0, ack=held))
+            except tubes.StoreUnavailable as error:
+                answers.append(str(error))
+
+    due.on_task_change(callback)
+    due.put("y", delay=0.001)
+    assert begun.wait(10)
+    queue.close()
+    again = other.tube.jobs.take(0)
+    assert again is not None and answers == ["this queue is closed"]
+
+
 def test_a_callback_in_the_sweeper_may_block_and_raise(connect: Connect) -> None:
     """The background sweep goes on after a callback of its changes has raised."""
     tube = connect().create_tube("jobs", "fifottl")
