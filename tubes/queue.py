@@ -146,6 +146,8 @@ class Queue:
         self.tube = Tubes(self)
         self.deliveries = Deliveries()
         self.is_closed = False
+        self._is_over = False
+        """Whether the drivers are being stopped, so that no more tubes are opened."""
         self._sweeps = sweep
         self._tubes: dict[str, Tube] = {}
         self._lock = threading.RLock()
@@ -533,7 +535,10 @@ class Queue:
                     self.flush_counts()
         finally:
             self.store.close()
-            for tube in self._tubes.values():
+            with self._lock:
+                self._is_over = True
+                left = list(self._tubes.values())
+            for tube in left:
                 tube.driver.stop()
             _open_queues.discard(self)
         self.deliveries.deliver()
@@ -626,11 +631,13 @@ class Queue:
         opened.place.start()
         with self._lock:
             tube = self._open_tube(record)
-            if tube is None:
+            if tube is None and not self._is_over:
                 self.store.set_aside.clear()
                 self._tubes[record.name] = opened
                 return opened
         driver.stop()
+        if tube is None:
+            raise StoreUnavailable("this queue is closed")
         return tube
 
     def _record(self, tx: Any, name: str) -> TubeRecord | None:

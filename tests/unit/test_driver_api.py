@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -464,6 +465,52 @@ def test_a_tube_waits_for_its_driver_and_opens_when_that_is_registered(tmp_path:
         task = queue.tube.late.take(0)
         assert task is not None and task.data == "first"
         assert queue.statistics("late")["calls"]["put"] == 2
+
+
+def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_others(tmp_path: Path) -> None:
+    """Its driver, which has a store of its own, takes its time to start, and another one to stop."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    starts, goes_on, has_ended = (threading.Event() for _ in range(3))
+    stopped: list[str] = []
+
+    class Slow:
+        is_hosted = True
+
+        def __init__(self, store: Any, tube: TubeRecord) -> None:
+            self.name = tube.name
+
+        def start(self, tx: Any) -> None:
+            if is_closing:
+                starts.set()
+                goes_on.wait(10)
+
+        def stop(self) -> None:
+            stopped.append(self.name)
+            goes_on.set()
+            assert not is_closing or self.name == "late" or has_ended.wait(10)
+
+    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    whole = type("Whole", (Slow,), {**methods, **vars(Slow), "features": Features()})
+    tubes.register_driver("starts_and_stops_slowly", whole)
+
+    def open_late() -> None:
+        with pytest.raises(tubes.StoreUnavailable):
+            queue.get_tube("late")
+        has_ended.set()
+
+    is_closing = False
+    with tubes.connect(url, sweep=False) as other:
+        other.create_tube("early", "starts_and_stops_slowly")
+        queue = tubes.connect(url, sweep=False, session_ttr=60)
+        other.create_tube("late", "starts_and_stops_slowly")
+        is_closing = True
+        thread = threading.Thread(target=open_late)
+        thread.start()
+        assert starts.wait(10)
+        queue.close()
+        thread.join(10)
+        assert has_ended.is_set() and sorted(stopped) == ["early", "late"]
+        is_closing = False
 
 
 def test_what_the_dead_held_in_a_tube_that_waits_is_released_when_its_driver_comes(tmp_path: Path) -> None:
