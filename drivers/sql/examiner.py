@@ -461,7 +461,7 @@ class Tasks(SqlCheck):
             new = set_row(tx, looks, row, state="!", front=None, place=row.pri, due_ms=row.end_ms, owner=None)
         else:
             new = row._replace(**wrong.columns)
-            if new.utube is not None and new.front == 1 and row.front != 1:
+            if new.utube is not None and new.front == 1 and (row.utube, row.front) != (new.utube, 1):
                 new = new._replace(front=0)  # until it is known who else stands there
             new = set_row(tx, looks, row, **new._asdict())
         utube = row.utube if new is None else new.utube

@@ -138,6 +138,17 @@ DAMAGES = (
     Damage("ready and owned", "fifo", (task(f"owner = '{NOBODY}'"),), "state", deep=True),
     Damage("taken less than never", "fifo", (task("attempts = -1"),), "state", deep=True),
     Damage("of no sub-queue", "utube", (task("utube = NULL"),), "state", deep=True, follows="line"),
+    Damage(
+        "taken, of no sub-queue",
+        "utube",
+        (
+            task("state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = 1, utube = NULL"),
+            task("utube = ''", "{head} + 1"),
+        ),
+        "state",
+        deep=True,
+        follows="line",
+    ),
     Damage("out of order", "fifottl", (task("place = 99"),), "state", deep=True),
     Damage("in no order", "utubettl", (task("place = NULL"),), "state", deep=True),
     Damage("never over", "fifottl", (task("due_ms = NULL"),), "state", deep=True),
