@@ -66,6 +66,8 @@ def timeout_seconds(value: object) -> float | None:
     """A take's ``timeout``: ``None`` waits for ever; a negative one tries once, as in Tarantool."""
     if value is None:
         return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value <= 0:
             return 0.0

@@ -105,6 +105,7 @@ def test_none_means_never_where_that_is_allowed() -> None:
         (-math.inf, 0.0),
         (2, 2.0),
         (timedelta(seconds=3), 3.0),
+        (timedelta(seconds=-3), 0.0),
     ],
 )
 def test_a_takes_timeout_may_be_for_ever_and_a_negative_one_tries_once(
