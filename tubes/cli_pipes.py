@@ -255,12 +255,16 @@ class Taking:
         with progress("take", self._count, is_free=not os.isatty(1)) as moved:
             while self._count is None or self._printed < self._count:
                 most = BATCH if self._count is None else min(BATCH, self._count - self._printed)
-                tasks = self._tube.take_many(most, self._timeout)
-                if not tasks:
+                taken = guarded(self._take_and_print, most)
+                if not taken:
                     break
-                guarded(self._print, tasks)
-                moved(advance=len(tasks))
+                moved(advance=taken)
         return self._printed
+
+    def _take_and_print(self, most: int) -> int:
+        tasks = self._tube.take_many(most, self._timeout)
+        self._print(tasks)
+        return len(tasks)
 
     def _print(self, tasks: list[Task]) -> None:
         """Write lines until a signal comes; another one finds what was written acked."""

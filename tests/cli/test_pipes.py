@@ -14,10 +14,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from faults.harness import strike
 from interpreter import Process
 
 import tubes
 from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
+from tubes.cli_pipes import Taking
 
 from .conftest import Shell, values
 
@@ -152,6 +154,16 @@ def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jo
     assert process.wait(20) == TERMINATED
     assert [str(task.data)[0] for task in jobs.tasks("r")] == ["x", "l"]
     assert count(jobs, "total") == 2
+
+
+def test_no_signal_leaves_a_task_taken_that_take_was_to_ack(jobs: tubes.Tube) -> None:
+    """Wherever its handler raises: the session may be one that goes on."""
+    jobs.put_many(range(200))
+    at = 1
+    while strike(Taking(jobs, 1, 0.0, acks=True).run, at):
+        assert jobs.tasks("t") == [], at
+        at += 1
+    assert at > 20
 
 
 def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, jobs: tubes.Tube) -> None:
