@@ -117,7 +117,10 @@ class RedisTube:
     # Steps
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
-        return self._do_anew(self._redis.put, items, now=self._now(now))
+        put = self._do_anew(self._redis.put, items, now=self._now(now))
+        if not put:
+            self._store.listen()
+        return put
 
     def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         return self.ack_and_take(tx, (), limit, owner=owner, now=now)
@@ -297,7 +300,7 @@ class HostedStore(RedisStore):
             self.follow(self._host.session)
 
     def listen(self) -> None:
-        """Somebody begins to wait in the host's queue, or waits still."""
+        """Somebody begins to wait in the host's queue, for tasks or for room, or waits still."""
         self._hub.listener.on_wait()
 
     def follow(self, session: str) -> None:

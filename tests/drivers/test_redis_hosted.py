@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -458,6 +459,23 @@ def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
         finally:
             holder.send_signal(signal.SIGCONT)
             finish(holder)
+
+
+def test_who_waits_for_room_is_called_by_others(tmp_path: Path, redis_db: str) -> None:
+    """By their scripts: nothing in the queue's own store tells of it."""
+    with (
+        tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue,
+        redis.Redis.from_url(redis_db) as client,
+        ThreadPoolExecutor() as others,
+    ):
+        tube: Any = queue.create_tube("jobs", "redis", url=redis_db, capacity=1)
+        tube.put("x")
+        put = others.submit(tube.put, "y", timeout=2)
+        seeking = f"{{tubes_hosted:{tube.driver._record.id}}}:seeking"
+        eventually(lambda: put.done() or client.zcard(seeking))
+        assert client.zcard(seeking) == 1
+        tube.truncate()
+        assert put.result().data == "y"
 
 
 def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
