@@ -46,7 +46,7 @@ from .hub import Hub
 from .nodes import Cursor, Nodes
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions
-from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
+from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 T = TypeVar("T")
 
@@ -284,6 +284,10 @@ class RedisStore(Renewable):
             )
         if error.code == WRONG_TYPE:
             return StoreError(f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}")
+        if error.code == FAILED:
+            return StoreError(
+                f"{self._what} has something that contradicts the rest, which `tubes doctor --deep` names: {error}"
+            )
         return StoreUnavailable(f"{self._what} refused: {error}")
 
     def _ask(self, script: Script, *given: Argument) -> Any:

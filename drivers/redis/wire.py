@@ -7,6 +7,7 @@ by itself where nobody knows whether the first try was done.
 from __future__ import annotations
 
 import math
+import re
 import select
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,12 +39,14 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """The server did not do it, and said why. ``code``: what our own scripts said, or WRONG_TYPE."""
+    """The server did not do it, and said why. ``code``: what our own scripts said, WRONG_TYPE or FAILED."""
 
     def __init__(self, error: exceptions.RedisError) -> None:
         self.error = error
         message = str(error)
         self.code = next((code for code in (NO_TUBE, NO_SESSION, WRONG_TYPE) if code in message), "")
+        if not self.code and _LUA.search(message):
+            self.code = FAILED
         super().__init__(message)
 
 
@@ -52,6 +55,12 @@ NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
 
 WRONG_TYPE = "WRONGTYPE"
 """What a server says of a key of another type than it must be: of one tube, mostly."""
+
+FAILED = "FAILED"
+"""A script met what cannot be: something else that is stored is not there, say."""
+
+_LUA = re.compile(r"(?<!@)\buser_script:\d+: ")
+"""Lua names the place so; a server does so too where a command failed, but with an @ before it."""
 
 MANY, EACH = 2000, 0.0002
 """From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs."""

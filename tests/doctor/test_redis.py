@@ -315,6 +315,18 @@ def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: 
     assert len(drain(patient.opened[0].tube.other)) == 9
 
 
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+def test_who_waits_where_a_task_has_lost_its_record_is_told_so(type: str, patient: Patient) -> None:
+    """Else he would wait as for a server that is away."""
+    tube = fill(patient.opened[0], type)
+    patient.do("HDEL", "tasks", id(1))
+    with pytest.raises(tubes.StoreError, match="tubes doctor --deep") as caught:
+        tube.take(timeout=60)
+    assert caught.type is tubes.StoreError
+    assert patient.doctor("--fix", "--deep").status == 0
+    assert sorted(drain(tube)) == [*range(9)]
+
+
 def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
     fill(patient.opened[0], "fifo")
     patient.do("HSET", ":tubes", "twin", patient.do("HGET", ":tubes", "jobs"))
