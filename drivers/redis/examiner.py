@@ -220,7 +220,8 @@ class OwnersCheck(RedisCheck):
     name = "owners"
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        tubes = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
+        left = (tube for tube in self._store.tubes(tx) if after is None or tube.id > after)
+        tubes = sorted(left, key=lambda tube: tube.id)
         if not tubes:
             return Look(())
         found = []

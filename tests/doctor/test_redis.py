@@ -488,6 +488,20 @@ def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient)
     assert held is not None and tube.ack(held).data == 0
 
 
+def test_owners_are_looked_at_in_every_tube(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their numbers are, which are random."""
+    monkeypatch.setattr(import_module("tubes.drivers.redis.examiner"), "PATIENCE", 0)
+    queue = patient.opened[0]
+    names = [f"jobs_{number}" for number in range(6)]
+    for name in names:
+        tube = fill(queue, "fifo", name)
+        assert tube.take(timeout=0) is not None
+        patient.client.delete(f"{{tubes:{tube.record.id}}}:sessions")
+    assert {finding.tube for finding in patient.examine()} == {*names}
+    assert {finding["tube"] for finding in patient.doctor("--fix").findings} == {*names}
+    assert patient.examine() == []
+
+
 def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient) -> None:
     tube = fill(patient.opened[0], "utube")
     tube.take(timeout=0)
