@@ -276,9 +276,10 @@ class RedisDriver:
         """A task from the fields of its record; see tube.lua. One that has lost its payload holds up nobody."""
         state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = fields
         data = payload if kind == b"b" or payload is None else decode_json(payload)
+        name = sub_queue_name(utube.decode("utf-8", "backslashreplace"))  # others may put what is no UTF-8
         return make_task(
-            id, self.name, STATES_OF_BYTES[state], data, int(pri), sub_queue_name(utube.decode()), int(created),
-            int(updated), _ms(due), _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
+            id, self.name, STATES_OF_BYTES[state], data, int(pri), name, int(created), int(updated), _ms(due),
+            _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
         )  # fmt: skip
 
 
