@@ -320,6 +320,7 @@ def test_who_waits_where_a_task_has_lost_its_record_is_told_so(type: str, patien
     """Else he would wait as for a server that is away."""
     tube = fill(patient.opened[0], type)
     patient.do("HDEL", "tasks", id(1))
+    assert [task.data for task in tube.tasks("r")] == [*range(1, 9)]
     with pytest.raises(tubes.StoreError, match="tubes doctor --deep") as caught:
         tube.take(timeout=60)
     assert caught.type is tubes.StoreError

@@ -3,15 +3,18 @@
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the state · 5 the id after which to begin, or empty · 6 how many at most.
--- Reply: for each its id, its record and its payload.
+-- Reply: for each that has a record its id, that record and its payload.
 -- Cost: O(log n), and O(1) each.
 local state, after = ARGV[4], ARGV[5]
 local from = after == '' and '[' .. state or '(' .. state .. after
 local found = {}
 for _, member in ipairs(call('ZRANGEBYLEX', STATES, from, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, ARGV[6])) do
   local id = string.sub(member, 2)
-  found[#found + 1] = id
-  found[#found + 1] = call('HGET', TASKS, id)
-  found[#found + 1] = call('HGET', DATA, id)
+  local stored_record = call('HGET', TASKS, id)
+  if stored_record then
+    found[#found + 1] = id
+    found[#found + 1] = stored_record
+    found[#found + 1] = call('HGET', DATA, id)
+  end
 end
 return found
