@@ -593,7 +593,7 @@ class RedisStore(Renewable):
 
     def _leave(self) -> None:
         self._hub.listener.remove_beat(self._beat)
-        with suppress(StoreUnavailable, OutcomeUnknown):
+        with suppress(StoreError):  # what it could not give back, others rescue
             self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
 
     def _close(self) -> None:

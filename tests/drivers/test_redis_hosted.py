@@ -519,6 +519,18 @@ def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_a_close_gives_back_all_also_where_a_server_is_damaged(tmp_path: Path, redis_db: str) -> None:
+    hubs = importlib.import_module("tubes.drivers.redis.hub").Hub._all
+    before = {*hubs}
+    with redis.Redis.from_url(redis_db) as client:
+        queue = tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False)
+        queue.create_tube("jobs", "redis", url=redis_db)
+        client.delete("{tubes_hosted}:connections")
+        client.set("{tubes_hosted}:connections", "torn")
+        queue.close()
+    assert {*hubs} == before
+
+
 def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
