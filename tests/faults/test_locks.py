@@ -95,6 +95,25 @@ def test_connecting_to_a_locked_file_is_an_error(db: Path, process: Callable[...
         assert queue.tubes() == []
 
 
+def test_any_timeout_is_waited_for(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
+    """SQLite takes one of more than 24 days for none, and Python has none of more than 292 years."""
+    with closing(sqlite3.connect(db)) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    other = process(LOCKING, db, "BEGIN EXCLUSIVE")
+    assert heard(other) == "locked"
+    opened: list[tubes.Queue] = []
+    tubes.connect("sqlite://").close()  # so that all modules are loaded
+    thread = threading.Thread(target=lambda: opened.append(connect(busy_timeout=1e10, sweep=False)))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    tell(other)
+    thread.join(30)
+    store = opened[0].store
+    store.before_fork()
+    store.after_fork()
+
+
 def test_a_lock_that_ends_in_time_is_only_waited_for(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
