@@ -176,7 +176,9 @@ class SharedTx(SqliteTx):
 class _Member:
     """One thread's work in the line."""
 
-    __slots__ = ("alone", "error", "is_settled", "leads", "lock", "on_commit", "result", "retry", "work")
+    __slots__ = (
+        "alone", "error", "is_settled", "leads", "lock", "on_commit", "result", "retry", "since", "work",
+    )  # fmt: skip
 
     def __init__(
         self, work: Callable[[Any], Any] | None, on_commit: Callable[[Any], None] | None, alone: bool = False
@@ -184,6 +186,7 @@ class _Member:
         self.work = work
         self.on_commit = on_commit
         self.alone = alone
+        self.since = real_monotonic()
         self.lock = threading.Lock()
         self.lock.acquire()
         self.reset()
@@ -589,10 +592,19 @@ class SqliteWriter:
                     raise
                 now = real_monotonic()
                 if now - began >= self._busy_timeout:
-                    raise StoreBusy(
-                        f"{self._what} was locked by another connection for more than {self._busy_timeout:g} s"
-                    ) from error
+                    raise self._in_vain(began) from error
                 nap = min(nap * 2, LONGEST_PAUSE) if now - began < PATIENT_FOR else SHORT_PAUSE
+
+    def _in_vain(self, began: float) -> StoreBusy:
+        """The error of who has waited for the lock since then. Who has stood in line all that time gets it, too."""
+        why = f"{self._what} was locked by another connection for more than {self._busy_timeout:g} s"
+        with suppress(IndexError):
+            while self._line[0].since <= began:
+                member = self._line.popleft()
+                member.error = StoreBusy(why)
+                member.is_settled = True
+                member.stir()
+        return StoreBusy(why)
 
     def _roll_back(self) -> None:
         with suppress(sqlite3.Error):

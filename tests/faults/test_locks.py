@@ -95,6 +95,38 @@ def test_connecting_to_a_locked_file_is_an_error(db: Path, process: Callable[...
         assert queue.tubes() == []
 
 
+@pytest.mark.parametrize("durability", ["full", "normal"])
+def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
+    connect: Connect, db: Path, durability: str
+) -> None:
+    """And not each after the other, which is forty times as long."""
+    queue = connect(durability=durability, busy_timeout=0.1, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    refused: list[str] = []
+
+    def transact() -> None:
+        with queue.transaction():
+            pass
+
+    def refuse(call: Callable[[], object]) -> None:
+        with pytest.raises(tubes.StoreBusy) as caught:
+            call()
+        refused.append(str(caught.value))
+
+    calls = [lambda: tube.put("x"), transact] * 20
+    threads = [threading.Thread(target=refuse, args=(call,)) for call in calls]
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert time.monotonic() - began < 2.5
+    assert len(refused) == 40 and all("for more than 0.1 s" in why for why in refused)
+    tube.put("later")
+
+
 def test_any_timeout_is_waited_for(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
     """SQLite takes one of more than 24 days for none, and Python has none of more than 292 years."""
     with closing(sqlite3.connect(db)) as raw:
