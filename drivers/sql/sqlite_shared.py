@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -60,7 +61,9 @@ class SharedFile:
     def holds_lock(self) -> bool:
         """Tell whether this thread has the file's write lock in a transaction of the user's."""
         thread = get_ident()
-        return any(tx.is_open and tx.thread == thread for tx in list(self.joined))
+        while True:
+            with suppress(RuntimeError):  # another thread has joined one, which ends a walk over the set
+                return any(tx.is_open and tx.thread == thread for tx in self.joined)
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to."""

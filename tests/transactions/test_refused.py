@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,33 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
         connection.commit()
         tube.put("outside")
     assert place.changes == [("put", "inside"), ("put", "outside")]
+
+
+class Growing(weakref.WeakSet[Any]):
+    """Another thread joins a transaction while somebody goes through those that are joined."""
+
+    other: tubes.Unit | None = None
+
+    def __init__(self, joins: Callable[[], tubes.Unit]) -> None:
+        super().__init__()
+        self._joins = joins
+
+    def __iter__(self) -> Iterator[Any]:
+        walk = super().__iter__()
+        yield next(walk)
+        if self.other is None:
+            self.other = self._joins()
+        yield from walk
+
+
+def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place: Place) -> None:
+    shared: Any = sqlite_place.queue.store._shared  # type: ignore[attr-defined]
+    with sqlite_place.engine.connect() as one, sqlite_place.engine.connect() as two:
+        one.begin_nested(), two.begin_nested()
+        shared.joined = Growing(lambda: sqlite_place.queue.join_transaction(two))
+        unit = sqlite_place.queue.join_transaction(one)
+        unit.tx.thread = 0
+        assert shared.holds_lock() and shared.joined.other.tx.thread != 0
 
 
 def test_a_connection_inside_a_transaction_of_the_queue_is_refused_at_once(sqlite_place: Place) -> None:
