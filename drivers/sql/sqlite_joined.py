@@ -70,7 +70,7 @@ def begin(
             raise BadOption("tubes works only with PRAGMA recursive_triggers=OFF", option="connection")
         raw = _raw(connection)
         if not raw.in_transaction:
-            if raw.isolation_level is None or getattr(raw, "autocommit", False) is True:
+            if _is_autocommit(raw):
                 raise BadOption(
                     "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
                     option="connection",
@@ -126,6 +126,11 @@ def _raw(connection: sa.Connection) -> Any:
     return driver_connection(connection.dialect, connection.connection)
 
 
+def _is_autocommit(raw: Any) -> bool:
+    """Whether the commit of a connection does nothing; since Python 3.12 there are two ways to say so."""
+    return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
+
+
 def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None:
     """Open a transaction round a first savepoint, on the files of queues.
 
@@ -135,7 +140,7 @@ def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None
     if connection.dialect.name != "sqlite" or not SharedFile.is_any_open():
         return
     raw = _raw(connection)
-    if raw.in_transaction or raw.isolation_level is None:
+    if raw.in_transaction or _is_autocommit(raw):
         return
     for _, name, file in connection.exec_driver_sql("PRAGMA database_list").all():
         if name == "main" and file and SharedFile.is_open(file):

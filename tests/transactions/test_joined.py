@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -340,6 +341,27 @@ def test_a_savepoint_older_than_the_first_call_takes_all_with_it(place: Place) -
         tube.put("c", connection=connection)
     assert place.changes == [("put", "c")] and place.rows() == ["before"]
     assert [task.data for task in tube.tasks("r")] == ["c"]
+
+
+class Autocommitting(sqlite3.Connection):
+    """As one with ``autocommit=True`` is since Python 3.12."""
+
+    autocommit = True
+
+    def commit(self) -> None:
+        pass
+
+    rollback = commit
+
+
+def test_a_savepoint_is_all_that_is_committed_where_a_commit_does_nothing(sqlite_place: Place) -> None:
+    tube = sqlite_place.tube()
+    engine = sa.create_engine(sqlite_place.url, connect_args={"factory": Autocommitting})
+    with engine.connect() as connection, connection.begin_nested():
+        connection.execute(INSERT, {"what": "row"})
+    assert sqlite_place.rows() == ["row"]
+    tube.put("x")
+    engine.dispose()
 
 
 def test_a_session_s_savepoints_are_followed(place: Place) -> None:
