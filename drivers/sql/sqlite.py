@@ -433,10 +433,14 @@ class SqliteStore(Catalogue, Renewable):
         for end in (db.rollback, db.close):
             with suppress(sqlite3.Error):
                 end()
-        if self._shared is not None:
-            self._shared.listener.remove_check(self.deaths_suspected)
-            self._shared.release()
-            self._shared = None
+        self._release()
+
+    def _release(self) -> None:
+        """Be one less on the file, once."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.listener.remove_check(self.deaths_suspected)
+            shared.release()
 
     def before_fork(self) -> None:
         """Close what SQLite has open, as soon as nobody uses it.
@@ -492,9 +496,8 @@ class SqliteStore(Catalogue, Renewable):
     def _renew(self) -> None:
         if self.path is None:
             raise StoreUnavailable("an in-memory queue does not outlive a fork: connect again in the child")
-        if self._shared is not None and not self.writer.is_inherited:
-            self._shared.listener.remove_check(self.deaths_suspected)
-            self._shared.release()
+        if not self.writer.is_inherited:
+            self._release()
         super()._renew()
 
     def refresh(self) -> None:

@@ -65,6 +65,36 @@ def test_what_a_queue_held_is_others_when_a_fork_left_it_unusable(
     assert task is not None and task.data == "x"
 
 
+RESCUE = """
+import sys, tubes
+with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
+    queue.sweep()
+    print([task.data for task in queue.tube.jobs.tasks("t")])
+"""
+
+
+def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is tried."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    queue.create_tube("jobs", "fifo").put("held")
+    held = other.tube.jobs.take(timeout=0)
+    assert held is not None
+    store: Any = queue.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_connect", lambda: (_ for _ in ()).throw(tubes.StoreUnavailable("no file")))
+        store.before_fork()
+        with pytest.raises(tubes.StoreUnavailable):
+            store.after_fork()
+        for _ in range(3):
+            with pytest.raises(tubes.StoreUnavailable, match="no file"):
+                queue.tubes()
+    assert run(RESCUE, db) == "['held']"
+    assert queue.tubes() == ["jobs"]
+    other.tube.jobs.ack(held)
+
+
 def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
     putter = connect(sweep=False)
     tube = putter.create_tube("jobs", "fifottl")
