@@ -557,7 +557,10 @@ class SqliteWriter:
         for member in batch:
             if failure is None:
                 if member.error is None and member.on_commit is not None:
-                    member.on_commit(member.result)
+                    try:
+                        member.on_commit(member.result)
+                    except Exception as error:  # its own matter: that of the others is done
+                        member.error = error
             elif isinstance(failure, sqlite3.Error):
                 member.error = translated(failure, self._what)
                 member.error.__cause__ = failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,30 @@ def test_what_a_take_took_before_it_failed_is_given_back(
             tube.take(timeout=0)
     task = tube.take(timeout=0)
     assert task is not None and (task.data, task.attempts) == ("x", 2)
+
+
+def test_what_a_shared_commit_cannot_tell_of_one_it_tells_of_the_others(
+    connect: Connect, breaks: type[Breaks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads' puts are one commit. Only the one whose driver fails at its callback gets its error."""
+    queue = connect(durability="full", sweep=False)
+    bad, good = queue.create_tube("bad", "breaks"), queue.create_tube("good", "fifo")
+    told: list[str] = []
+    for tube in (bad, good):
+        tube.on_task_change(lambda task, event: told.append(task.tube))
+
+    def normalize_task(raw: Any) -> Any:
+        raise ValueError("it cannot be read")
+
+    monkeypatch.setattr(bad.driver, "normalize_task", normalize_task, raising=False)
+    with ThreadPoolExecutor(2) as threads:
+        with queue.transaction():
+            puts = [threads.submit(tube.put, "x") for tube in (bad, good)]
+            line: Any = queue.store.writer._line  # type: ignore[attr-defined]
+            eventually(lambda: len(line) == 2)
+        with pytest.raises(ValueError, match="cannot be read"):
+            puts[0].result(30)
+        assert puts[1].result(30).data == "x" and told == ["good"]
 
 
 def test_a_connect_that_fails_leaves_nothing_open(connect: Connect, breaks: type[Breaks]) -> None:
