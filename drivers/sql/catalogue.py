@@ -68,8 +68,10 @@ class Catalogue(ABC):
     # Sessions
 
     def set_session_ttr(self, ttr_ms: int) -> None:
-        self.session_ttr_ms = ttr_ms
-        self.transact(lambda tx: tx.run(self._sql.set_session, ttr_ms, self.session))
+        def stored(_: int) -> None:
+            self.session_ttr_ms = ttr_ms
+
+        self.transact(lambda tx: int(tx.run(self._sql.set_session, ttr_ms, self.session)), stored)
 
     def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
         tx.begin()

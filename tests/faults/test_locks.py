@@ -127,6 +127,18 @@ def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
     tube.put("later")
 
 
+def test_a_setting_that_could_not_be_stored_is_not_set(connect: Connect, db: Path) -> None:
+    """A session that begins later, as in a forked child, would have it."""
+    queue = connect(busy_timeout=0.05, session_ttr=7, sweep=False)
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(tubes.StoreBusy):
+            queue.configure(session_ttr=60)
+    assert queue.store.session_ttr_ms == 7_000
+    queue.configure(session_ttr=60)
+    assert queue.store.session_ttr_ms == 60_000
+
+
 def test_any_timeout_is_waited_for(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
     """SQLite takes one of more than 24 days for none, and Python has none of more than 292 years."""
     with closing(sqlite3.connect(db)) as raw:
