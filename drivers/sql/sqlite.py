@@ -243,6 +243,8 @@ class SqliteStore(Catalogue, Renewable):
                 with self.writer.held() as db:
                     return work(ReadTx(db, is_open=True))  # nobody else writes meanwhile
             with self._reading:
+                if self._is_stale:  # what was open when this began to wait is not
+                    return self._read(work)
                 reader = self._reader  # another one after a fork
                 tx = ReadTx(reader)
                 try:
@@ -433,11 +435,11 @@ class SqliteStore(Catalogue, Renewable):
         for end in (db.rollback, db.close):
             with suppress(sqlite3.Error):
                 end()
-        self._release()
+        self._release(self._shared)
+        self._shared = None
 
-    def _release(self) -> None:
-        """Be one less on the file, once."""
-        shared, self._shared = self._shared, None
+    def _release(self, shared: SharedFile | None) -> None:
+        """Be one less on the file."""
         if shared is not None:
             shared.listener.remove_check(self.deaths_suspected)
             shared.release()
@@ -496,9 +498,13 @@ class SqliteStore(Catalogue, Renewable):
     def _renew(self) -> None:
         if self.path is None:
             raise StoreUnavailable("an in-memory queue does not outlive a fork: connect again in the child")
-        if not self.writer.is_inherited:
-            self._release()
-        super()._renew()
+        kept = None if self.writer.is_inherited else self._shared
+        try:
+            super()._renew()
+        except BaseException:
+            self._shared = kept
+            raise
+        self._release(kept)  # not before: who waits there goes on waiting
 
     def refresh(self) -> None:
         if self._is_gone and not (self._is_closed or self._is_stale):

@@ -96,6 +96,36 @@ def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
     other.tube.jobs.ack(held)
 
 
+def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    taken: list[tubes.Task | None] = []
+    waiter = threading.Thread(target=lambda: taken.append(tube.take(timeout=10)))
+    waiter.start()
+    eventually(lambda: store.waiters.count(tube.record.id) == 1)
+
+    def fails() -> None:
+        monkeypatch.undo()
+        raise tubes.StoreUnavailable("no file")
+
+    monkeypatch.setattr(store, "_connect", fails)
+    store.before_fork()
+    looks: list[list[str]] = []
+    looker = threading.Thread(target=lambda: looks.append(queue.tubes()))
+    looker.start()
+    looker.join(0.1)  # it waits for the end of the fork
+    with pytest.raises(tubes.StoreUnavailable):
+        store.after_fork()
+    looker.join(10)
+    assert looks == [["jobs"]]
+    tube.put("x")
+    waiter.join(5)
+    assert not waiter.is_alive() and taken[0] is not None
+
+
 def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
     putter = connect(sweep=False)
     tube = putter.create_tube("jobs", "fifottl")
