@@ -300,7 +300,10 @@ class SqliteWriter:
                     "this transaction is the parent process's: a forked child cannot commit it"
                 )
             with self._translating():
-                self.db.execute("COMMIT")
+                try:
+                    self.db.execute("COMMIT")
+                except sqlite3.IntegrityError as error:  # of the user's own tables: ours are checked at once
+                    raise StoreError(f"{self._what}: {error}") from error
             on_commit()
         except BaseException:
             self._roll_back()

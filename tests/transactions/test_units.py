@@ -285,6 +285,17 @@ def test_errors_inside_are_of_our_tree(place: Place, how: str) -> None:
     assert place.changes == [("put", "z")]
 
 
+def test_a_commit_that_a_foreign_key_of_the_user_s_refuses_says_so(place: Place) -> None:
+    tube = place.tube()
+    with pytest.raises(tubes.StoreError, match=r"(?i)foreign key"), place.queue.transaction() as unit:
+        unit.connection.exec_driver_sql(
+            "CREATE TABLE theirs (what TEXT REFERENCES mine DEFERRABLE INITIALLY DEFERRED)"
+        )
+        unit.connection.exec_driver_sql("INSERT INTO theirs VALUES ('nothing')")
+        tube.put("x", unit=unit)
+    assert place.changes == [] and tube.tasks("r") == []
+
+
 def test_an_error_of_the_user_s_own_database_is_left_as_it_is(place: Place) -> None:
     """Whatever goes wrong there, the queue's has not failed."""
     tube = place.tube()
