@@ -204,11 +204,14 @@ def set_version(file: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("migrate", [None, False])
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, migrate: bool | None) -> None:
+@pytest.mark.parametrize("version", ["9999", HEAD[:3]])
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(
+    tmp_path: Path, version: str, migrate: bool | None
+) -> None:
     file = tmp_path / "jobs.db"
     fill(file)
-    set_version(file, "9999")
-    with pytest.raises(tubes.SchemaMismatch, match=r"9999.*upgrade tubes"):
+    set_version(file, version)
+    with pytest.raises(tubes.SchemaMismatch, match=rf"{version},.*upgrade tubes"):
         tubes.connect(f"sqlite:///{file}", migrate=migrate)
     assert count_tasks(file) == 16
     set_version(file, HEAD)
