@@ -14,20 +14,19 @@ if TYPE_CHECKING:
     from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
 
 
-def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool = True) -> bool:
-    """Upgrade an empty or older database in one transaction; tell whether there was anything to do.
+def is_behind(db: sqlite3.Connection, namespace: str, what: str, *, migrate: bool) -> bool:
+    """Whether the schema is to be brought up; SchemaMismatch for what is not, see ``running.must_upgrade``."""
+    version = schema_version(db, namespace, what)
+    return running.must_upgrade(version, what, "tubes migrate", migrate=migrate)
 
-    SchemaMismatch for a newer one, and for an older one when ``migrate`` is false.
-    """
-    version = schema_version(writer.db, namespace, what)
-    if not running.must_upgrade(version, what, "tubes migrate", migrate=migrate):
-        return False
 
+def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
+    """Upgrade an empty or older database in one transaction; SchemaMismatch for a newer one."""
     import sqlalchemy as sa
 
     engine = sa.create_engine("sqlite://", creator=lambda: _Lent(writer.db), poolclass=sa.StaticPool)
 
-    def step(tx: SqliteTx) -> bool:
+    def step(tx: SqliteTx) -> None:
         tx.begin()
         version = schema_version(writer.db, namespace, what)  # another process may have been faster
         if version != HEAD:
@@ -36,9 +35,8 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str, *, migrate: bool =
                     running.upgrade(connection, namespace, version, what)
             except sa.exc.DBAPIError as error:
                 raise _without_sqlalchemy(error, namespace, what) from error
-        return bool(version != HEAD)
 
-    return bool(writer.transact(step, None))
+    writer.transact(step)
 
 
 def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> BaseException:

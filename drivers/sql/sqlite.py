@@ -133,11 +133,13 @@ class SqliteStore(Catalogue, Renewable):
         self._resuming = threading.Lock()
         self._is_gone = False
         try:
-            self._prepare(db)
+            is_behind = migrations.is_behind(db, self._namespace, self._what, migrate=migrate)
+            self._prepare(db)  # not before: it changes the file
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
             )
-            migrations.bring_up(self.writer, self._namespace, self._what, migrate=migrate)
+            if is_behind:
+                migrations.bring_up(self.writer, self._namespace, self._what)
             if self.path is None:
                 self._locks: LockFile | Alone = Alone()
                 self.waiters, self.counts = Waiters(), Counts()

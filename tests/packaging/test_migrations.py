@@ -242,6 +242,16 @@ def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: P
         file.touch()
 
 
+def test_a_refused_file_of_somebody_else_s_keeps_its_journal(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("CREATE TABLE orders (what)")
+    before = file.read_bytes()
+    with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
+        tubes.connect(f"sqlite:///{file}", migrate=False)
+    assert file.read_bytes() == before and [*tmp_path.iterdir()] == [file]
+
+
 def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None:
     """In a process of its own: what two threads do to one connection of SQLite's may end that."""
     code = """
