@@ -37,6 +37,7 @@ class Beats(Generic[C]):
     """The beats of all connections as this process saw them. It looks with each beat of its own, and when it must know.
 
     So a gap between two looks says that this process, or all of them, could not go on, and no silence before it counts.
+    It need not be as long as the dead are silent: who was to beat just after a look had been silent for a beat then.
     """
 
     def __init__(self, dead_after: float) -> None:
@@ -56,7 +57,7 @@ class Beats(Generic[C]):
     def see(self, beats: Mapping[C, Any]) -> list[tuple[C, Any]]:
         """Look; return the connections whose beat has not changed for too long, with that beat."""
         now = real_monotonic()
-        if now - self._looked_at > self.dead_after:
+        if now - self._looked_at > self.dead_after * (BEATS - 1) / BEATS:
             self._seen = {}
         self._looked_at = now
         seen = self._seen

@@ -1,0 +1,45 @@
+"""Who is taken for dead by the beats that were seen, on a clock that the tests advance."""
+
+from __future__ import annotations
+
+import pytest
+from tubes.drivers import watch
+from tubes.drivers.watch import Beats
+
+
+class Clock:
+    """What ``real_monotonic`` tells."""
+
+    now = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watch, "real_monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize("away", [4.0, 9.0, 10.1, 12.0, 14.9, 100.0])
+def test_a_server_that_was_away_kills_nobody(clock: Clock, away: float) -> None:
+    """Who looks was the first to come back; the other was about to beat when it went."""
+    beats: Beats[str] = Beats(15.0)
+    for _ in range(2):
+        assert beats.see({"other": 1}) == []
+        clock.now += 4.99
+    assert beats.see({"other": 2}) == []
+    clock.now += 4.99
+    assert beats.see({"other": 2}) == []
+    clock.now += away
+    assert beats.see({"other": 2}) == []
+    clock.now += 0.5
+    assert beats.see({"other": 3}) == []
+
+
+def test_who_is_silent_while_others_are_heard_is_dead(clock: Clock) -> None:
+    beats: Beats[str] = Beats(15.0)
+    for beat in range(4):
+        assert beats.see({"other": 1, "third": beat}) == []
+        clock.now += 5.0
+    clock.now += 0.1
+    assert beats.see({"other": 1, "third": 4}) == [("other", 1)]
