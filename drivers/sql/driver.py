@@ -301,9 +301,7 @@ class SqlDriver:
         return self._remove(tx, Event.DELETE, rows, now)
 
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
-        tx.begin()
-        rows = self._hold(tx, tx.rows(self._buried, self._tube, limit))
-        return self._make_ready(tx, Event.KICK, rows, self._ready_front, now)
+        return self._make_all_ready(tx, Event.KICK, self._buried, limit, self._ready_front, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         if not self._is_timed:
@@ -338,14 +336,13 @@ class SqlDriver:
         return [change for _, _, change in sorted(found, key=itemgetter(0, 1))]
 
     def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        tx.begin()
         if owner is None:
-            held = self._hold(tx, tx.rows(self._sql.taken, self._tube, limit))
-        else:
-            rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
-            held = self._hold(tx, rows, waits=False)  # the dead may have left an open transaction
-            if rows and not held:
-                raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
+            return self._make_all_ready(tx, Event.RELEASE, self._sql.taken, limit, 1, now)
+        tx.begin()
+        rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
+        held = self._hold(tx, rows, waits=False)  # the dead may have left an open transaction
+        if rows and not held:
+            raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
@@ -445,6 +442,19 @@ class SqlDriver:
                 ],
             )
         return [Change(event, row, row[DUE]) for row in moved]
+
+    def _make_all_ready(
+        self, tx: SqlTx, event: Event, look: Statement, limit: int, front: int, now: int
+    ) -> Sequence[Change]:
+        """Make ready what a look finds, and in the place of what others have changed since, what the next one finds."""
+        tx.begin()
+        changes: list[Change] = []
+        while True:
+            rows = tx.rows(look, self._tube, limit - len(changes))
+            held = self._hold(tx, rows)
+            changes += self._make_ready(tx, event, held, front, now)
+            if len(held) == len(rows):
+                return changes
 
     def _make_ready(
         self, tx: SqlTx, event: Event, rows: Sequence[Row], front: int, now: int

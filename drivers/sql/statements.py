@@ -375,6 +375,7 @@ class Statements:
 
         def truncate(place: Condition) -> Statement:
             some = _limited(sa.select(c.id).where(place), bind("limit"))
+            some = some.with_for_update()  # so that others are removed in the place of what is gone meanwhile
             return self._make(sa.delete(task).where(self._among(c.id, some)), "tube", "limit")
 
         self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")

@@ -713,6 +713,31 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
         assert db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall() == []
 
 
+@pytest.mark.parametrize(
+    ("verb", "stored", "done"), [("kick", 3, 1), ("release_all", 1202, 1201), ("truncate", 1202, 1201)]
+)
+def test_what_is_gone_meanwhile_ends_no_verb_for_many(
+    connect: Connect, url: str, verb: str, stored: int, done: int
+) -> None:
+    """It does what comes next in the place of that, and not fewer than there are."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tasks = tube.put_many(range(stored))
+    if verb == "kick":
+        for task in tasks:
+            tube.bury(task.id)
+    elif verb == "release_all":
+        tube.take_many(stored, timeout=0)
+    counts: list[int] = []
+    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
+    with queue.transaction() as unit:
+        tube.delete(tasks[0].id, unit=unit)
+        verbing.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+    verbing.join(20)
+    assert counts == [done]
+
+
 @pytest.mark.parametrize("if_not_exists", [True, False])
 def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     connect: Connect, url: str, if_not_exists: bool
