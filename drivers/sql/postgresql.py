@@ -264,9 +264,10 @@ class PostgresStore(Catalogue, Renewable):
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[Any]:
         self.refresh()
-        with self._pool.lent() as wire:
-            tx = PostgresTx(wire)
-            try:
+        tx: PostgresTx | None = None
+        try:
+            with self._pool.lent() as wire:
+                tx = PostgresTx(wire)
                 tx.begin()
                 try:
                     yield tx
@@ -280,12 +281,12 @@ class PostgresStore(Catalogue, Renewable):
                 with self._order:
                     tx.commit()
                     on_commit()
-            except Refused as error:
-                raise translated(error, self._what) from error
-            except Lost as error:
-                if tx.is_committing and error.was_sent:
-                    raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
-                raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
+        except Refused as error:
+            raise translated(error, self._what) from error
+        except Lost as error:
+            if tx is not None and tx.is_committing and error.was_sent:
+                raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
+            raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
 
     def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
         def begin(joined: sa.Connection) -> PostgresJoinedTx:

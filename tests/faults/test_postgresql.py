@@ -738,6 +738,19 @@ def test_what_is_gone_meanwhile_ends_no_verb_for_many(
     assert counts == [done]
 
 
+def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
+    connect: Connect, url: str
+) -> None:
+    """A new connection looks whether the server was started again, and somebody has locked where that is noted."""
+    queue = connect(sweep=False, busy_timeout=0.05)
+    store: Any = queue.store
+    with psycopg.connect(plain(url)) as db:
+        db.execute("LOCK TABLE tubes_server")
+        store._pool.forget_idle()
+        with pytest.raises(tubes.StoreBusy), queue.transaction():
+            pytest.fail("there is none")
+
+
 @pytest.mark.parametrize("if_not_exists", [True, False])
 def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     connect: Connect, url: str, if_not_exists: bool
