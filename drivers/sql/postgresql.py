@@ -380,12 +380,15 @@ class PostgresStore(Catalogue, Renewable):
 
         def step(tx: Any) -> int:
             tx.run(self._sql.add_session, session, self.session_ttr_ms)
-            now, host = self.clock.now_ms(), socket.gethostname()
-            (id,) = tx.insert(self._sql.add_connection, [(session, host, self._pid, now)])
-            return int(id)
+            return self._add_connection(tx, session)
 
         self._connection = self.transact(step)
         self.session = session
+
+    def _add_connection(self, tx: Any, session: str) -> int:
+        now, host = self.clock.now_ms(), socket.gethostname()
+        (id,) = tx.insert(self._sql.add_connection, [(session, host, self._pid, now)])
+        return int(id)
 
     def _empty_temporary(self, wire: Wire) -> None:
         """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
@@ -405,21 +408,25 @@ class PostgresStore(Catalogue, Renewable):
         wire.simple("COMMIT")
 
     def join(self, session: str) -> None:
-        def step(tx: Any) -> None:
+        def step(tx: Any) -> int:
             now = self.clock.now_ms()
             if session == self.session:
-                return
+                return self._connection
             tx.begin()
             self._notice_the_dead(tx, now)
             if not tx.run(
                 self._sql.revive_session, session, now
             ):  # locks it, before anybody can find it lonely
                 raise NoSuchSession(uuid.UUID(session))
-            tx.run(self._sql.move_connection, session, self._connection)
+            is_known = tx.run(
+                self._sql.move_connection, session, self._connection
+            )  # else it was taken for dead
+            connection = self._connection if is_known else self._add_connection(tx, session)
             self._end_lonely(tx, now)
+            return connection
 
-        def joined(_: None) -> None:
-            self.session = session
+        def joined(connection: int) -> None:
+            self.session, self._connection = session, connection
 
         with self._resuming:  # who looks meanwhile would find the session over that is being left
             self.transact(step, joined)

@@ -787,6 +787,24 @@ def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connec
         assert joined == joiner.identify() == session
 
 
+def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -> None:
+    """With another connection, since nobody knows its own any more."""
+    leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
+    tube = leaver.create_tube("jobs", "fifo")
+    tube.put_many(["held", "free"])
+    task = tube.take(timeout=0)
+    assert task is not None
+    session = leaver.identify()
+    leaver.close()
+    store: Any = joiner.store
+    with psycopg.connect(plain(url)) as db:
+        db.execute("DELETE FROM tubes_connection WHERE id = %s", [store._connection])
+    assert joiner.identify(session) == session
+    free = joiner.tube.jobs.take(timeout=0)
+    assert free is not None and free.owner == session == joiner.identify()
+    assert joiner.tube.jobs.ack(task).state is tubes.State.DONE
+
+
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
     """Who leaves must not end it by a look from before the other was in it."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
