@@ -124,7 +124,7 @@ class PostgresStore(Catalogue, Renewable):
         self._pid = os.getpid()
         self._is_up = False
         self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
-        self._resuming = threading.Lock()
+        self._resuming = threading.RLock()  # the same
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
         self.set_aside: set[str] = set()
@@ -446,9 +446,11 @@ class PostgresStore(Catalogue, Renewable):
         with self._resuming:
             if self._left or self._is_closed:
                 return
-            ends = self.read(lambda tx: tx.only_rows(self._sql.session, self.session))
-            if ends != [(None,)] or not self.read(self._is_known):
-                self.lost_sessions.add(self.session)
+            session = self.session
+            ends = self.read(lambda tx: tx.only_rows(self._sql.session, session))
+            lives = ends == [(None,)] and self.read(self._is_known)
+            if not lives and session == self.session:  # else a signal's handler has seen to it meanwhile
+                self.lost_sessions.add(session)
                 self._begin_session()
 
     def _beat(self, wire: Wire) -> None:

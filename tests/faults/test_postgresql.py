@@ -805,6 +805,41 @@ def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -
     assert joiner.tube.jobs.ack(task).state is tubes.State.DONE
 
 
+@pytest.mark.timeout(20, method="thread")
+def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Connect, url: str) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many([1, 2])
+    held = tube.take(timeout=0)
+    assert held is not None
+    with psycopg.connect(plain(url)) as db:
+        db.execute("DELETE FROM tubes_connection; UPDATE tubes_session SET ends_ms = 1")
+        db.execute("UPDATE tubes_task SET state = 'r', owner = NULL WHERE state = 't'")
+        db.commit()
+        db.execute("LOCK TABLE tubes_session")
+        taken: list[tubes.Task | None] = []
+
+        def handler(number: int, frame: object) -> None:
+            db.rollback()
+            taken.append(tube.take(timeout=0))
+
+        def interrupt() -> None:
+            eventually(lambda: waiting_for_locks(url))
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            with pytest.raises(tubes.LeaseLost):
+                tube.release(held)
+        finally:
+            interrupting.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert taken[0] is not None and taken[0].owner == queue.identify()
+    tube.ack(taken[0])
+
+
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
     """Who leaves must not end it by a look from before the other was in it."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
