@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import ClassVar
@@ -24,6 +25,7 @@ class Shared:
 
     _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], Shared]] = weakref.WeakValueDictionary()
     _lock: ClassVar[threading.Lock] = threading.Lock()
+    _pid: ClassVar[int] = os.getpid()
 
     def __init__(self) -> None:
         self.counts = Counts()
@@ -43,9 +45,11 @@ class Shared:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: the parent's are not ours."""
-        cls._all = weakref.WeakValueDictionary()
-        cls._lock = threading.Lock()
+        """In a forked child: the parent's are not ours. Each queue says so, and those of one database share again."""
+        if cls._pid != os.getpid():
+            cls._pid = os.getpid()
+            cls._all = weakref.WeakValueDictionary()
+            cls._lock = threading.Lock()
 
     def take_spare(self, kind: Kind) -> Wire | None:
         """A connection that is set up like that and that nobody uses."""

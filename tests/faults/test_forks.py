@@ -402,6 +402,20 @@ def test_threads_that_begin_at_once_in_a_child_are_of_one_session(
         assert in_child(child) == [8, True]
 
 
+def test_the_queues_of_a_child_share_their_counts_as_its_parent_s_do(postgres_db: str) -> None:
+    with (
+        tubes.connect(postgres_db, migrate=True, sweep=False) as queue,
+        tubes.connect(postgres_db, sweep=False) as other,
+    ):
+        tube = queue.create_tube("jobs", "fifo")
+
+        def child() -> Any:
+            tube.put(1)
+            return other.tube.jobs.statistics()["calls"]["put"]
+
+        assert in_child(child) == 1
+
+
 def test_a_child_of_another_thread_hears_signals() -> None:
     """The main thread was inside a verb, where signals are only noted: in the child there is nobody who ends that."""
     code = """
