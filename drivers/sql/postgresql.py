@@ -393,18 +393,26 @@ class PostgresStore(Catalogue, Renewable):
     def _empty_temporary(self, wire: Wire) -> None:
         """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
 
-        Every new connection looks, since whoever outlived a restart has none but new ones.
+        A crash of one of its processes too, which restarts the others: then only the counts are to be set. Every new
+        connection looks, since whoever outlived a restart has none but new ones.
         """
         epoch = "CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)"  # the same in every time zone
         server, tube, task = (
             f'"{self._namespace}_{table}"' for table in ("server", "tube", "temporary_task")
         )
-        if not wire.execute(f"SELECT 1 FROM {server} WHERE started <> {epoch}", ()).rows:
+        stored = f"SELECT 1 FROM {task} AS task WHERE task.tube = {tube}.id AND task.front"
+        places = ("= 1", "= 0", "IS NULL")  # each of which has an index
+        is_gone = " AND ".join(f"NOT EXISTS ({stored} {place})" for place in places)
+        is_wrong = f"temporary AND stored <> 0 AND {is_gone}"
+        look = f"SELECT 1 FROM {server} WHERE started <> {epoch} OR EXISTS (SELECT 1 FROM {tube} WHERE {is_wrong})"
+        if not wire.execute(look, ()).rows:
             return
-        again = f"UPDATE {server} SET started = {epoch} WHERE started <> {epoch}"
-        if wire.execute(again, (), begin=BEGIN).count:  # and nobody else was faster
+        # Who is second waits for the first, and finds it done
+        was_started = f"SELECT started <> {epoch} FROM {server} FOR UPDATE"
+        if wire.execute(was_started, (), begin=BEGIN).rows == [(True,)]:
+            wire.execute(f"UPDATE {server} SET started = {epoch}", ())
             wire.execute(f"DELETE FROM {task}", ())
-            wire.execute(f"UPDATE {tube} SET stored = 0 WHERE temporary", ())
+        wire.execute(f"UPDATE {tube} SET stored = 0 WHERE {is_wrong}", ())
         wire.simple("COMMIT")
 
     def join(self, session: str) -> None:

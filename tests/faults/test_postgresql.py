@@ -392,11 +392,19 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(
     assert [task and task.data for task in got] == ["came"]
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def _accepts(url: str) -> bool:
+    try:
+        psycopg.connect(plain(url)).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate", "killed"])
 def test_a_restart_empties_a_temporary_tube_and_no_other(
-    connect: Connect, postgres_server: PostgresServer, mode: str
+    connect: Connect, url: str, postgres_server: PostgresServer, mode: str
 ) -> None:
-    """A clean one too. Who waits there goes on waiting, and a capacity is free again."""
+    """A clean one too, and one that the server does by itself. Who waits goes on, and a capacity is free again."""
     queue, other = connect(), connect()
     kept = queue.create_tube("kept", "fifo")
     brief = queue.create_tube("brief", "limfifottl", capacity=2, temporary=True)
@@ -408,8 +416,15 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     waiter = threading.Thread(target=lambda: got.append(empty.take(timeout=60)))
     waiter.start()
     eventually(lambda: queue.store.waiters.count(empty.record.id))
-    postgres_server.stop(mode)
-    postgres_server.start()
+    if mode == "killed":  # one of its processes, as for want of memory: it restarts the others
+        with psycopg.connect(plain(url)) as one, psycopg.connect(plain(url)) as another:
+            os.kill(one.info.backend_pid, signal.SIGKILL)
+            with pytest.raises(psycopg.OperationalError):
+                another.execute("SELECT pg_sleep(20)")
+        eventually(lambda: _accepts(url))
+    else:
+        postgres_server.stop(mode)
+        postgres_server.start()
 
     def full() -> bool:
         try:
