@@ -63,11 +63,18 @@ class Pool:
     def give_back(self, wire: Wire) -> None:
         if wire.is_inherited:  # and belongs to no pool of this process
             return
-        if not wire.is_lost:
-            try:
+        try:
+            if not wire.is_lost:
                 wire.clean_up()
-            except (Lost, Refused):
-                wire.close()
+        except BaseException as error:
+            wire.close()
+            if not isinstance(error, (Lost, Refused)):  # an interrupt
+                raise
+        finally:
+            self._take_in(wire)
+
+    def _take_in(self, wire: Wire) -> None:
+        """Keep it for the next, or give up its place."""
         if wire.is_read_only:  # and stays so, as those of its age do, whatever the server allows meanwhile
             wire.close()
             self.forget_idle()

@@ -200,6 +200,28 @@ def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
     assert wire.execute(ECHO, ("after",)).rows == [("after",)]
 
 
+def test_an_interrupt_while_a_transaction_is_rolled_back_costs_no_connection_s_place(
+    postgres_db: str, db: psycopg.Connection, interrupting: signal.Signals
+) -> None:
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        pool = cast("Any", queue.store)._pool
+        with pytest.raises(Interrupted), queue.transaction() as unit:
+            tube.put(1, unit=unit)
+            backend = unit.tx._wire.backend_pid
+            os.kill(backend, signal.SIGSTOP)
+            db.execute("SELECT pg_terminate_backend(%s)", [backend])
+            timers = [
+                threading.Timer(0.1, os.kill, (os.getpid(), interrupting)),
+                threading.Timer(0.2, os.kill, (backend, signal.SIGCONT)),
+            ]
+            for timer in timers:
+                timer.start()
+            raise ConnectionError
+        assert pool._opened == len(pool._idle)
+        assert tube.put(2).data == 2
+
+
 def connections(db: psycopg.Connection) -> int:
     asked = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     return len(db.execute(asked + " AND backend_type = 'client backend'").fetchall())
