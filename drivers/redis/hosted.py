@@ -36,6 +36,9 @@ PATIENCE = 5.0
 PASSWORD = "TUBES_REDIS_PASSWORD"
 """Environment variable: the password for tubes that this process opened without being given their URL."""
 
+SECRETS = ("password", "ssl_password")
+"""What may be secret in a URL's query: the password, and that of the client's own key."""
+
 ALL = TubeType(Features(timed=True, priority=True, grouped=True, bounded=True))
 
 _given: dict[str, str] = {}
@@ -79,8 +82,8 @@ class RedisTube:
             raise BadOption(
                 "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
             )
-        shown, password = _without_password(url)
-        if password is not None:
+        shown = _without_passwords(url)
+        if shown != url:
             _given[shown] = url
         after = RedisStore.last_id(_with_password(shown), HOSTED, PATIENCE)
         return {"url": shown, "number": new_number(), "after": after}
@@ -359,17 +362,15 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _without_password(url: str) -> tuple[str, str | None]:
-    """The URL without its password, and that."""
+def _without_passwords(url: str) -> str:
     parts = urlsplit(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
-    password = parts.password or dict(options).get("password")
     netloc = parts.netloc.rpartition("@")[2]
     if parts.username:
         netloc = f"{parts.username}@{netloc}"
-    query = urlencode([(name, value) for name, value in options if name != "password"], safe="/")
+    query = urlencode([(name, value) for name, value in options if name not in SECRETS], safe="/")
     shown = f"{parts.scheme}://{netloc}{parts.path}"
-    return f"{shown}?{query}" if query else shown, password
+    return f"{shown}?{query}" if query else shown
 
 
 def _with_password(url: str) -> str:
