@@ -425,8 +425,10 @@ class RedisStore(Renewable):
         self.transact(step)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
-        self.session_ttr_ms = ttr_ms
-        self.transact(lambda tx: self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms))
+        def stored(_: None) -> None:
+            self.session_ttr_ms = ttr_ms
+
+        self.transact(lambda tx: self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms), stored)
 
     def prove_life(self) -> None:
         if not (self._is_closed or self._is_stale or self._left):

@@ -183,6 +183,15 @@ def test_a_tube_whose_creation_is_lost_is_not_taken_for_another(server: RedisSer
         assert queue.create_tube("emails", "fifo", if_not_exists=True).put("again").id == 1
 
 
+def test_a_session_ttr_that_could_not_be_stored_is_not_set(connect: Connect, server: RedisServer) -> None:
+    queue = connect(sweep=False, busy_timeout=0.1)
+    server.stop()
+    with pytest.raises(tubes.StoreUnavailable):
+        queue.configure(session_ttr=9)
+    assert queue.store.session_ttr_ms == 0
+    server.start()
+
+
 def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: RedisServer) -> None:
     """It is called again afterwards, not only found by a look now and then."""
     queue, other = connect(), connect()
