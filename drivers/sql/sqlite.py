@@ -58,9 +58,6 @@ LONG_LOG = 64 << 20
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers: those that read at that moment are waited for."""
 
-LONGEST_TIMEOUT = (2**31 - 1) // 1000
-"""Seconds, in 32 bits of milliseconds: SQLite takes a longer one for none."""
-
 DIALECT = dialects.dialect(paramstyle="qmark")
 
 
@@ -108,7 +105,7 @@ class SqliteStore(Catalogue, Renewable):
         self._what = "the in-memory database" if self.path is None else f"SQLite file {self.path}"
         self._durability = durability
         self._namespace = namespace
-        self._busy_timeout = min(busy_timeout, LONGEST_TIMEOUT)
+        self._busy_timeout = busy_timeout
         self.session_ttr_ms = session_ttr_ms
         self.lost_sessions: set[str] = set()
         self._sql: Statements = statements(DIALECT, namespace)
