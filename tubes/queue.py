@@ -355,6 +355,8 @@ class Queue:
                     continue
                 try:
                     released += tube.rescue()
+                except NoSuchTube:  # dropped elsewhere since
+                    pass
                 except StoreError as error:
                     if not tube.place.fails_alone(error):
                         raise
@@ -501,6 +503,8 @@ class Queue:
         for tube in self._open_all():
             try:
                 due = tube.next_due_ms()
+            except NoSuchTube:  # dropped elsewhere since
+                pass
             except StoreError as error:
                 if not tube.place.fails_alone(error):
                     raise
