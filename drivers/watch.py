@@ -54,6 +54,10 @@ class Beats(Generic[C]):
         self._look_at = now + self.dead_after / LOOKS
         return True
 
+    def look_again(self) -> None:
+        """It is time at once: something was found, and whoever sees to it looks for it anew."""
+        self._look_at = 0.0
+
     def see(self, beats: Mapping[C, Any]) -> list[tuple[C, Any]]:
         """Look; return the connections whose beat has not changed for too long, with that beat."""
         now = real_monotonic()

@@ -473,10 +473,13 @@ class RedisStore(Renewable):
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
         try:
-            return self.read(lambda tx: self._sees_deaths(tx, thoroughly))
+            is_found = self.read(lambda tx: self._sees_deaths(tx, thoroughly))
         except StoreError:
             self._beats.forget()
             return False
+        if is_found:
+            self._beats.look_again()
+        return is_found
 
     def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
         now, sessions = self.clock.now_ms(), self._sessions()

@@ -499,10 +499,13 @@ class PostgresStore(Catalogue, Renewable):
             return self._is_any_ended(tx, self.clock.now_ms())
 
         try:
-            return self.read(look)
+            is_found = self.read(look)
         except StoreUnavailable:
             self._beats.forget()
             return False
+        if is_found:
+            self._beats.look_again()
+        return is_found
 
     def _notice_the_dead(self, tx: Any, now: int) -> None:
         for id in self._dead(tx):

@@ -802,6 +802,22 @@ def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connec
         assert joined == joiner.identify() == session
 
 
+def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: Callable[..., Any]) -> None:
+    """It looks for them twice: to see whether there are any, and to end them."""
+    hasty = url.replace("dead_after=1", "dead_after=0.3")
+    with tubes.connect(hasty, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("held")
+        tube.put("held")
+        holder = process(
+            "import sys, tubes; print(tubes.connect(sys.argv[1]).tube.jobs.take(0), flush=True); input()",
+            hasty,
+        )
+        heard(holder)
+        holder.kill()
+        assert tube.take(timeout=10) is not None
+
+
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -> None:
     """With another connection, since nobody knows its own any more."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
