@@ -151,6 +151,7 @@ class Listener(Stirred):
         self._is_looking = False  # before the look: who begins to wait from now on stirs
         self._is_looking = bool(self.waiters)
         until = min(self._beat_at, self._look_at if self._is_looking else float("inf"))
+        self._hear(wire)  # what came with the answer to a statement ends no poll
         poll.poll(max(until - real_monotonic(), 0.0) * 1000)
         if self._is_over:
             return
@@ -208,20 +209,23 @@ class Listener(Stirred):
         return f"{self._channel}_{process}"
 
     def _hear(self, wire: Wire) -> None:
-        for channel, payload, sender in wire.notices():
-            if sender == wire.backend_pid:
-                continue
-            word, _, tubes = payload.partition(" ")
-            if word == WAITING:
-                self._heard_at = real_monotonic()
-                known = frozenset(int(tube) for tube in tubes.split(",") if _is_tube(tube))
-                self._waiting[sender] = _Announcement(self._heard_at, known)
-            elif _is_tube(word):
-                is_called = self.waiters.wake(int(word)) > 0
-                if channel == self._channel:
-                    self._waiting.pop(sender, None)  # it passes a call on, or puts: it does not wait
-                elif not is_called:
-                    self._send(wire, word)
+        while came := wire.notices():  # again, since what is sent here may bring more
+            for channel, payload, sender in came:
+                if sender != wire.backend_pid:
+                    self._heed(wire, channel, payload, sender)
+
+    def _heed(self, wire: Wire, channel: str, payload: str, sender: int) -> None:
+        word, _, tubes = payload.partition(" ")
+        if word == WAITING:
+            self._heard_at = real_monotonic()
+            known = frozenset(int(tube) for tube in tubes.split(",") if _is_tube(tube))
+            self._waiting[sender] = _Announcement(self._heard_at, known)
+        elif _is_tube(word):
+            is_called = self.waiters.wake(int(word)) > 0
+            if channel == self._channel:
+                self._waiting.pop(sender, None)  # it passes a call on, or puts: it does not wait
+            elif not is_called:
+                self._send(wire, word)
 
 
 def _is_tube(word: str) -> bool:

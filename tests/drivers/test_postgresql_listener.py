@@ -225,6 +225,29 @@ def test_a_queue_in_another_schema_is_not_called(postgres_db: str, monkeypatch: 
             process.listener.stop()
 
 
+def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
+    processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends no poll, and nobody looks by himself for an hour."""
+    monkeypatch.setattr(postgresql_listener, "FLOOR", 3600.0)
+    monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 3600.0)
+    putter, waiting, _ = processes
+    all_wait([waiting], putter)
+    listener = waiting.listener
+    eventually(lambda: listener._look_at > time.monotonic() + 3000)
+    waiting.was_called()
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+
+        def beat(wire: Wire) -> None:
+            db.execute("SELECT pg_notify(%s, %s)", [listener._channel, str(TUBE)])
+            wire.execute("SELECT pg_sleep(0.05)", ())
+
+        listener._beat = beat
+        listener._beat_at = 0.0
+        listener._stir.set()
+        assert called(waiting) == [0]
+
+
 @pytest.mark.parametrize("said", ["²", "7" * 5000, "waiting ²"])
 def test_what_somebody_else_says_on_the_channel_does_no_harm(
     processes: list[Process], postgres_db: str, said: str
