@@ -144,7 +144,7 @@ class PostgresStore(Catalogue, Renewable):
             raise
         try:
             self._listener = Listener(
-                self._connect_listener, self._namespace, self._beat, self._check, self._dead_after / BEATS
+                self._connect_listener, self._namespace, self._beat, self._dead_after / BEATS
             )
             self._listener.waiters = self.waiters
             self._listener.start()
@@ -480,9 +480,6 @@ class PostgresStore(Catalogue, Renewable):
         if isinstance(self.clock, ServerClock):
             micros = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint"
             self.clock.ask(lambda: wire.execute(micros, ()).rows[0][0] / 1000)
-
-    def _check(self) -> bool:
-        return not self._is_closed and self.deaths_suspected()
 
     def _dead(self, tx: Any) -> list[int]:
         """Connections whose beat has not changed for too long, since this process began to look at it."""

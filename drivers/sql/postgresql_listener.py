@@ -61,7 +61,6 @@ class Listener(Stirred):
         connect: Callable[[], Wire],
         namespace: str,
         beat: Callable[[Wire], None],
-        check: Callable[[], bool],
         beat_every: float,
     ) -> None:
         super().__init__()
@@ -70,7 +69,6 @@ class Listener(Stirred):
         self._is_pooled = False
         self._namespace = self._channel = namespace
         self._beat = beat
-        self._check = check
         self._beat_every = beat_every
         self._failure = ""
         self._calls: Counter[int] = Counter()
@@ -173,7 +171,6 @@ class Listener(Stirred):
             self._send(wire, f"{WAITING} {','.join(tubes[:MOST_TUBES])}")
         elif now >= self._look_at:
             self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
-            self._check()
             for key in self.waiters.keys():
                 self.waiters.wake_first(key)
 

@@ -34,7 +34,6 @@ class Process:
             connect,
             "tubes",
             lambda wire: None,
-            bool,
             beat_every,
         )
         self.waiters = self.listener.waiters
@@ -284,7 +283,7 @@ def test_what_is_refused_again_and_again_is_said_once(
             wire.simple("SELECT 1/0")
         beats.append(wire)
 
-    listener = Listener(connect, "tubes", beat, bool, 0.01)
+    listener = Listener(connect, "tubes", beat, 0.01)
     listener.start()
     try:
         eventually(lambda: len(refusals) > 3)

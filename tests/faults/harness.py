@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -64,6 +65,24 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join(20)
+
+
+class Growing(weakref.WeakSet[Any]):
+    """Another thread adds to it while somebody goes through it."""
+
+    other: Any = None
+    """What it has added."""
+
+    def __init__(self, add: Callable[[], Any], members: Sequence[Any] = ()) -> None:
+        super().__init__(members)
+        self._add = add
+
+    def __iter__(self) -> Iterator[Any]:
+        walk = super().__iter__()
+        yield next(walk)
+        if self.other is None:
+            self.other = self._add()
+        yield from walk
 
 
 class Struck(BaseException):

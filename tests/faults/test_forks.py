@@ -8,13 +8,12 @@ import multiprocessing
 import os
 import sqlite3
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, run
+from faults.harness import TYPES, Growing, run
 
 import tubes
 
@@ -334,25 +333,13 @@ def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: 
     raw.close()
 
 
-class Growing(weakref.WeakSet[tubes.Queue]):
-    """Another thread opens a queue while somebody goes through those that are open."""
-
-    other: tubes.Queue | None = None
-
-    def __iter__(self) -> Iterator[tubes.Queue]:
-        walk = super().__iter__()
-        yield next(walk)
-        if self.other is None:
-            self.other = tubes.connect("sqlite://", sweep=False)
-        yield from walk
-
-
 def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues = [connect(sweep=False), connect(sweep=False)]
     tube = queues[0].create_tube("jobs", "fifo")
-    monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", Growing(queues))
+    growing = Growing(lambda: tubes.connect("sqlite://", sweep=False), queues)
+    monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", growing)
     assert in_child(lambda: tube.put("of the child").data) == "of the child"
     assert tube.put("of the parent").id == 2
 

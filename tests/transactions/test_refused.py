@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from faults.harness import Growing
 from servers import new_database
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -249,23 +249,6 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
         connection.commit()
         tube.put("outside")
     assert place.changes == [("put", "inside"), ("put", "outside")]
-
-
-class Growing(weakref.WeakSet[Any]):
-    """Another thread joins a transaction while somebody goes through those that are joined."""
-
-    other: tubes.Unit | None = None
-
-    def __init__(self, joins: Callable[[], tubes.Unit]) -> None:
-        super().__init__()
-        self._joins = joins
-
-    def __iter__(self) -> Iterator[Any]:
-        walk = super().__iter__()
-        yield next(walk)
-        if self.other is None:
-            self.other = self._joins()
-        yield from walk
 
 
 def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place: Place) -> None:
