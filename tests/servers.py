@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +159,20 @@ def new_database(url: str) -> Iterator[str]:
         yield sa.make_url(url).set(database=name).render_as_string(hide_password=False)
     finally:
         with psycopg.connect(conninfo(url), autocommit=True) as db:
-            db.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            drop_database(db, name)
+
+
+def drop_database(db: psycopg.Connection, name: str) -> None:
+    """Drop a database, whoever is connected. A vacuum, which only the server may end, is waited for."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            db.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            return
+        except psycopg.errors.InsufficientPrivilege:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)  # real time: the server vacuums
 
 
 def empty_database(url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 import sqlalchemy as sa
-from servers import conninfo
+from servers import conninfo, drop_database
 
 import tubes
 
@@ -16,7 +16,7 @@ TEXTS = ["plain", "Zürich", 'a "quoted" \\ text', "tab\tline\n", "\x1f", "\x1f,
 def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
     name = f"tubes_test_{encoding.lower()}"
     with psycopg.connect(conninfo(postgres_url), autocommit=True) as db:
-        db.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        drop_database(db, name)
         db.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
         try:
             url = sa.make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
@@ -31,7 +31,7 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
                 assert {task.utube for task in taken} == set(filter(None, TEXTS))
                 assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
         finally:
-            db.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            drop_database(db, name)
 
 
 @pytest.mark.parametrize("pooled", ["no", "yes"])
