@@ -21,8 +21,8 @@ class HasSocket(Protocol):
 
 _connections: weakref.WeakSet[HasSocket] = weakref.WeakSet()
 
-_ended: list[socket.socket] = []
-"""What a child gets in the place of each socket: its other end is closed."""
+_ended: list[int] = []
+"""The descriptor of what a child gets in the place of each socket: its other end is closed."""
 
 _inherited: list[HasSocket] = []
 """The parent's, in a child: closed by nobody, since a thread that is not there may have been in the middle of it."""
@@ -33,7 +33,7 @@ def keep_from_children(connection: HasSocket) -> None:
     if not _ended:
         ended, other = socket.socketpair()
         other.close()
-        _ended.append(ended)
+        _ended.append(ended.detach())  # it stays open until the process ends
     _connections.add(connection)
 
 
@@ -41,7 +41,7 @@ def _cut_off() -> None:
     for connection in _connections:
         _inherited.append(connection)
         with suppress(Exception):  # it is closed
-            os.dup2(_ended[0].fileno(), connection.fileno(), inheritable=False)
+            os.dup2(_ended[0], connection.fileno(), inheritable=False)
 
 
 os.register_at_fork(after_in_child=_cut_off)
