@@ -19,7 +19,8 @@ class HasSocket(Protocol):
     def fileno(self) -> int: ...
 
 
-_connections: weakref.WeakSet[HasSocket] = weakref.WeakSet()
+_connections: weakref.WeakKeyDictionary[HasSocket, int] = weakref.WeakKeyDictionary()
+"""And the process that made each."""
 
 _ended: list[int] = []
 """The descriptor of what a child gets in the place of each socket: its other end is closed."""
@@ -34,11 +35,13 @@ def keep_from_children(connection: HasSocket) -> None:
         ended, other = socket.socketpair()
         other.close()
         _ended.append(ended.detach())  # it stays open until the process ends
-    _connections.add(connection)
+    _connections[connection] = os.getpid()
 
 
 def _cut_off() -> None:
-    for connection in _connections:
+    for connection, process in list(_connections.items()):
+        if process == os.getpid():  # made by a hook of the program's that was called before this one
+            continue
         _inherited.append(connection)
         with suppress(Exception):  # it is closed
             os.dup2(_ended[0], connection.fileno(), inheritable=False)

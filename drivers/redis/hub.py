@@ -24,6 +24,7 @@ class Hub:
 
     _all: ClassVar[dict[Place, Hub]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
+    _process: ClassVar[int] = os.getpid()
 
     def __init__(self, place: Place, nodes: Nodes) -> None:
         _, namespace, _ = place
@@ -73,9 +74,11 @@ class Hub:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: the parent's are not ours."""
-        cls._all = {}
-        cls._lock = threading.Lock()
+        """In a forked child: the parent's are not ours. Whoever comes first there calls it, and it happens once."""
+        if cls._process != os.getpid():
+            cls._process = os.getpid()
+            cls._all = {}
+            cls._lock = threading.Lock()
 
     def empty_after_restart(self, wire: Wire, keys: Keys, now: int) -> None:
         """What a temporary tube held before its server was started is gone."""

@@ -605,6 +605,10 @@ class RedisStore(Renewable):
         self._hub.listener.remove_beat(self._beat)
         self._hub.leave()
 
+    def forked(self) -> None:
+        super().forked()
+        Hub.forget_all()  # a hook of the program's may use the queue before the hub's own hook is called
+
 
 class Entry(NamedTuple):
     """An entry of the catalogue: which one it was, the tube, and the id after which its tasks' begin."""

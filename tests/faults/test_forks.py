@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -342,6 +344,47 @@ def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
     monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", growing)
     assert in_child(lambda: tube.put("of the child").data) == "of the child"
     assert tube.put("of the parent").id == 2
+
+
+@pytest.mark.parametrize("url", ["postgres_db", "redis_db"])
+def test_a_hook_of_the_program_uses_a_queue_in_the_child(request: pytest.FixtureRequest, url: str) -> None:
+    """It was registered before the driver was loaded, so it is called before the driver's own hooks."""
+    code = """
+import contextlib, os, sys, threading, tubes
+unit, stack = None, contextlib.ExitStack()
+def put():
+    global unit
+    if "postgres" in sys.argv[1]:
+        unit = stack.enter_context(queue.transaction())
+    tube.put("of the child", unit=unit)
+os.register_at_fork(after_in_child=put)
+queue = tubes.connect(sys.argv[1], migrate=True, sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+pid = os.fork()
+if pid == 0:
+    try:
+        listens = "tubes-listener" in [thread.name for thread in threading.enumerate()]
+        tube.put("again", unit=unit)
+        stack.close()
+        print(listens, flush=True)
+    finally:
+        os._exit(0)
+os.waitpid(pid, 0)
+print([task.data for task in tube.take_many(9, timeout=0)])
+queue.close()
+"""
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        request.getfixturevalue(url),
+    ]  # no warm one, which has loaded the driver
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
+    assert lines[-1] == "['of the child', 'again']"
+    if url == "redis_db":
+        assert lines[0] == "True"
 
 
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
