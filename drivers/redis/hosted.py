@@ -82,8 +82,8 @@ class RedisTube:
             raise BadOption(
                 "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
             )
-        shown = _without_passwords(url)
-        if shown != url:
+        shown, is_secret = _without_passwords(url)
+        if is_secret:
             _given[shown] = url
         after = RedisStore.last_id(_with_password(shown), HOSTED, PATIENCE)
         return {"url": shown, "number": new_number(), "after": after}
@@ -362,15 +362,17 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _without_passwords(url: str) -> str:
+def _without_passwords(url: str) -> tuple[str, bool]:
+    """The URL without its passwords, and whether there were any."""
     parts = urlsplit(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
+    kept = [(name, value) for name, value in options if name not in SECRETS]
     netloc = parts.netloc.rpartition("@")[2]
     if parts.username:
         netloc = f"{parts.username}@{netloc}"
-    query = urlencode([(name, value) for name, value in options if name not in SECRETS], safe="/")
+    query = urlencode(kept, safe="/")
     shown = f"{parts.scheme}://{netloc}{parts.path}"
-    return f"{shown}?{query}" if query else shown
+    return f"{shown}?{query}" if query else shown, bool(parts.password) or kept != options
 
 
 def _with_password(url: str) -> str:

@@ -122,8 +122,9 @@ def test_no_password_is_stored(
 
 def test_the_password_of_a_client_s_key_is_stored_as_little() -> None:
     hosted = importlib.import_module("tubes.drivers.redis.hosted")
-    shown = hosted._without_passwords("rediss://me:open@host/0?ssl_keyfile=key.pem&ssl_password=sesame")
-    assert shown == "rediss://me@host/0?ssl_keyfile=key.pem"
+    shown = "rediss://me@host/0?ssl_keyfile=key.pem"
+    assert hosted._without_passwords(f"{shown}&ssl_password=sesame") == (shown, True)
+    assert hosted._without_passwords(shown) == (shown, False)
 
 
 def test_two_queues_on_other_files_have_tubes_of_their_own(tmp_path: Path, redis_url: str) -> None:
