@@ -153,9 +153,9 @@ class Listener(Stirred):
         poll.poll(max(until - real_monotonic(), 0.0) * 1000)
         if self._is_over:
             return
+        self._hear(wire)  # first, since somebody waits for it
         self._stir.clear()
         self._send_calls(wire)
-        self._hear(wire)
         now = real_monotonic()
         if now >= self._beat_at:
             self._beat_at = now + self._beat_every
