@@ -21,6 +21,8 @@ import tubes
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.setdefault("TUBES_KIT_EXAMPLES", "12")  # other ones each time, for each type on each store
+
 
 def pytest_collection_finish() -> None:
     """Ten thousand tests stay until the end: the garbage collector need not look through them again and again."""

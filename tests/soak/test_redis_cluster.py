@@ -15,6 +15,10 @@ class TestRedisClusterFifottl(ClusterKit):
     type = "fifottl"
 
 
+class TestRedisClusterLimfifottl(ClusterKit):
+    type = "limfifottl"
+
+
 class TestRedisClusterUtube(ClusterKit):
     type = "utube"
 
