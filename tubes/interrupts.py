@@ -128,11 +128,8 @@ def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
         return wait(*args)
     was_on = _guard.is_on
     try:
-        _guard.is_on, _guard.is_open = False, True
-        while _guard.noted:
-            _guard.is_open = False
-            _hand_on()
-            _guard.is_open = True
+        _guard.is_on = False
+        _open()
         return wait(*args)
     finally:
         _guard.is_on, _guard.is_open = was_on, False
@@ -173,12 +170,18 @@ def _closed_again(work: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if not _guard.is_open:
-        _guard.noted.append((number, frame))
-        return
-    _guard.is_open = False  # what the handler raises ends the wait, and then the guard holds again
-    _guard.handlers[number](number, frame)
+    _guard.noted.append((number, frame))
+    if _guard.is_open:
+        _open()
+
+
+def _open() -> None:
+    """Let signals through, those that are noted first, and those that come while one is handled."""
     _guard.is_open = True
+    while _guard.noted:
+        _guard.is_open = False  # what a handler raises ends the wait, and then the guard holds again
+        _hand_on()
+        _guard.is_open = True
 
 
 def _hand_on() -> None:

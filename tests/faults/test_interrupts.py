@@ -175,6 +175,20 @@ def test_a_signal_whose_handler_does_not_raise_leaves_the_take_waiting(
         assert heard(worker) == "came"
 
 
+def test_a_signal_that_comes_while_another_is_handled_ends_the_take_too(
+    db: Path, process: Callable[..., Any]
+) -> None:
+    """A program that reaps its children is terminated just then: the take would wait for ever."""
+    code = WAITING.replace(
+        "try:",
+        "signal.signal(signal.SIGINT, lambda number, frame: signal.raise_signal(signal.SIGTERM))\ntry:",
+    )
+    worker = process(code, db, "TERM")
+    assert heard(worker) == "waiting"
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(10) == 3
+
+
 def test_a_handler_may_close_the_queue(db: Path, process: Callable[..., Any]) -> None:
     """A SIGTERM handler that closes the queue ends the take, which then returns nothing."""
     code = WAITING.replace(
