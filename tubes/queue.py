@@ -246,6 +246,8 @@ class Queue:
     def drop_tube(self, tube: Tube | str) -> None:
         """Remove a tube and its tasks; TubeBusy while tasks are taken or consumers of this process wait."""
         dropped = tube if isinstance(tube, Tube) else self.get_tube(tube)
+        if dropped._queue is not self:  # its number may be that of another tube here
+            raise BadOption(f"{dropped!r} is another queue's", option="tube", value=dropped)
         if self.store.waiters.count(dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
 

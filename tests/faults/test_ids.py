@@ -143,6 +143,18 @@ def test_what_is_no_name_of_a_tube_is_a_bad_option(connect: Connect, name: Any) 
             verb(name)
 
 
+def test_a_tube_of_another_queue_is_not_dropped(connect: Connect) -> None:
+    """Its number there is that of another tube here, which is the one that would go."""
+    queue = connect()
+    queue.create_tube("jobs", "fifo").put("kept")
+    with (
+        tubes.connect("sqlite://", sweep=False) as other,
+        pytest.raises(tubes.BadOption, match="another queue's"),
+    ):
+        queue.drop_tube(other.create_tube("mails", "fifo"))
+    assert queue.tube.jobs.statistics()["tasks"]["ready"] == 1
+
+
 @pytest.mark.parametrize("state", ["x", "READY", None, 5])
 def test_what_is_no_state_is_a_bad_option_that_names_them(tube: tubes.Tube, state: Any) -> None:
     with pytest.raises(tubes.BadOption, match="'r' \\(READY\\)"):

@@ -150,7 +150,8 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
     other.tube.jobs.put("x")
     waiter.join(30)
     assert [task.data for task in got] == ["x"]
-    queue.drop_tube(other.tube.jobs) if tube.ack(got[0]) else None
+    tube.ack(got[0])
+    tube.drop()
 
 
 @pytest.mark.parametrize("step", ["arm", "disarm"])
