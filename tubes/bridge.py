@@ -90,7 +90,10 @@ class Crew:
             worker.when_clear(partial(self._give_back, worker))
 
     async def close(self, work: Callable[[], None]) -> None:
-        """Run ``work`` as the last call; its part is to end the others. Then end the threads."""
+        """Run ``work`` as the last call; its part is to end the others. Then end the threads.
+
+        All that happens even when it is cancelled.
+        """
         with self.reserved() as worker:
             self.is_closed = True
             others = [each for each in (*self._workers, *self._elsewhere, *self._spare) if each is not worker]
@@ -104,7 +107,7 @@ class Crew:
                     for each in others:
                         each.join()
 
-            await self.run(close, worker=worker)
+            await self.run(close, otherwise=close, worker=worker)
 
     def _give_back(self, worker: Worker) -> None:
         if self.is_closed:

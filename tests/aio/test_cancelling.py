@@ -6,7 +6,7 @@ import asyncio
 import random
 import sqlite3
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,22 @@ async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> 
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
+    await until(lambda: not threads_since(before))
+
+
+@awaited
+async def test_a_cancelled_close_closes(url: str) -> None:
+    before = threading.enumerate()
+    for turns in range(4):
+        queue = await connect(url)
+        ending = asyncio.ensure_future(queue.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ending.cancel()
+        with suppress(asyncio.CancelledError):
+            await ending
+        await queue.close()
+        await until(lambda queue=queue: queue._plain.is_closed)  # type: ignore[misc]
     await until(lambda: not threads_since(before))
 
 
