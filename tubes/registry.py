@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from tubes.driver import DriverFactory, TubeType, check_driver
 from tubes.errors import BadOption, StoreUnavailable, UnknownDriver, suggestion
+from tubes.interrupts import guarded
 from tubes.options import tube_name
 
 _registered: dict[str, TubeType | DriverFactory] = {}
@@ -50,6 +51,10 @@ def find_driver(type: str) -> TubeType | DriverFactory:
         raise UnknownDriver(type, driver_names())
     if type in _unusable:
         raise UnknownDriver(type, why=_unusable[type])
+    return guarded(_load, type, entry)  # else what a signal's handler raises would be taken for the module's
+
+
+def _load(type: str, entry: EntryPoint) -> TubeType | DriverFactory:
     try:
         loaded = entry.load()
     except (Exception, SystemExit) as error:  # whatever a module raises while it is imported

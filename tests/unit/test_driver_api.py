@@ -345,6 +345,15 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: P
         assert reason in first
 
 
+def test_what_a_signal_s_handler_raises_while_a_type_is_loaded_is_not_the_type_s(package: Package) -> None:
+    """A program that is told to end does so, and the type can be used later on."""
+    code = "import signal, tubes\nsignal.raise_signal(signal.SIGTERM)\nDriver = tubes.TubeType()"
+    package("slow", code, "slow = slow:Driver")
+    ends = "import signal\nsignal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))\n"
+    said = package.run(ends + ASK.replace("tubes.UnknownDriver", "SystemExit"), "slow")
+    assert said == ["3", "<Tube jobs (slow)>"]
+
+
 def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: Package) -> None:
     """Which of them came first would be chance, and its tasks in the one's order today, in the other's tomorrow."""
     plain = "import tubes; Driver = tubes.TubeType()"
