@@ -616,8 +616,9 @@ class Queue:
     def _forget(self, tube: Tube) -> None:
         """It was dropped."""
         with self._lock:
-            if self._tubes.get(tube.name) is tube:
-                del self._tubes[tube.name]
+            if self._tubes.get(tube.name) is not tube:
+                return  # who has taken it out stops it
+            del self._tubes[tube.name]
         tube.driver.stop()
 
     def _open_tube(self, record: TubeRecord) -> Tube | None:
@@ -635,13 +636,16 @@ class Queue:
             return tube
         opened = Tube(self, record, driver)
         opened.place.start()
+        unused: Driver | None = driver
         with self._lock:
             tube = self._open_tube(record)
             if tube is None and not self._is_over:
                 self.store.set_aside.clear()
-                self._tubes[record.name] = opened
-                return opened
-        driver.stop()
+                dropped = self._tubes.get(record.name)  # and made anew, by others
+                self._tubes[record.name] = tube = opened
+                unused = None if dropped is None else dropped.driver
+        if unused is not None:
+            unused.stop()
         if tube is None:
             raise StoreUnavailable("this queue is closed")
         return tube

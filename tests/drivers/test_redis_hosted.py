@@ -554,6 +554,20 @@ def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
     assert not server.command("EXISTS", "{tubes_hosted}:connections")
 
 
+def test_a_tube_that_others_dropped_and_made_anew_leaves_nothing_open(tmp_path: Path, redis_db: str) -> None:
+    """Else what was opened for the first of that name would beat as long as the process lives."""
+    hubs = importlib.import_module("tubes.drivers.redis.hub").Hub._all
+    before = {*hubs}
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, sweep=False) as other, tubes.connect(store, sweep=False) as queue:
+        other.create_tube("jobs", "redis", url=redis_db)
+        assert queue.tube.jobs.truncate() == 0
+        other.drop_tube("jobs")
+        other.create_tube("jobs", "redis", url=redis_db).put("x")
+        assert queue.tube.jobs.truncate() == 1
+    assert {*hubs} == before
+
+
 def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_everything(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
