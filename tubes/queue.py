@@ -96,12 +96,7 @@ def connect(
         migrate=migrate,
         busy_timeout=min(checked.seconds("busy_timeout", busy_timeout), LONGEST_WAIT),
     )
-    try:
-        return Queue(store, sweep=sweep)
-    except BaseException:
-        store.leave()
-        store.close()
-        raise
+    return Queue(store, sweep=sweep)
 
 
 class Tubes:
@@ -157,7 +152,12 @@ class Queue:
         self._is_rescue_left = False
         self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
         _open_queues.add(self)
-        self._open_all()
+        try:
+            self._open_all()
+        except BaseException:
+            with suppress(Exception):  # what it could not give back, others rescue
+                self.close()
+            raise
         if sweep:
             self._sweeper.nudge(FLOOR)  # also in a process that only looks or listens
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sqlite3
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -34,6 +36,7 @@ from tubes import (
     check_driver,
 )
 from tubes.registry import driver_names, find_driver
+from tubes.store import Store
 from tubes.testing import FakeClock
 from tubes.tube import Tube
 
@@ -520,6 +523,44 @@ def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_other
         thread.join(10)
         assert has_ended.is_set() and sorted(stopped) == ["early", "late"]
         is_closing = False
+
+
+def test_a_queue_that_cannot_be_opened_gives_all_back_and_says_why(tmp_path: Path) -> None:
+    """Its session cannot even be ended, since the store was damaged meanwhile."""
+    file = tmp_path / "queue.db"
+    stores: list[Store] = []
+    stopped: list[str] = []
+
+    class Failing:
+        is_hosted = True
+
+        def __init__(self, store: Store, tube: TubeRecord) -> None:
+            stores.append(store)
+            self.name = tube.name
+
+        def start(self, tx: Any) -> None:
+            if fails and self.name == "late":
+                with closing(sqlite3.connect(file)) as db:
+                    db.execute("DROP TABLE IF EXISTS tubes_connection")
+                raise tubes.StoreUnavailable("its server is away")
+
+        def stop(self) -> None:
+            stopped.append(self.name)
+
+    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    whole = type("Whole", (Failing,), {**methods, **vars(Failing), "features": Features()})
+    tubes.register_driver("fails_to_start", whole)
+    fails = False
+    with tubes.connect(f"sqlite:///{file}", sweep=False) as queue:
+        for name in ("early", "late"):
+            queue.create_tube(name, "fails_to_start")
+    stopped.clear()
+    fails = True
+    with pytest.raises(tubes.StoreUnavailable, match="its server is away"):
+        tubes.connect(f"sqlite:///{file}", sweep=False)
+    assert stopped == ["early"]
+    with pytest.raises(tubes.StoreUnavailable, match="closed"):
+        stores[-1].refresh()
 
 
 def test_what_the_dead_held_in_a_tube_that_waits_is_released_when_its_driver_comes(tmp_path: Path) -> None:
