@@ -109,12 +109,16 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def _restore(given: Mapping[int, Handler]) -> None:
-    """Put the handlers back. One that is back may raise before the next is: all the same all of them are."""
+    """Put the handlers back, but where one has set another meanwhile.
+
+    One that is back may raise before the next is: all the same all of them are.
+    """
     raised: BaseException | None = None
     for _ in range(MOST_TRIES):
         try:
             for number, handler in given.items():
-                signal(number, handler)
+                if getsignal(number) is _note:
+                    signal(number, handler)
             break
         except BaseException as error:
             raised = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -187,6 +188,30 @@ def test_a_signal_that_comes_while_another_is_handled_ends_the_take_too(
     assert heard(worker) == "waiting"
     worker.send_signal(signal.SIGINT)
     assert worker.wait(10) == 3
+
+
+def test_a_handler_may_set_another_for_the_next_signal(connect: Connect) -> None:
+    """As one that lets a second Ctrl-C end the program at once: in a wait too, that is kept after the call."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        queue.close()
+
+    def tell() -> None:
+        eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    teller = threading.Thread(target=tell)
+    try:
+        teller.start()
+        assert tube.take(timeout=30) is None
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        teller.join()
 
 
 def test_a_handler_may_close_the_queue(db: Path, process: Callable[..., Any]) -> None:
