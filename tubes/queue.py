@@ -22,6 +22,7 @@ from tubes.errors import (
     BadOption,
     IncompleteDriver,
     NoSuchTube,
+    OutcomeUnknown,
     StoreError,
     StoreUnavailable,
     TubeBusy,
@@ -400,7 +401,12 @@ class Queue:
             is_inside = False
             if unit is not None:
                 unit.end()
-            block.__exit__(*error)
+            try:
+                block.__exit__(*error)
+            except OutcomeUnknown:
+                for tube, changes in () if unit is None else unit.changes():
+                    tube.doubt(changes)
+                raise
             if unit is not None and error[0] is None:
                 self._publish(unit)
 

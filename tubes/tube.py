@@ -769,6 +769,12 @@ class Tube:
             for event, raw, _ in changes:
                 self._queue.deliveries.add(listeners, self.driver.normalize_task(raw), event)
 
+    def doubt(self, changes: Sequence[Change]) -> None:
+        """Nobody knows whether these are committed: what was taken is looked for, and given back."""
+        for event, raw, _ in changes:
+            if event is TAKE:
+                self._unknown.add(milliseconds(self.driver.normalize_task(raw).updated_at))
+
     # Within
 
     def _unit(self, unit: Unit | None, connection: Any) -> Unit | None:

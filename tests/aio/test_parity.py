@@ -14,7 +14,9 @@ import tubes.aio
 DOORS = [(tubes.Tube, tubes.aio.Tube), (tubes.Queue, tubes.aio.Queue)]
 
 INTERNAL = {
-    tubes.Tube: {"expire", "forked", "give_back", "line_up", "next_due_ms", "publish", "release_owner", "rescue"},
+    tubes.Tube: {
+        "doubt", "expire", "forked", "give_back", "line_up", "next_due_ms", "publish", "release_owner", "rescue",
+    },
     tubes.Queue: {
         "begin_to_wait", "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",
         "look_for_the_dead", "rescue", "rescue_for",

@@ -119,6 +119,7 @@ def public(cls: type) -> dict[str, Callable[..., object]]:
 
 INTERNAL = {
     tubes.Tube: {
+        "doubt",
         "expire",
         "forked",
         "give_back",

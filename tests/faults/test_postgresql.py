@@ -283,6 +283,25 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
         proxy.close()
 
 
+def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(
+    url: str, postgres_server: PostgresServer
+) -> None:
+    """Its connection dies in the commit, which stands: else this session would keep the task as long as it lives."""
+    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
+    there = sa.make_url(url).update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)})
+    try:
+        with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
+            tube = queue.create_tube("jobs", "fifo")
+            tube.put_many(["done", "kept"])
+            with pytest.raises(tubes.OutcomeUnknown), queue.transaction() as unit:
+                done, kept = tube.take_many(2, 0, unit=unit)
+                tube.ack(done, unit=unit)
+                proxy.cut_after = b"COMMIT\0"
+            assert [(task.data, task.attempts) for task in tube.take_many(9, 0)] == [(kept.data, 2)]
+    finally:
+        proxy.close()
+
+
 def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
     """Nothing was under way, so the next call is made on another one, and its outcome is known."""
     queue = connect(sweep=False)
