@@ -391,6 +391,9 @@ class Call(Generic[T]):
         self._settle()
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, StopIteration):  # no future takes that, and no coroutine raises it
+            error, cause = RuntimeError("the call raised StopIteration"), error
+            error.__cause__ = cause
         if not self.answer.done():
             self.answer.set_exception(error)
         self._settle()

@@ -224,6 +224,14 @@ async def test_statements_of_ones_own_run_in_the_transaction(sql_url: str) -> No
 
 
 @awaited
+async def test_a_statement_of_one_s_own_that_finds_nothing_next_ends() -> None:
+    """A StopIteration would be lost on its way to the loop, and with it the transaction that waits for an answer."""
+    async with connect("sqlite://") as queue, queue.transaction() as unit:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(queue.run_sync(lambda connection: next(iter(())), unit=unit), 1)
+
+
+@awaited
 async def test_several_tasks_use_one_unit_at_once(sql_url: str) -> None:
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
