@@ -660,10 +660,11 @@ class Tube:
         check_listener(listener)
         self._others.append(listener)
         self._set_listeners()
+        added = [listener]
 
         def remove() -> None:
-            if listener in self._others:
-                self._others.remove(listener)
+            if added:
+                self._others.remove(added.pop())
                 self._set_listeners()
 
         return remove

@@ -112,3 +112,18 @@ def test_a_coroutine_function_is_refused_where_nobody_would_await_it() -> None:
         for verb in (tube.on_task_change, tube.add_listener):
             with pytest.raises(tubes.BadOption, match=r"tubes\.aio"):
                 verb(callback)
+
+
+def test_who_removes_a_listener_twice_leaves_what_others_have_added() -> None:
+    heard: list[object] = []
+
+    def listener(task: Task, event: Event) -> None:
+        heard.append(task.data)
+
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        remove, _ = tube.add_listener(listener), tube.add_listener(listener)
+        remove()
+        remove()
+        tube.put("x")
+    assert heard == ["x"]
