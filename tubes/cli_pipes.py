@@ -170,15 +170,19 @@ class Putting:
                         number += 1
                         self._add(number, text)
                     self._store()  # what has come is stored before more is waited for
-        except BaseException:
-            say(f"ended early: {self._stored} tasks were put{self._where()}")
+        except BaseException as error:
+            say(f"ended early: {self._stored} tasks were put; {self._where(error)}")
             raise
         if self._bad:
             say(f"{self._stored} tasks were put, {self._bad} lines were bad")
         return self._bad
 
-    def _where(self) -> str:
-        return f"; line {self._waiting[0][0] if self._waiting else self._next} and what follows it were not"
+    def _where(self, error: BaseException) -> str:
+        first = self._waiting[0][0] if self._waiting else self._next
+        if isinstance(error, tubes.OutcomeUnknown):
+            last = self._waiting[: self._batch][-1][0]
+            return f"whether lines {first} to {last} were, nobody knows; what follows them was not"
+        return f"line {first} and what follows it were not"
 
     def _add(self, number: int, raw: bytes) -> None:
         try:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import pytest
 import redis
 from faults.harness import eventually, no_new_threads
@@ -75,6 +76,21 @@ def test_a_put_whose_answer_is_lost_may_have_been_done(
         unlucky.put("maybe")
     unlucky.put("surely")
     assert [task.data for task in tube.tasks("r")] == ["maybe", "surely"]
+
+
+def test_the_command_says_of_which_lines_nobody_knows_whether_they_were_put(
+    server: RedisServer, tube: tubes.Tube, proxy: Proxy
+) -> None:
+    """Who is told that they were not would put them again."""
+    with tubes.connect(server.url, sweep=False) as queue:
+        lines = queue.create_tube("lines", "fifo")
+        proxy.cut_after = scripts.PUT.sha.encode()
+        put = ["put", "lines", "--url", f"redis://127.0.0.1:{proxy.port}"]
+        ended = interpreter.run(
+            ["-c", "from tubes.cli import main; main()", *put], input=b"1\n\n2\n", timeout=30
+        )
+        assert b"0 tasks were put; whether lines 1 to 3 were, nobody knows; what follows" in ended.stderr
+        assert [task.data for task in lines.tasks("r")] == [1, 2]
 
 
 def test_a_take_whose_answer_is_lost_strands_nothing(
