@@ -183,9 +183,13 @@ def _open() -> None:
     """Let signals through, those that are noted first, and those that come while one is handled."""
     _guard.is_open = True
     while _guard.noted:
-        _guard.is_open = False  # what a handler raises ends the wait, and then the guard holds again
-        _hand_on()
-        _guard.is_open = True
+        _guard.is_open = False
+        try:
+            _hand_on()
+        finally:
+            _guard.is_open = (
+                True  # what it raises ends the wait, unless that is a callback, which may catch it
+            )
 
 
 def _hand_on() -> None:

@@ -370,6 +370,30 @@ def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connec
     assert Counter(told) == Counter(task.data for task in tube.tasks("r", limit=1000) for _ in range(2))
 
 
+def test_a_callback_may_time_out_twice(connect: Connect) -> None:
+    """What the handler raises is raised where the callback waits, each time, and not by the put."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    caught: list[BaseException] = []
+
+    def handle(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    def callback(task: tubes.Task, event: tubes.Event) -> None:
+        for _ in range(2):
+            try:
+                signal.raise_signal(signal.SIGALRM)
+            except TimeoutError as error:
+                caught.append(error)
+
+    tube.on_task_change(callback)
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        tube.put("x")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(caught) == 2
+
+
 @pytest.mark.parametrize("verb", ["sweep", "statistics"])
 def test_a_signal_loses_no_counts_and_locks_nobody_out_of_them(connect: Connect, verb: str) -> None:
     """Wherever its handler raises, all that was counted is told soon after."""
