@@ -84,14 +84,15 @@ class Sweeper:
 
     def nudge(self, seconds: float) -> None:
         """Make sure that the work runs within ``seconds``. The first nudge starts the background thread."""
-        at = real_monotonic() + max(seconds, 0.0)
+        seconds = min(max(seconds, 0.0), FLOOR)  # after which it runs in any case
+        at = real_monotonic() + seconds
         if at >= self._next:
             return
         with self._lock:
             if at >= self._next or self._stopped:
                 return
             self._next = at
-            when = real_now() + timedelta(seconds=max(seconds, 0.0))
+            when = real_now() + timedelta(seconds=seconds)
             if self._scheduler is not None:
                 self._scheduler.modify_job("sweep", next_run_time=when)
             else:
@@ -130,7 +131,7 @@ class Sweeper:
         with self._lock:
             if self._next == turn <= real_monotonic():  # it took long: the next is not to follow at once
                 self._next = float("inf")
-        self.nudge(FLOOR if again is None else min(again, FLOOR))
+        self.nudge(FLOOR if again is None else again)
 
     def _report(self, error: BaseException) -> None:
         """Say it once: a disk stays full, and a server that is away is so in other words each time."""

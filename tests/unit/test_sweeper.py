@@ -19,6 +19,13 @@ from tubes.sweeper import Sweeper
 AWAY, STARTING = StoreUnavailable("no such server"), StoreUnavailable("the server is starting up")
 
 
+def test_what_is_due_in_a_hundred_thousand_years_is_nothing_to_hurry_for() -> None:
+    """The task is stored by then, and no calendar has that day."""
+    sweeper = Sweeper(lambda: None)
+    sweeper.nudge(3e12)
+    sweeper.stop()
+
+
 @pytest.mark.parametrize(
     ("failures", "levels", "has_traceback"),
     [
