@@ -18,6 +18,9 @@ import msgspec
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
+_FOREIGN = (msgspec.MsgspecError, TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+"""What the fast codec and a foreign ``__eq__`` raise; a closer look says what is wrong. A timeout is to end the put."""
+
 
 def encode(data: Any) -> tuple[str | bytes, Any]:
     """Return what is stored (JSON text or bytes) and what it will come back as; TypeError if neither can be."""
@@ -29,7 +32,7 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
         back = _decode(encoded)
         if back == data:
             return encoded.decode(), back
-    except Exception:  # whatever the fast codec or a foreign __eq__ raised: a closer look says what is wrong
+    except _FOREIGN:
         pass
     try:
         _check(data, "data")
@@ -50,7 +53,7 @@ def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
         back = _decode(b"[" + b",".join(encoded) + b"]")
         if back == datas:
             return [*zip(map(bytes.decode, encoded), back, strict=True)]
-    except Exception:  # as above; which one it was, and why, is said below
+    except _FOREIGN:  # which one it was, and why, is said below
         pass
     return [encode(data) for data in datas]
 

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import enum
 import math
+import signal
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tubes.payload import decode, decode_json, decode_many, encode, why_unreadable
+from tubes.payload import decode, decode_json, decode_many, encode, encode_many, why_unreadable
 
 json_values = st.recursive(
     st.none()
@@ -143,6 +144,28 @@ def test_a_foreign_equality_that_raises_does_no_harm() -> None:
 
     with pytest.raises(TypeError, match="Odd is not"):
         encode([Odd()])
+
+
+def test_what_a_signal_s_handler_raises_meanwhile_is_raised() -> None:
+    """It may be the timeout of a put that takes long."""
+
+    class Long(dict[str, int]):
+        def __eq__(self, other: object) -> bool:
+            signal.raise_signal(signal.SIGALRM)
+            return super().__eq__(other)
+
+        __hash__ = None
+
+    def handle(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        for call in (lambda: encode(Long(a=1)), lambda: encode_many([Long(a=1)])):
+            with pytest.raises(TimeoutError):
+                call()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(
