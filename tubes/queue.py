@@ -305,7 +305,7 @@ class Queue:
                 wanted = session if isinstance(session, UUID) else UUID(session)
             except (ValueError, TypeError, AttributeError) as error:
                 raise BadOption(f"a session is a UUID, not {session!r}", option="session") from error
-            self.store.join(wanted.hex)
+            guarded(self.store.join, wanted.hex)
             self._tell_of_session()
             self.rescue()
         return UUID(self.store.session)
@@ -314,7 +314,8 @@ class Queue:
         """Change settings of this connection: ``session_ttr``, in seconds (Tarantool: ``queue.cfg``)."""
         checked.check_names(settings, (), ("session_ttr",), "configure")
         if "session_ttr" in settings:
-            self.store.set_session_ttr(checked.milliseconds("session_ttr", settings["session_ttr"]))
+            ttr_ms = checked.milliseconds("session_ttr", settings["session_ttr"])
+            guarded(self.store.set_session_ttr, ttr_ms)
             self._tell_of_session()
 
     def _tell_of_session(self) -> None:

@@ -264,8 +264,7 @@ class SqliteWriter:
             self._roll_back()
             raise translated(error, self._what) from error
         except BaseException:
-            if tx.is_open:
-                self._roll_back()
+            self._roll_back()  # also what an interrupt came to before it was noted as open
             raise
         finally:
             self._owner = 0

@@ -408,6 +408,28 @@ def test_a_signal_loses_no_counts_and_locks_nobody_out_of_them(connect: Connect,
     assert at > 20
 
 
+def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, db: Path) -> None:
+    """Wherever its handler raises, what is put then is stored, and what is taken is held by a session that lives."""
+    stored = sqlite3.connect(db, isolation_level=None)
+    at, is_struck = 1, True
+    while is_struck:
+        queue, other = connect(sweep=False), connect(sweep=False)
+        tube = queue.create_tube("jobs", "fifo", if_not_exists=True)
+        strike(partial(queue.configure, session_ttr=60), at)
+        is_struck = strike(partial(queue.identify, other.identify()), at)
+        tube.put(at)
+        assert stored.execute("SELECT count(*) FROM tubes_task WHERE state = 'r'").fetchone() == (1,), at
+        task = tube.take(timeout=0)
+        assert task is not None
+        other.sweep()
+        tube.ack(task)
+        queue.close()
+        other.close()
+        at += 1 + at // 20
+    stored.close()
+    assert at > 20
+
+
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     """Wherever its handler raises, what the queue held is ready again."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
