@@ -112,7 +112,7 @@ class Listener:
             while not self.is_over:
                 if not self.waiters:
                     self._wanted.clear()
-                    if not self.waiters:
+                    if not (self.waiters or self.is_over):
                         self._wanted.wait()
                     continue
                 self._arm(bell)

@@ -201,6 +201,28 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 """
 
 
+def test_a_queue_is_closed_while_its_listener_comes_to_rest(connect: Connect) -> None:
+    """Just before it forgets that it was called, to wait for the next who does."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    closing = threading.Thread(target=queue.close, daemon=True)
+    store: Any = queue.store
+    is_over = threading.Event()
+
+    class Wanted(threading.Event):
+        def clear(self) -> None:
+            closing.start()
+            is_over.set()
+            eventually(self.is_set)
+            super().clear()
+
+    store._shared.listener._wanted = Wanted()
+    tube.take(timeout=0.01)
+    assert is_over.wait(10)
+    closing.join(5)
+    assert not closing.is_alive()
+
+
 def test_where_no_descriptor_is_left_only_waiting_is_refused(db: Path) -> None:
     """What is put is no error because the background sweep cannot begin; both begin when there is one again."""
     said = ["x x", "[Errno 24] Too many open files", "None"]
