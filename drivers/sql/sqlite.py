@@ -127,7 +127,7 @@ class SqliteStore(Catalogue, Renewable):
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.Lock()
-        self._resuming = threading.Lock()
+        self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self._is_gone = False
         try:
             is_behind = migrations.is_behind(db, self._namespace, self._what, migrate=migrate)
@@ -261,8 +261,7 @@ class SqliteStore(Catalogue, Renewable):
 
     def _begin_session(self, *, is_first: bool = True) -> None:
         """Add a session and a connection that proves its life before anybody else can see it."""
-        self.session = uuid.uuid4().hex
-        locks = self._locks
+        session, locks = uuid.uuid4().hex, self._locks
         held: list[int] = []
 
         def step(tx: SqliteTx) -> int:
@@ -270,8 +269,8 @@ class SqliteStore(Catalogue, Renewable):
             others = [id for id, _ in tx.rows(self._sql.connections) if locks.is_alive(id)]
             if not others and is_first:
                 self._empty_temporary(tx)
-            tx.run(self._sql.add_session, self.session, self.session_ttr_ms)
-            mine = [(self.session, socket.gethostname(), self._pid, now)]
+            tx.run(self._sql.add_session, session, self.session_ttr_ms)
+            mine = [(session, socket.gethostname(), self._pid, now)]
             (id,) = tx.insert(self._sql.add_connection, mine)
             while locks.is_alive(id):  # of a newer file that was here, to somebody who has not noticed yet
                 tx.run(self._sql.remove_connection, id)
@@ -280,8 +279,11 @@ class SqliteStore(Catalogue, Renewable):
             held.append(id)
             return id
 
+        def begun(id: int) -> None:
+            self.session, self._connection = session, id
+
         try:
-            self._connection = self.writer.transact(step, None)
+            self.writer.transact(step, begun)
         except BaseException:
             for id in held:  # it was not stored, and will be another's
                 locks.let_go(id)
@@ -294,6 +296,8 @@ class SqliteStore(Catalogue, Renewable):
                 SqlDriver(any_type, tube, self._sql).drop(tx)
 
     def join(self, session: str) -> None:
+        self.prove_life()  # or, if it was taken for dead, it would have no connection to join with
+
         def step(tx: SqliteTx) -> None:
             now = self.clock.now_ms()
             if session == self.session:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,55 @@ def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
     tube.put("x")
     waiter.join(5)
     assert not waiter.is_alive() and taken[0] is not None
+
+
+def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, db: Path) -> None:
+    """With another connection, since nobody knows its own any more."""
+    leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
+    tube = leaver.create_tube("jobs", "fifo")
+    tube.put_many(["held", "free"])
+    task = tube.take(timeout=0)
+    assert task is not None
+    session = leaver.identify()
+    leaver.close()
+    store: Any = joiner.store
+    with closing(sqlite3.connect(db)) as theirs, theirs:
+        theirs.execute("DELETE FROM tubes_connection WHERE id = ?", [store._connection])
+    assert joiner.identify(session) == session
+    free = joiner.tube.jobs.take(timeout=0)
+    assert free is not None and free.owner == session == joiner.identify()
+    assert joiner.tube.jobs.ack(task).state is tubes.State.DONE
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Connect, db: Path) -> None:
+    """That of the call that it interrupted waits for the file, so it is refused; and the other goes on."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    is_refused = False
+    with closing(sqlite3.connect(db, isolation_level=None)) as theirs:
+        theirs.execute("DELETE FROM tubes_connection")
+        theirs.execute("BEGIN IMMEDIATE")
+
+        def handler(number: int, frame: object) -> None:
+            nonlocal is_refused
+            try:
+                tube.take(timeout=0)
+            except tubes.StoreBusy:
+                is_refused = True
+            finally:
+                theirs.rollback()
+
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            task = tube.take(timeout=0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert is_refused
+    assert task is not None and task.owner == queue.identify()
+    tube.ack(task)
 
 
 def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
