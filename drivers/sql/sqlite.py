@@ -126,7 +126,7 @@ class SqliteStore(Catalogue, Renewable):
         db = self._connect()
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()  # a fork's hook may call in the middle of a fork, and is refused
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self._is_gone = False
         try:
@@ -242,6 +242,8 @@ class SqliteStore(Catalogue, Renewable):
                 with self.writer.held() as db:
                     return work(ReadTx(db, is_open=True))  # nobody else writes meanwhile
             with self._reading:
+                if self._is_parked:
+                    self.writer.refuse_to_wait_for_oneself()
                 if self._is_stale:  # what was open when this began to wait is not
                     return self._read(work)
                 reader = self._reader  # another one after a fork
@@ -458,8 +460,8 @@ class SqliteStore(Catalogue, Renewable):
             return
         if not self.writer.park(self._busy_timeout):
             return
-        self._is_parked = True
         self._reading.acquire()
+        self._is_parked = True
         if self._reader is not None:
             self._reader.close()
         self.writer.db.close()

@@ -362,7 +362,10 @@ class SqliteWriter:
 
     def park(self, timeout: float) -> bool:
         """Get the turn and keep it; tell whether that succeeded in time."""
-        return self._holder != get_ident() and self._turn.acquire(timeout=timeout)
+        if get_ident() in (self._holder, self._owner) or not self._turn.acquire(timeout=timeout):
+            return False
+        self._owner = get_ident()
+        return True
 
     def use(self, db: sqlite3.Connection) -> None:
         """Write through another connection from now on. Only between ``park`` and ``unpark``."""
@@ -372,6 +375,7 @@ class SqliteWriter:
 
     def unpark(self) -> None:
         """Let the others go on."""
+        self._owner = 0
         self._give_up_turn()
 
     # Those who find it taken
@@ -384,8 +388,8 @@ class SqliteWriter:
             )
         if self._owner == get_ident() or get_ident() in self._waiting:
             raise StoreBusy(
-                "a signal's handler ran in the middle of a call, and its own call would wait for that one for ever: "
-                "let it make a note, or raise"
+                "a signal's handler ran in the middle of a call, or a fork's hook in that of a fork, and its own call "
+                "would wait for that for ever: let it make a note, or raise"
             )
         self._refuse_to_wait_for_the_user()
 

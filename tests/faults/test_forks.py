@@ -387,6 +387,36 @@ queue.close()
         assert lines[0] == "True"
 
 
+def test_a_hook_of_the_program_that_calls_in_the_middle_of_a_fork_is_refused(db: Path) -> None:
+    """It was registered before tubes was imported, so that the file is closed where it is called. It does not hang."""
+    code = """
+import os, sys
+def call():
+    for verb in (tube.put, tube.take):
+        try:
+            verb(0)
+        except tubes.StoreBusy:
+            os.write(1, b"refused\\n")
+os.register_at_fork(before=call, after_in_parent=call, after_in_child=call)
+import tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+pid = os.fork()
+if pid == 0:
+    try:
+        tube.put("of the child")
+    finally:
+        os._exit(0)
+os.waitpid(pid, 0)
+tube.put("of the parent")
+print(sorted(task.data for task in tube.take_many(9, timeout=0)))
+queue.close()
+"""
+    command = [sys.executable, "-c", code, str(db)]  # no warm one, which has imported tubes
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed.splitlines() == ["refused"] * 6 + ["['of the child', 'of the parent']"]
+
+
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
     """Memory is not shared with a child, so the child is told; its exit does not hang."""
     with tubes.connect("sqlite://") as queue:
