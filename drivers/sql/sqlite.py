@@ -490,8 +490,8 @@ class SqliteStore(Catalogue, Renewable):
             self.writer.unpark()
 
     def forked(self) -> None:
-        if self._shared is not None and not self._is_stale:
-            if not self._is_parked:
+        if self._shared is not None:
+            if not (self._is_parked or self._is_stale):
                 SharedFile.tear(self._shared.path)
             for inherited in (self.writer.db, self._reader, self._shared):  # the parent's: never closed here
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))

@@ -98,6 +98,41 @@ def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
     other.tube.jobs.ack(held)
 
 
+def test_a_child_of_who_was_left_unusable_by_a_fork_is_called_where_it_waits(db: Path) -> None:
+    """By a listener of its own: the thread of its parent's is not there."""
+    code = """
+import os, sys, time, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+tube.take(timeout=0.01)
+connect = queue.store._connect
+
+def fails():
+    raise tubes.StoreUnavailable("no file")
+
+queue.store._connect = fails
+queue.store.before_fork()
+try:
+    queue.store.after_fork()
+except tubes.StoreUnavailable:
+    queue.store._connect = connect
+pid = os.fork()
+if pid == 0:
+    try:
+        began = time.monotonic()
+        print(tube.take(timeout=5).data, time.monotonic() - began < 4, flush=True)
+    finally:
+        os._exit(0)
+queue.tubes()
+while queue.store._locks.board._memory.find(b"\\1", 0, 1024) < 0:
+    time.sleep(0.001)  # until the child waits
+tube.put("x")
+os.waitpid(pid, 0)
+queue.close()
+"""
+    assert run(code, db) == "x True"
+
+
 def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
