@@ -454,7 +454,8 @@ class Queue:
     def sweep(self) -> int:
         """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
         self.check_open()
-        changed = self.rescue() if self.store.deaths_suspected(thoroughly=True) else 0
+        is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=True))
+        changed = self.rescue() if is_suspected else 0
         failed: StoreError | None = None
         tubes = self._open_all()
         for tube in tubes:

@@ -430,6 +430,26 @@ def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, d
     assert at > 20
 
 
+@pytest.mark.timeout(20, method="thread")
+def test_a_handler_closes_a_queue_that_sweeps(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came where the sweep held what close needs, and waits until that is done."""
+    queue = connect(sweep=False)
+    store: Any = queue.store
+    renew = store._locks.renew
+
+    def struck() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        renew()
+
+    monkeypatch.setattr(store._locks, "renew", struck)
+    before = signal.signal(signal.SIGUSR1, lambda *_: queue.close())
+    try:
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            queue.sweep()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     """Wherever its handler raises, what the queue held is ready again."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
