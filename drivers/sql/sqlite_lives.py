@@ -139,6 +139,7 @@ class LockFile:
             twins = self._twins()
             self._is_closed = True
             opened = [*self._left_behind, (self._fd, self.board)]
+            self._fd = -1  # what has this number next is another file
             if twins:
                 twins[0]._left_behind += opened
                 return

@@ -90,11 +90,21 @@ def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: P
 def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks whether a connection lives lets other threads run."""
-    file = LockFile(str(tmp_path / "tubes"))
+    """Who asks whether a connection lives lets other threads run. He asks no file that is opened next."""
+    file, is_alive = LockFile(str(tmp_path / "tubes")), LockFile.is_alive
+    opened: list[LockFile] = []
+
+    def late(connection: int) -> bool:
+        file.close()
+        opened.append(LockFile(str(tmp_path / "next")))
+        opened[0].hold(connection)
+        return bool(is_alive(file, connection))
+
     file.board.arm(1, 77, [5])
-    monkeypatch.setattr(file, "is_alive", lambda connection: file.close() is None)
+    monkeypatch.setattr(file, "is_alive", late)
     file.call(5, 1)
+    assert run(ALIVE, tmp_path / "next", 1) == "1"
+    opened[0].close()
 
 
 def test_threads_open_and_close_lock_files_at_the_same_time(tmp_path: Path) -> None:
