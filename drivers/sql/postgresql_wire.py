@@ -214,6 +214,7 @@ class Wire:
     def still_stands(self) -> bool:
         """Whether nothing has ended it while nobody used it: then a statement would be sent that nobody gets."""
         try:
+            self._check_own()
             while self._poll.poll(0):
                 self.notices()
         except Lost:
@@ -229,7 +230,8 @@ class Wire:
 
     def close(self) -> None:
         self.is_lost = True
-        self._connection.close()
+        if not self.is_inherited:  # else it would be ended for the parent
+            self._connection.close()
 
     # Within
 

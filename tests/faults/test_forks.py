@@ -417,6 +417,32 @@ queue.close()
     assert printed.splitlines() == ["refused"] * 6 + ["['of the child', 'of the parent']"]
 
 
+def test_a_hook_that_is_called_first_of_all_ends_no_connection_of_its_parent(postgres_db: str) -> None:
+    """It was registered before the library was loaded, so nothing there knows of the fork yet."""
+    code = """
+import os, sys
+queue = None
+os.register_at_fork(after_in_child=lambda: queue and tube.put("of the child"))
+import tubes
+queue = tubes.connect(sys.argv[1], migrate=True, sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+pool = queue.store._pool
+wires = [pool.borrow() for _ in range(3)]
+for wire in wires:
+    pool.give_back(wire)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+print([wire.still_stands() for wire in wires], [task.data for task in tube.take_many(9, timeout=0)])
+queue.close()
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code, postgres_db], capture_output=True, text=True, timeout=60
+    )
+    assert said.stdout == "[True, True, True] ['of the child']\n", said.stderr
+
+
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
     """Memory is not shared with a child, so the child is told; its exit does not hang."""
     with tubes.connect("sqlite://") as queue:
