@@ -363,10 +363,10 @@ class Wire:
                 self._pg.get_cancel().cancel()
 
     def _check_own(self) -> None:
-        """In a child that a signal's handler has forked in the middle of a call, nothing was sent."""
-        if self.is_inherited:
+        """Nothing is sent in a child that was forked in the middle of a call, nor after a part of a flight."""
+        if self.is_lost or self.is_inherited:
             self.is_lost = True
-            raise Lost("it is the parent process's connection", was_sent=False)
+            raise Lost("it was lost before, or is the parent process's", was_sent=False)
 
     def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost | Refused:
         self.is_lost = True

@@ -58,21 +58,30 @@ def test_a_statement_that_was_refused_when_it_was_new_can_be_executed_again(
 
 
 def test_what_the_client_has_no_buffer_for_is_too_large_and_no_server_away(postgres_db: str) -> None:
-    """As beyond a gigabyte; here for want of memory, of which there is enough for half of it."""
+    """As beyond a gigabyte; here for want of memory, of which there is enough for half of it.
+
+    A part of it is under way then, and what is sent after that would be waited for without end.
+    """
     program = f"""
-import resource, tubes
+import resource, signal, tubes
 from pathlib import Path
-from tubes.drivers.sql.postgresql_wire import Refused, Wire
+from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
+signal.alarm(10)
 wire, large = Wire({conninfo(postgres_db)!r}, "", "full"), "x" * 60_000_000
+wire.execute("SELECT 1", ())
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 90_000_000, resource.RLIM_INFINITY))
 try:
     wire.execute("SELECT $1::text", (large,))
 except Refused as error:
-    print(error.code, error, wire.is_lost)
+    print(error.code, error)
+try:
+    wire.execute("SELECT 1", ())
+except Lost as error:
+    print(wire.is_lost, error.was_sent)
 """
     said = run(program)
-    assert said.startswith("54000 ") and "output buffer" in said and said.endswith(" True")
+    assert said.startswith("54000 ") and "output buffer" in said and said.endswith("True False")
 
 
 def test_a_statement_that_cannot_be_prepared_is_refused_each_time(wire: Wire) -> None:
