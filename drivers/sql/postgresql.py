@@ -278,6 +278,8 @@ class PostgresStore(Catalogue, Renewable):
                     raise StoreUnavailable(
                         "this transaction is the parent process's: a forked child cannot commit it"
                     )
+                if self._is_closed:
+                    raise StoreUnavailable("this queue is closed")
                 with self._order:
                     tx.commit()
                     on_commit()
