@@ -40,6 +40,8 @@ LASTING = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolati
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
+COUNT_PREPARED = "SELECT count(*) FROM pg_prepared_statements"
+
 LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25P03", "57P05")
 """The server ends the connection, or has done so; 08P01 is what a pooler says of that."""
 
@@ -160,18 +162,20 @@ class Wire:
         """Begin a transaction before there is a statement to send along."""
         self.simple(f"{begin}; {self._settle}" if self.pooled else begin)
 
-    def simple(self, text: str) -> None:
-        """Execute text without parameters or rows: BEGIN, COMMIT, LISTEN."""
+    def simple(self, text: str) -> Result:
+        """Execute text without parameters: BEGIN, COMMIT, LISTEN. What the last statement of several gave."""
         self._check_own()
         self._send(lambda: self._pg.send_query(text.encode()))
-        self._read(self._answer())
+        return self._read(self._answer())
 
     def clean_up(self) -> None:
         """Undo what was not committed, and what users have set on it, which would be in the way of what follows."""
         if self.in_transaction:
             self.simple("ROLLBACK")
         if self._was_lent and self._set_up:
-            self.simple(f"RESET ROLE; RESET ALL; {self._set_up}")
+            reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {self._set_up}"
+            if self.simple(f"{reset}; {COUNT_PREPARED}").rows[0][0] < len(self._prepared):
+                self._prepared.clear()  # they have deallocated some
         self._was_lent = False
 
     @property
