@@ -75,7 +75,7 @@ class Beats(Generic[C]):
         return self._seen.get(connection, (None, 0.0))[0]
 
     def forget(self) -> None:
-        """The server cannot be reached: nobody can beat, and silence says nothing."""
+        """The server cannot be reached, or takes no beat: nobody can beat, and silence says nothing."""
         self._seen = {}
 
 

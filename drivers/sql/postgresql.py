@@ -471,7 +471,7 @@ class PostgresStore(Catalogue, Renewable):
             if not wire.execute(self._sql.beat.text, (self._connection,)).count:
                 self._resume()
             self._beats.see(dict(wire.execute(self._sql.beats.text, ()).rows))
-        except Lost:
+        except BaseException:  # of a server that is full or only reads, too: it refuses all
             self._beats.forget()
             raise
         if wire.pooled:  # connections to a pooler outlive the server

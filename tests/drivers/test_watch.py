@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 import pytest
+from servers import conninfo
 from tubes.drivers import watch
+from tubes.drivers.sql.postgresql_wire import Refused
 from tubes.drivers.watch import Beats
+
+import tubes
 
 
 class Clock:
@@ -43,3 +50,19 @@ def test_who_is_silent_while_others_are_heard_is_dead(clock: Clock) -> None:
         clock.now += 5.0
     clock.now += 0.1
     assert beats.see({"other": 1, "third": 4}) == [("other", 1)]
+
+
+def test_a_server_that_is_not_to_be_written_to_kills_nobody(clock: Clock, postgres_db: str) -> None:
+    """Nobody can beat then, and who looks at the beats is answered: as where the disk is full."""
+    with (
+        tubes.connect(postgres_db, migrate=True, sweep=False),
+        tubes.connect(postgres_db, sweep=False) as queue,
+        psycopg.connect(conninfo(postgres_db), autocommit=True) as db,
+    ):
+        store: Any = queue.store
+        db.execute("REVOKE UPDATE ON tubes_connection FROM CURRENT_USER")
+        for _ in range(5):
+            clock.now += 5.0
+            with pytest.raises(Refused, match="permission denied"), store._pool.lent() as wire:
+                store._beat(wire)
+            assert not store.deaths_suspected()
