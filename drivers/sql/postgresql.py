@@ -563,7 +563,6 @@ class PostgresStore(Catalogue, Renewable):
 
     def forked(self) -> None:
         super().forked()
-        Shared.forget_all()
         self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
 
 

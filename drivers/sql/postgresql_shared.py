@@ -36,20 +36,14 @@ class Shared:
 
     @classmethod
     def of(cls, conninfo: str, namespace: str) -> Shared:
-        """The one of a database and namespace."""
+        """The one of a database and namespace; in a forked child never the parent's."""
+        if cls._pid != os.getpid():  # another thread of the parent's may have had the lock
+            cls._lock, cls._all, cls._pid = threading.Lock(), weakref.WeakValueDictionary(), os.getpid()
         with cls._lock:
             shared = cls._all.get((conninfo, namespace))
             if shared is None:
                 shared = cls._all[conninfo, namespace] = Shared()
             return shared
-
-    @classmethod
-    def forget_all(cls) -> None:
-        """In a forked child: the parent's are not ours. Each queue says so, and those of one database share again."""
-        if cls._pid != os.getpid():
-            cls._pid = os.getpid()
-            cls._all = weakref.WeakValueDictionary()
-            cls._lock = threading.Lock()
 
     def take_spare(self, kind: Kind) -> Wire | None:
         """A connection that is set up like that and that nobody uses."""

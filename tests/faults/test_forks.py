@@ -6,6 +6,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -344,6 +345,20 @@ def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
     monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", growing)
     assert in_child(lambda: tube.put("of the child").data) == "of the child"
     assert tube.put("of the parent").id == 2
+
+
+def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:
+    """One that has no queue of its parent's."""
+    tubes.connect(postgres_db, migrate=True, sweep=False).close()
+    shared = importlib.import_module("tubes.drivers.sql.postgresql_shared").Shared
+
+    def child() -> Any:
+        signal.alarm(10)
+        with tubes.connect(postgres_db, sweep=False) as queue:
+            return queue.tubes()
+
+    with shared._lock:
+        assert in_child(child) == []
 
 
 @pytest.mark.parametrize("url", ["postgres_db", "redis_db"])
