@@ -207,6 +207,8 @@ def connection_of(given: Any) -> sa.Connection:
                 "this Session has several engines: pass session.connection(...) of the one",
                 option="connection",
             ) from error
+        except sa.exc.DBAPIError as error:
+            raise StoreUnavailable(f"this Session cannot connect: {error.orig}") from error
     if not isinstance(given, sa.Connection):
         raise BadOption(
             f"a connection is a SQLAlchemy Connection or Session, or its async twin, not {given!r}",

@@ -185,6 +185,12 @@ def test_a_session_that_must_be_rolled_back_is_refused(place: Place) -> None:
     assert place.changes == []
 
 
+def test_a_session_that_cannot_connect_is_unavailable(place: Place, engine_of: Any, tmp_path: Path) -> None:
+    nowhere = f"sqlite:///{tmp_path}/no/file" if place.is_sqlite else "postgresql+psycopg://127.0.0.1:1/none"
+    with orm.Session(engine_of(nowhere)) as session:
+        refused(place.tube(), session, "cannot connect", tubes.StoreUnavailable)
+
+
 def test_a_session_of_several_engines_is_asked_for_its_connection(place: Place) -> None:
     tube = place.tube()
     with orm.Session(binds={orm.DeclarativeBase: place.engine}) as session:
