@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from tubes.errors import NoSuchTube
 
 from .joined import Lender
 from .postgresql_wire import BEGIN, Lost, Refused, Result, Wire
 from .statements import Row, Statement
+
+T = TypeVar("T")
 
 
 class PostgresTx:
@@ -34,8 +36,7 @@ class PostgresTx:
     def lend(self) -> Lender:
         """The SQLAlchemy form of this connection."""
         if self._begin:
-            begin, self._begin = self._begin, ""
-            self._wire.begin(begin)
+            self._begun(self._wire.begin)
         self.lender = self._wire.lender()
         return self.lender
 
@@ -103,13 +104,19 @@ class PostgresTx:
     def _execute(self, statement: Statement, given: Row) -> Result:
         if self.lender is not None:
             self._check_stands()
-        if self._begin:
-            begin, self._begin = self._begin, ""
-            return self._wire.execute(statement.text, statement.bind(given), begin=begin)
-        return self._wire.execute(statement.text, statement.bind(given))
+        return self._begun(self._wire.execute, statement.text, statement.bind(given))
 
     def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
         if self.lender is not None:
             self._check_stands()
+        return self._begun(self._wire.pipeline, statement.text, [statement.bind(row) for row in given])
+
+    def _begun(self, execute: Callable[..., T], *args: Any) -> T:
+        """Send BEGIN along, if that is to be; and again where it was refused itself, such as by a cancel."""
         begin, self._begin = self._begin, ""
-        return self._wire.pipeline(statement.text, [statement.bind(row) for row in given], begin=begin)
+        try:
+            return execute(*args, begin=begin)
+        except BaseException:
+            if not (self._wire.in_transaction or self._wire.is_lost):
+                self._begin = begin
+            raise

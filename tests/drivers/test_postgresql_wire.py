@@ -11,10 +11,14 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from faults.harness import eventually, run
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
+from tubes.drivers.sql.postgresql import DIALECT
+from tubes.drivers.sql.postgresql_tx import PostgresTx
 from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
+from tubes.drivers.sql.statements import Statement
 
 import tubes
 
@@ -113,6 +117,26 @@ def test_a_transaction_whose_first_statement_is_refused_can_only_be_rolled_back(
     assert wire.has_failed
     wire.simple("ROLLBACK")
     wire.execute(INSERT, (2,))
+
+
+@pytest.mark.parametrize("does", ["run", "many", "lend"])
+def test_nothing_is_done_outside_a_transaction_whose_begin_was_refused(
+    wire: Wire, db: psycopg.Connection, does: str
+) -> None:
+    """As by a cancel that comes just then: what is done next in the transaction begins it."""
+    insert = Statement(sa.text("INSERT INTO numbers (number) VALUES (:number)"), DIALECT, "number")
+    wire.execute(insert.text, (0,))
+    tx = PostgresTx(wire, "BEGIN AND BE REFUSED")
+    tx.begin()
+    for _ in range(2):
+        with pytest.raises(Refused, match="syntax error"):
+            if does == "run":
+                tx.run(insert, 1)
+            elif does == "many":
+                tx.many(insert, [(1,), (2,)])
+            else:
+                tx.lend()
+    assert numbers(db) == [0] and not wire.in_transaction
 
 
 @pytest.mark.parametrize("before", range(4))
