@@ -212,8 +212,7 @@ class SqlDriver:
 
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
-        if self._locks_groups:
-            tx.rows(self._sql.lock_groups, _json_ids([ref.id for ref in refs]))
+        self._lock_groups(tx, [ref.id for ref in refs])
         leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
         leases = f"{{{leases}}}"
         if not self._reads_acks and self._ack_all(tx, leases, owner, len(refs)):
@@ -310,6 +309,8 @@ class SqlDriver:
         rows = tx.rows(self._sql.due, self._tube, now, limit)
         rows += tx.rows(self._sql.overdue, self._tube, now, limit)
         rows.sort(key=lambda row: (row[DUE], row[ID]))
+        if rows:
+            self._lock_room(tx)
         rows = self._hold(tx, rows[:limit], waits=False)  # others may be settling the same
         over: list[Row] = []
         late: list[Row] = []
@@ -347,6 +348,7 @@ class SqlDriver:
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
         tx.begin()
+        self._lock_room(tx)
         gone = 0
         for some in (self._sql.truncate_behind, self._sql.truncate_aside, self._sql.truncate_front):
             if gone < limit:
@@ -426,11 +428,20 @@ class SqlDriver:
 
     def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
         """The stored rows of these ids, which nobody else can change now: first their sub-queues, then themselves."""
-        if self._locks_groups:
-            tx.rows(self._sql.lock_groups, _json_ids(ids))
+        self._lock_groups(tx, ids)
         if len(ids) == 1:
             return tx.rows(self._sql.hold_one, ids[0], self._tube)
         return tx.rows(self._sql.hold, self._tube, _json_ids(ids))
+
+    def _lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
+        if self._locks_groups:
+            self._lock_room(tx)
+            tx.rows(self._sql.lock_groups, _json_ids(ids))
+
+    def _lock_room(self, tx: SqlTx) -> None:
+        """Have the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""
+        if self._locks_groups and self._capacity:
+            tx.run(self._sql.give_room, self._tube, 0)
 
     def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
         if moved:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,6 +23,7 @@ from faults.proxy import Proxy
 from servers import PostgresServer
 
 import tubes
+from tubes.testing import FakeClock
 
 Connect = Callable[..., tubes.Queue]
 
@@ -946,6 +948,31 @@ def test_a_drop_waits_for_who_is_at_the_tube(connect: Connect, url: str, verb: s
     with psycopg.connect(plain(url)) as db:
         rows = db.execute("SELECT state FROM tubes_task").fetchall()
     assert (len(failures), rows) == ((0, []) if verb == "put" else (1, [("t",)]))
+
+
+tubes.register_driver("limited_utube", tubes.TubeType(tubes.Features(timed=True, grouped=True, bounded=True)))
+
+
+@pytest.mark.parametrize("verb", ["ack", "ack_many", "delete", "expire", "truncate"])
+def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str, verb: str) -> None:
+    """The tube's count, and then the sub-queue: else they would wait for each other."""
+    clock = FakeClock()
+    queue, other = (connect(sweep=False, clock=clock, busy_timeout=patience) for patience in (0.2, 20))
+    tube = queue.create_tube("jobs", "limited_utube", capacity=9)
+    tube.put("x", utube="a", ttl=60)
+    theirs = other.tube.jobs
+    task: Any = theirs.take(0)
+    if verb == "expire":
+        clock.advance(61)
+    work = {"ack_many": lambda: theirs.ack_many([task]), "expire": other.sweep, "truncate": theirs.truncate}
+    working = threading.Thread(target=work.get(verb) or partial(getattr(theirs, verb), task))
+    with queue.transaction() as unit:
+        tube.put("b", utube="b", unit=unit)
+        working.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+        tube.put("y", utube="a", unit=unit)
+    working.join(20)
+    assert tube.statistics()["tasks"]["total"] == (0 if verb == "truncate" else 2)
 
 
 def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str) -> None:
