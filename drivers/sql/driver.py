@@ -348,13 +348,18 @@ class SqlDriver:
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
         tx.begin()
-        self._lock_room(tx)
         gone = 0
-        for some in (self._sql.truncate_behind, self._sql.truncate_aside, self._sql.truncate_front):
-            if gone < limit:
-                gone += tx.run(some, self._tube, limit - gone)
-        self._give_room(tx, gone)
-        return gone
+        while True:
+            ids: list[int] = []
+            for look in (self._sql.ids_behind, self._sql.ids_aside, self._sql.ids_in_front):
+                if gone + len(ids) < limit:
+                    ids += [id for (id,) in tx.rows(look, self._tube, limit - gone - len(ids))]
+            self._lock_groups(tx, ids)
+            removed = tx.run(self._sql.remove, _json_ids(ids))
+            gone += removed
+            if removed == len(ids):  # else what comes next is removed in the place of what is gone meanwhile
+                self._give_room(tx, gone)
+                return gone
 
     # Looking
 

@@ -373,15 +373,12 @@ class Statements:
             "ids",
         )
 
-        def truncate(place: Condition) -> Statement:
-            some = _limited(sa.select(c.id).where(place), bind("limit"))
-            some = some.with_for_update()  # so that others are removed in the place of what is gone meanwhile
-            return self._make(sa.delete(task).where(self._among(c.id, some)), "tube", "limit")
+        def ids(place: Condition) -> Statement:
+            return self._make(_limited(sa.select(c.id).where(place), bind("limit")), "tube", "limit")
 
         self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
-        self.truncate_behind = truncate(_behind(task))
-        self.truncate_aside = truncate(_aside(task))
-        self.truncate_front = truncate(_in_front(task))
+        self.ids_behind, self.ids_aside = ids(_behind(task)), ids(_aside(task))
+        self.ids_in_front = ids(_in_front(task))
 
     # Looks, and locks, which only a server takes
 

@@ -23,9 +23,9 @@ BATCHES: dict[str, Statement] = {
     "ready": SQL.ready,
     "remove": SQL.remove,
     "ack_leases": SQL.ack_leases,
-    "truncate_front": SQL.truncate_front,
-    "truncate_behind": SQL.truncate_behind,
-    "truncate_aside": SQL.truncate_aside,
+    "ids_in_front": SQL.ids_in_front,
+    "ids_behind": SQL.ids_behind,
+    "ids_aside": SQL.ids_aside,
 }
 
 
