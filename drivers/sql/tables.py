@@ -7,7 +7,8 @@ one from behind. A take therefore costs the same whatever lies in busy sub-queue
 
 * ``front``  (tube, state desc, place, id) where front = 1: the taken tasks of a tube, by the end of their time (their
   ``place``), and right after them the ready ones, by ``pri`` (theirs): a take moves its entry by a few places;
-* ``member`` (tube, utube, front desc, pri, id): a sub-queue, first who stands in front, then who follows;
+* ``member`` (tube, utube, front desc, pri, id): a sub-queue, first who stands in front, then who follows; on
+  PostgreSQL two, ``first``, which is unique, and ``behind``;
 * ``aside``  (tube, state, pri, id) where front is null: what a kick brings back;
 * ``due``    (tube, due_ms) of all that are not taken: what the sweeper looks for. A taken task's deadline is its place.
 """
