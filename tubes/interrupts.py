@@ -186,10 +186,8 @@ def _open() -> None:
         _guard.is_open = False
         try:
             _hand_on()
-        finally:
-            _guard.is_open = (
-                True  # what it raises ends the wait, unless that is a callback, which may catch it
-            )
+        finally:  # what it raises ends the wait, unless that is a callback, which may catch it
+            _guard.is_open = True
 
 
 def _hand_on() -> None:
