@@ -144,6 +144,11 @@ class KicksAll(Sound):
         return changes
 
 
+class KicksBackwards(Sound):
+    def kick(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        return [*self.inner.kick(tx, limit, now=now)][::-1]
+
+
 class BuriesNothingDelayed(Sound):
     def bury(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
         tasks = map(self.normalize_task, self.inner.peek(tx, [ref.id for ref in refs]))
@@ -228,6 +233,61 @@ class SeesNothing(Sound):
 class SeesTooMuch(Sound):
     def can_take(self, tx: Any) -> bool:
         return True
+
+
+class SeesNothingBeside(Sound):
+    """Of what is ready, while anything is taken."""
+
+    def can_take(self, tx: Any) -> bool:
+        return not self.inner.count(tx)[State.TAKEN] and bool(self.inner.can_take(tx))
+
+
+class SeesWhatIsBehind(Sound):
+    """Also in a sub-queue that is busy."""
+
+    def can_take(self, tx: Any) -> bool:
+        return bool(self.inner.count(tx)[State.READY])
+
+
+class GivesBackOne(Sound):
+    """Of many."""
+
+    def release(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.release(tx, refs[:1], **given)
+        return changes
+
+
+class AsksForAnOwner(Sound):
+    """Also the administrator."""
+
+    def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.ack(tx, refs, owner=owner or "nobody", now=now)
+        return changes
+
+
+class TakesNothingForNever(Sound):
+    """A ttr of 0 for none."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        given = [item._replace(ttr_ms=item.ttr_ms or None) for item in items]
+        changes: Sequence[Change] = self.inner.put(tx, given, now=now)
+        return changes
+
+
+class CutsTimes(Sound):
+    """To what 32 bits can hold."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        cut = [item._replace(delay_ms=min(item.delay_ms, 2**31 - 1)) for item in items]
+        changes: Sequence[Change] = self.inner.put(tx, cut, now=now)
+        return changes
+
+
+class CutsPriorities(Sound):
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        cut = [item._replace(pri=min(item.pri, 2**31 - 1)) for item in items]
+        changes: Sequence[Change] = self.inner.put(tx, cut, now=now)
+        return changes
 
 
 class SortsPrioritiesAsText(Sound):
@@ -335,6 +395,7 @@ FAULTS = (
     Fault(KnowsNoBounds, "capacity.Capacity", "test_a_put_into_a_full_tube_is_refused", BOUNDED),
     Fault(LetsTheDelayedIn, "capacity.Capacity", "test_a_delayed_task_takes_room", TIMED_AND_BOUNDED),
     Fault(KicksAll, "api.Api", "test_a_kick_tells_how_many_it_brought_back"),
+    Fault(KicksBackwards, "ordering.Ordering", "test_a_kick_brings_back_those", PLAIN, False),
     Fault(BuriesNothingDelayed, "timing.Timing", "test_a_delayed_task_can_be_buried", TIMED),
     Fault(CountsInMemory, "atomicity.Atomicity", "test_a_transaction_that_raises_leaves_nothing"),
     Fault(HandsOutTwice, "concurrency.Concurrency", "test_threads_take_every_task_once"),
@@ -343,6 +404,13 @@ FAULTS = (
     Fault(ReachesIntoAnotherTube, "api.Api", "test_no_verb_reaches_a_task_of_another_tube", PLAIN, False),
     Fault(SeesNothing, "api.Api", "test_who_waits_can_tell", PLAIN, False),
     Fault(SeesTooMuch, "api.Api", "test_who_waits_can_tell", PLAIN, False),
+    Fault(SeesNothingBeside, "api.Api", "test_who_waits_can_tell", PLAIN, False),
+    Fault(SeesWhatIsBehind, "api.Api", "test_who_waits_can_tell", GROUPED, False),
+    Fault(GivesBackOne, "api.Api", "test_a_step_does_all", PLAIN, False),
+    Fault(AsksForAnOwner, "api.Api", "test_a_step_does_all", PLAIN, False),
+    Fault(TakesNothingForNever, "timing.Timing", "test_a_ttr_of_nothing", TIMED, False),
+    Fault(CutsTimes, "timing.Timing", "test_times_of_years", TIMED, False),
+    Fault(CutsPriorities, "ordering.Ordering", "test_a_large_priority", RANKED, False),
     Fault(TakesOneStep, "api.Api", "test_what_takes_many_steps", PLAIN, False),
     Fault(SortsPrioritiesAsText, "ordering.Ordering", "test_the_smaller_priority_comes_first", RANKED, False),
     Fault(TakesOneMore, "api.Api", "test_a_step_does_no_more", PLAIN, False),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tubes.driver import STEP_LIMIT, TubeType, check_driver
+from tubes.driver import STEP_LIMIT, Change, Ref, TubeType, check_driver
 from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeBusy, TubeExists
 from tubes.queue import Queue
 from tubes.registry import find_driver
-from tubes.task import STORED, State
+from tubes.task import STORED, State, Task
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, take_all
 from tubes.tube import Tube
@@ -373,7 +373,7 @@ class Api(Suite):
 
     def test_who_waits_can_tell_whether_a_take_would_find_something(self, queue: Queue, tube: Tube) -> None:
         def can_take() -> bool:
-            return queue.store.read(tube.driver.can_take)
+            return bool(queue.store.read(tube.driver.can_take))
 
         assert tube.take(0) is None and not can_take()
         task = tube.put("x")
@@ -388,6 +388,12 @@ class Api(Suite):
         assert can_take()
         tube.delete(task)
         assert not can_take()
+        for _ in range(2):
+            tube.put("x", **self.apart(0))
+        take(tube)
+        assert can_take() is not self.features.grouped  # of a busy sub-queue nobody gets one
+        tube.put("x", **self.apart(1))
+        assert can_take()
 
     def test_what_takes_many_steps_is_done_whole(self, tube: Tube) -> None:
         count = STEP_LIMIT + 50
@@ -416,6 +422,29 @@ class Api(Suite):
         assert transact(lambda tx: driver.truncate(tx, 3)) == 3
         assert tube.statistics()["tasks"]["total"] == 2
         assert [transact(lambda tx: driver.truncate(tx, 3)) for _ in range(2)] == [2, 0]
+
+    @pytest.mark.parametrize("is_owner", [True, False], ids=["owner", "administrator"])
+    def test_a_step_does_all_that_it_is_asked_to(
+        self, queue: Queue, tube: Tube, clock: FakeClock, is_owner: bool
+    ) -> None:
+        """A take of many that is cut short gives back all that it has taken in one step, for one."""
+        driver, owner = tube.driver, queue.store.session if is_owner else None
+        tasks = [tube.put(n, **self.apart(n)) for n in range(6)]
+
+        def done(
+            step: Callable[..., Sequence[Change]], of: Sequence[Task], *given: Any, **more: Any
+        ) -> list[int]:
+            refs, now = [Ref(task.id) for task in of], clock.now_ms()
+            changes = queue.store.transact(lambda tx: step(tx, refs, *given, owner=owner, now=now, **more))
+            return sorted(driver.normalize_task(change.raw).id for change in changes)
+
+        tube.take_many(6, 0)
+        if self.features.timed:
+            assert done(driver.touch, tasks, 1_000) == ids(tasks)
+        assert done(driver.ack, tasks[:2]) == ids(tasks[:2])
+        assert done(driver.release, tasks[2:], delay_ms=0) == ids(tasks[2:])
+        assert done(driver.bury, tasks[2:]) == ids(tasks[2:])
+        assert done(driver.delete, tasks) == ids(tasks[2:])
 
     def test_what_begins_a_tube_may_come_again(self, queue: Queue, tube: Tube) -> None:
         task, driver = tube.put("x"), tube.driver

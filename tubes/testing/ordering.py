@@ -66,9 +66,12 @@ class Ordering(Suite):
         tasks = self.put_some(tube)
         for task in (tasks[3], tasks[0], tasks[4], tasks[1]):
             tube.bury(task)
+        kicked: list[Task] = []
+        tube.on_task_change(lambda task, event: kicked.append(task))
         tube.kick(2)
-        left = self.in_order([tasks[n] for n in (0, 1, 3, 4)])[2:]
-        assert ids(tube.tasks(State.BURIED)) == sorted(ids(left))
+        buried = ids(self.in_order([tasks[n] for n in (0, 1, 3, 4)]))
+        assert ids(kicked) == buried[:2]
+        assert ids(tube.tasks(State.BURIED)) == sorted(buried[2:])
 
     def test_order_holds_after_many_comings_and_goings(self, tube: Tube) -> None:
         expected = self.put_some(tube, 12)
@@ -91,6 +94,13 @@ class Ordering(Suite):
         tasks = [tube.put(n, pri=pri, **self.apart(n)) for n, pri in enumerate([100, 9, 10, 9, 100, 10, 0])]
         assert [task.pri for task in tasks] == [100, 9, 10, 9, 100, 10, 0]
         assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    @needs("priority")
+    def test_a_large_priority_is_kept_and_heeded(self, tube: Tube) -> None:
+        pris = [2**53, 2**53 - 1, 2**32, 2**31]
+        for n, pri in enumerate(pris):
+            tube.put(n, pri=pri, **self.apart(n))
+        assert [task.pri for task in take_all(tube)] == sorted(pris)
 
     @needs("priority")
     def test_taking_many_heeds_priority(self, tube: Tube) -> None:

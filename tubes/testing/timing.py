@@ -324,6 +324,21 @@ class Timing(Suite):
         assert tube.take(0) is None
 
     @needs("timed")
+    def test_times_of_years_are_kept(self, tube: Tube, clock: FakeClock) -> None:
+        task = tube.put("x", ttl=10**8, ttr=10**8, delay=10**8)
+        assert (task.ttl, task.ttr, task.due_at) == (2 * 10**8, 10**8, after(task.created_at, 10**8))
+        assert tube.peek(task.id) == task
+        clock.advance(10**8 - 1)
+        assert tube.take(0) is None
+        clock.advance(1)
+        assert take(tube).due_at == after(task.created_at, 2 * 10**8)
+
+    @needs("timed")
+    def test_a_ttr_of_nothing_is_over_at_once(self, tube: Tube) -> None:
+        tube.put("x", ttr=0)
+        assert [take(tube).attempts, take(tube).attempts] == [1, 2]
+
+    @needs("timed")
     @pytest.mark.parametrize("option", ["ttl", "ttr", "delay"])
     @pytest.mark.parametrize("value", [-1, -0.001, float("nan"), float("inf"), "1", True, 1e300], ids=repr)
     def test_a_duration_that_cannot_be_is_refused_and_nothing_is_stored(
@@ -395,7 +410,12 @@ class Timing(Suite):
         assert due(driver.touch, refs, 1_000, owner=owner) == [8_000]
         assert due(driver.release, refs, delay_ms=0, owner=owner) == [21_000]
         assert due(driver.take, 1, owner=owner) == [8_000]
-        assert due(driver.release, refs, delay_ms=3_000, owner=owner) == [5_000]
+        assert due(driver.release_owner, owner, 1) == [21_000]
+        assert due(driver.take, 1, owner=owner) == [8_000]
+        clock.advance(6)
+        assert due(driver.expire, 9) == [21_000]
+        assert due(driver.take, 1, owner=owner) == [14_000]
+        assert due(driver.release, refs, delay_ms=3_000, owner=owner) == [11_000]
         assert due(driver.bury, refs, owner=owner) == due(driver.kick, 1) == [24_000]
         assert due(driver.delete, refs, owner=owner) == due(driver.put, [endless]) == [None]
 
