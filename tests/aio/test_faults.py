@@ -151,8 +151,11 @@ def test_a_forked_child_goes_on_in_a_loop_of_its_own(tmp_path: Path) -> None:
     queue, jobs = loop.run_until_complete(begin())
     child = os.fork()
     if child == 0:
-        asyncio.run(asyncio.wait_for(put(), 20))
-        os._exit(0)
+        try:
+            asyncio.run(asyncio.wait_for(put(), 20))
+            os._exit(0)
+        finally:
+            os._exit(1)  # or it would go on with the other tests
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     task = loop.run_until_complete(jobs.take(20))
     assert task is not None and task.data == "from the child"

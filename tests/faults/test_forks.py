@@ -78,15 +78,21 @@ def test_what_a_child_puts_stays_when_its_parent_closes_first(connect: Connect, 
     to_parent, from_child = os.pipe()
     pid = os.fork()
     if pid == 0:
-        tube.put("before")
-        os.write(from_child, b".")
-        os.read(to_child, 1)
-        tube.put("after")
-        queue.close()
-        os._exit(0)
+        try:
+            tube.put("before")
+            os.write(from_child, b".")
+            os.read(to_child, 1)
+            tube.put("after")
+            queue.close()
+            os._exit(0)
+        finally:
+            os._exit(1)  # or it would go on with the other tests
+    os.close(from_child)
     os.read(to_parent, 1)
     queue.close()
     os.write(from_parent, b".")
+    for end in (to_child, from_parent, to_parent):
+        os.close(end)
     assert os.waitpid(pid, 0)[1] == 0
     stored = [task.data for task in connect().tube.jobs.tasks("r")]
     assert stored == ["before", "after"]
