@@ -150,9 +150,9 @@ def test_a_server_s_clock_is_learned_from_the_quickest_answer() -> None:
     now = time.monotonic()
     assert clock.learn(1_000_000, now - 0.002, now) == pytest.approx(1)
     known = clock.now_ms()
-    assert abs(known - 1_000_001) < 500
-    assert clock.learn(1_000_090, now, now + 0.2) == pytest.approx(1, abs=0.1)
-    assert abs(clock.now_ms() - known) < 80
+    assert abs(known - 1_000_001) < 20_000
+    assert clock.learn(1_030_000, now, now + 200) < 100
+    assert abs(clock.now_ms() - known) < 20_000  # and not 70 s
 
 
 def test_a_server_whose_clock_was_set_is_believed() -> None:

@@ -137,7 +137,8 @@ threading.Thread(target=end).start()
     assert run(code).splitlines() == ["True", "True"]
 
 
-def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded() -> None:
+def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tubes.sweeper.FLOOR", 600.0)  # nothing else makes it run again
     turns: list[float] = []
     goes_on = threading.Event()
 
@@ -152,10 +153,8 @@ def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded() -> None:
     sweeper.nudge(0.0)
     assert real_monotonic() - began < 5
     goes_on.set()
-    ended = real_monotonic()
     eventually(lambda: len(turns) == 2)
     sweeper.stop()
-    assert turns[1] - ended < 0.5
 
 
 def test_one_that_takes_longer_than_a_turn_leaves_some_time_to_others(
