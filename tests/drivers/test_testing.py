@@ -42,6 +42,18 @@ def test_what_is_not_there_is_an_attribute_error() -> None:
         tubes.testing.ConfromanceKit  # noqa: B018
 
 
+def test_a_class_for_one_type_is_not_made_of_one_for_another() -> None:
+    """It would lack the tests that are not about that one, and have its features."""
+
+    class OfOne(tubes.testing.PrivateKit):
+        type = "fifo"
+
+    with pytest.raises(TypeError, match="OfAnother, for 'utube', must not be made of OfOne"):
+
+        class OfAnother(OfOne):
+            type = "utube"
+
+
 MADE = """
 from tubes import Features, TubeType
 from tubes.testing import ConformanceKit

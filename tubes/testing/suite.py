@@ -77,6 +77,12 @@ class Suite:
         super().__init_subclass__()
         if not cls.type:
             return
+        for base in cls.__mro__:
+            if getattr(base, "type", "") not in (
+                "",
+                cls.type,
+            ):  # it lacks the tests that its own type does not need
+                raise TypeError(f"{cls.__name__}, for {cls.type!r}, must not be made of {base.__name__}")
         driver = find_driver(cls.type)
         if isinstance(driver, TubeType):
             cls.features, cls.order = driver.features, driver.order
