@@ -81,6 +81,7 @@ class Stage:
         self._notes: AbstractContextManager[Any] = self._turn
         self._is_over = False
         self._timed: dict[str, tubes.Tube] = {}
+        self._tubes: dict[tuple[tubes.Queue, str], tubes.Tube] = {}
         self._home = self._open()
 
     def __enter__(self) -> Stage:
@@ -234,7 +235,10 @@ class Stage:
         return self._seen(result) if isinstance(result, tubes.Task) else result
 
     def _tube(self, step: Step, queue: tubes.Queue) -> tubes.Tube:
-        return queue.tube[step.get("tube", "t")]
+        known = queue, step.get("tube", "t")
+        if known not in self._tubes:
+            self._tubes[known] = queue.tube[known[1]]
+        return self._tubes[known]
 
     def do_create(self, step: Step, queue: tubes.Queue) -> Any:
         name = step["tube"]
@@ -243,6 +247,7 @@ class Stage:
             warnings.simplefilter("ignore", tubes.TubesWarning)
             tube = queue.create_tube(name, step["driver"], **(step.get("opts") or {}))
         if is_new:
+            self._tubes.clear()
             if tube.features.timed:
                 self._timed[name] = self._home.tube[name]
             self._silent.discard(name)
@@ -255,6 +260,7 @@ class Stage:
     def do_drop(self, step: Step, queue: tubes.Queue) -> Any:
         tube = self._tube(step, queue)
         tube.drop()
+        self._tubes.clear()
         self._timed.pop(tube.name, None)
         return True
 

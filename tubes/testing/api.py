@@ -14,7 +14,7 @@ from tubes.queue import Queue
 from tubes.registry import find_driver
 from tubes.task import STORED, State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, take_all
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, refused, take, take_all
 from tubes.tube import Tube
 
 PAYLOADS = [
@@ -37,30 +37,22 @@ class Api(Suite):
         assert task.created_at == task.updated_at and task.created_at.utcoffset() == timedelta(0)
         assert tube.peek(task.id) == task
 
-    @pytest.mark.parametrize("data", PAYLOADS, ids=lambda data: f"{type(data).__name__}-{str(data)[:8]!a}")
-    def test_a_payload_comes_back_as_it_went_in(self, tube: Tube, data: Any) -> None:
-        put = tube.put(data)
-        seen = [put, tube.peek(put.id), *tube.tasks(State.READY), task := take(tube), tube.ack(task)]
-        for each in seen:
-            assert each.data == data and type(each.data) is type(data)
+    def test_a_payload_comes_back_as_it_went_in(self, tube: Tube) -> None:
+        for data in PAYLOADS:
+            put = tube.put(data)
+            seen = [put, tube.peek(put.id), *tube.tasks(State.READY), task := take(tube), tube.ack(task)]
+            for each in seen:
+                assert each.data == data and type(each.data) is type(data)
 
     def test_a_batch_carries_every_kind_of_payload(self, tube: Tube) -> None:
         tasks = tube.put_many(PAYLOADS)
         assert [task.data for task in tasks] == PAYLOADS
         assert [tube.peek(task.id).data for task in tasks] == PAYLOADS
 
-    @pytest.mark.parametrize(
-        "data",
-        [{1, 2}, object(), float("nan"), [b"inside"], {1: "key"}],
-        ids=lambda data: type(data).__name__,
-    )
-    def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(
-        self, tube: Tube, data: Any
-    ) -> None:
-        with pytest.raises(TypeError):
-            tube.put(data)
-        with pytest.raises(TypeError):
-            tube.put_many([1, data])
+    def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(self, tube: Tube) -> None:
+        for data in ({1, 2}, object(), float("nan"), [b"inside"], {1: "key"}):
+            refused(tube.put, data, error=TypeError)
+            refused(tube.put_many, [1, data], error=TypeError)
         assert tube.statistics()["tasks"]["total"] == 0
 
     def test_a_take_from_an_empty_tube_returns_none(self, tube: Tube) -> None:
@@ -133,21 +125,18 @@ class Api(Suite):
             tube.peek(task.id)
         assert tube.take(0) is None
 
-    @pytest.mark.parametrize("id", [0, UNKNOWN_ID, 2**63 - 1])
-    def test_a_task_that_does_not_exist_is_an_error_that_names_it(self, tube: Tube, id: int) -> None:
-        for verb in (tube.peek, tube.bury, tube.delete):
-            with pytest.raises(TaskNotFound, match=str(id)):
-                verb(id)
-        for owned in (tube.ack, tube.release):
-            with pytest.raises(NotTaken, match=str(id)):
-                owned(id)
-        assert tube.ack_many([id]) == []
+    def test_a_task_that_does_not_exist_is_an_error_that_names_it(self, tube: Tube) -> None:
+        for id in (0, UNKNOWN_ID, 2**63 - 1):
+            for verb in (tube.peek, tube.bury, tube.delete):
+                assert str(id) in refused(verb, id, error=TaskNotFound)
+            for owned in (tube.ack, tube.release):
+                assert str(id) in refused(owned, id, error=NotTaken)
+            assert tube.ack_many([id]) == []
 
-    @pytest.mark.parametrize("id", ["1", None, 1.5, True, -1, 2**63], ids=repr)
-    def test_what_cannot_be_an_id_is_refused(self, tube: Tube, id: Any) -> None:
-        for verb in (tube.peek, tube.bury, tube.delete, tube.ack, tube.release):
-            with pytest.raises(BadOption, match="id"):
-                verb(id)
+    def test_what_cannot_be_an_id_is_refused(self, tube: Tube) -> None:
+        for id in ("1", None, 1.5, True, -1, 2**63):
+            for verb in (tube.peek, tube.bury, tube.delete, tube.ack, tube.release):
+                assert "id" in refused(verb, id)
 
     def test_a_task_of_another_tube_is_refused(self, make_tube: MakeTube) -> None:
         one, other = make_tube("one"), make_tube("other")

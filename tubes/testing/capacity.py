@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tubes.errors import BadOption, NotSupported, TubeFull
+from tubes.errors import NotSupported, TubeFull
 from tubes.queue import Queue
 from tubes.task import Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, needs, take, transactional, until, without
+from tubes.testing.suite import MakeTube, Suite, needs, refused, take, transactional, until, without
 from tubes.tube import Tube
 
 
@@ -166,10 +166,9 @@ class Capacity(Suite):
         tube.put_many("ab")
 
     @needs("bounded")
-    @pytest.mark.parametrize("capacity", [-1, 1.5, "3", None, True], ids=repr)
-    def test_a_capacity_that_cannot_be_is_refused(self, queue: Queue, capacity: Any) -> None:
-        with pytest.raises(BadOption, match="capacity"):
-            queue.create_tube("bad", self.type, capacity=capacity)
+    def test_a_capacity_that_cannot_be_is_refused(self, queue: Queue) -> None:
+        for capacity in (-1, 1.5, "3", None, True):
+            assert "capacity" in refused(queue.create_tube, "bad", self.type, capacity=capacity)
         assert "bad" not in queue.tubes()
 
     @needs("bounded", "timed")

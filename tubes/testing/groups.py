@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tubes.errors import BadOption, NotSupported
+from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import Suite, ids, needs, take, take_all, until, without
+from tubes.testing.suite import Suite, ids, needs, refused, take, take_all, until, without
 from tubes.tube import Tube
 
 
@@ -140,17 +140,16 @@ class Groups(Suite):
         assert tube.take(0) is None
 
     @needs("grouped")
-    @pytest.mark.parametrize("utube", ["A", "a ", "ä", "a" * 500, "'; drop", "🐍", "", "\1", "\1a", "a\1"])
-    def test_any_text_names_a_sub_queue_of_its_own(self, tube: Tube, utube: str) -> None:
-        tube.put("x", utube="a")
-        assert tube.put("y", utube=utube).utube == utube
-        assert {str(task.utube) for task in take_all(tube)} == {"a", utube}
+    def test_any_text_names_a_sub_queue_of_its_own(self, tube: Tube) -> None:
+        names = ["a", "A", "a ", "ä", "a" * 500, "'; drop", "🐍", "", "\1", "\1a", "a\1"]
+        assert [tube.put("x", utube=name).utube for name in names] == names
+        assert sorted(str(task.utube) for task in take_all(tube)) == sorted(names)
 
     @needs("grouped")
-    @pytest.mark.parametrize("utube", [float("nan"), b"a", [], "a\0b", "\ud800"], ids=ascii)
-    def test_what_cannot_name_a_sub_queue_is_refused(self, tube: Tube, utube: Any) -> None:
-        with pytest.raises(BadOption, match="utube"):
-            tube.put("x", utube=utube)
+    def test_what_cannot_name_a_sub_queue_is_refused(self, tube: Tube) -> None:
+        never: list[Any] = [float("nan"), b"a", [], "a\0b", "\ud800"]
+        for utube in never:
+            assert "utube" in refused(tube.put, "x", utube=utube)
         assert tube.statistics()["tasks"]["total"] == 0
 
     @needs("grouped")

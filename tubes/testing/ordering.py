@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tubes.errors import BadOption, NotSupported
+from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
-from tubes.testing.suite import MakeTube, Suite, ids, needs, take, take_all, without
+from tubes.testing.suite import MakeTube, Suite, ids, needs, refused, take, take_all, without
 from tubes.tube import Tube
 
 
@@ -129,12 +129,10 @@ class Ordering(Suite):
         assert [tube.put("x").pri, tube.put("x", pri=0).pri] == [3, 0]
 
     @needs("priority")
-    @pytest.mark.parametrize("pri", [-1, 1.5, "1", None, True, 2**63], ids=repr)
-    def test_a_priority_that_cannot_be_is_refused(self, queue: Queue, tube: Tube, pri: int) -> None:
-        with pytest.raises(BadOption, match="pri"):
-            tube.put("x", pri=pri)
-        with pytest.raises(BadOption, match="pri"):
-            queue.create_tube("other", self.type, pri=pri)
+    def test_a_priority_that_cannot_be_is_refused(self, queue: Queue, tube: Tube) -> None:
+        for pri in (-1, 1.5, "1", None, True, 2**63):
+            assert "pri" in refused(tube.put, "x", pri=pri)
+            assert "pri" in refused(queue.create_tube, "other", self.type, pri=pri)
         assert tube.statistics()["tasks"]["total"] == 0
 
     @without("priority")

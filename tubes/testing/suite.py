@@ -10,6 +10,7 @@ import pytest
 
 from tubes.clock import pause, real_monotonic
 from tubes.driver import Features, TubeType
+from tubes.errors import BadOption
 from tubes.queue import Queue, connect
 from tubes.registry import find_driver
 from tubes.task import Task
@@ -192,6 +193,17 @@ def take(tube: Tube) -> Task:
     task = tube.take(0)
     assert task is not None, "nothing was ready"
     return task
+
+
+def refused(
+    call: Callable[..., object], *given: Any, error: type[Exception] = BadOption, **options: Any
+) -> str:
+    """Make a call that must be refused; return what is said."""
+    try:
+        call(*given, **options)
+    except error as said:
+        return str(said)
+    raise AssertionError(f"{given!r} {options!r} was not refused")
 
 
 def take_all(tube: Tube) -> list[Task]:

@@ -14,7 +14,18 @@ from tubes.errors import BadOption, LeaseLost, NotSupported, NotTaken, TaskNotFo
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, needs, take, take_all, until, without
+from tubes.testing.suite import (
+    UNKNOWN_ID,
+    MakeTube,
+    Suite,
+    ids,
+    needs,
+    refused,
+    take,
+    take_all,
+    until,
+    without,
+)
 from tubes.tube import Tube
 
 
@@ -340,13 +351,12 @@ class Timing(Suite):
 
     @needs("timed")
     @pytest.mark.parametrize("option", ["ttl", "ttr", "delay"])
-    @pytest.mark.parametrize("value", [-1, -0.001, float("nan"), float("inf"), "1", True, 1e300], ids=repr)
     def test_a_duration_that_cannot_be_is_refused_and_nothing_is_stored(
-        self, tube: Tube, option: str, value: Any
+        self, tube: Tube, option: str
     ) -> None:
-        options: Any = {option: value}
-        with pytest.raises(BadOption, match=option):
-            tube.put("x", **options)
+        for value in (-1, -0.001, float("nan"), float("inf"), "1", True, 1e300):
+            given: dict[str, Any] = {option: value}
+            assert option in refused(tube.put, "x", **given)
         assert tube.statistics()["tasks"]["total"] == 0
 
     @needs("timed")
