@@ -328,6 +328,18 @@ def test_who_waits_where_a_task_has_lost_its_record_is_told_so(type: str, patien
     assert sorted(drain(tube)) == [*range(9)]
 
 
+def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient) -> None:
+    """Else a put would overwrite what is there."""
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("HDEL", "meta", "next")
+    for member in (id(98), id(99), "x"):
+        patient.do("ZADD", "states", 0, f"r{member}")
+    assert patient.doctor("--fix").kinds == {"count"}
+    assert tube.put("more").id == 10
+    assert patient.doctor("--fix", "--deep").status == 0
+    assert drain(tube) == [*range(9), "more"]
+
+
 def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
     fill(patient.opened[0], "fifo")
     patient.do("HSET", ":tubes", "twin", patient.do("HGET", ":tubes", "jobs"))

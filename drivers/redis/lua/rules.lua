@@ -136,13 +136,20 @@ local function wrong_front(utube)
   if rule or not is_in_front(id, load(id)) then return 'front', id, t or load(id) end
 end
 
--- The last id that leads to a task from `states`.
+-- The last id that leads to a task from `states`. Of more than a thousand members that lead to none, the last looked at.
 local function last_id()
   local last = string.rep('0', 16)
   for _, state in ipairs({'r', 't', '~', '!'}) do
-    local member = call('ZREVRANGEBYLEX', STATES, '(' .. state .. LAST_DIGIT, '[' .. state, 'LIMIT', 0, 1)[1]
-    local id = member and string.sub(member, 2)
-    if id and is_id(id) and id > last and call('HEXISTS', TASKS, id) == 1 then last = id end
+    local before = state .. LAST_DIGIT
+    for n = 0, 1000 do
+      before = call('ZREVRANGEBYLEX', STATES, '(' .. before, '[' .. state, 'LIMIT', 0, 1)[1]
+      local id = before and string.sub(before, 2)
+      if not id or (is_id(id) and id <= last) then break end
+      if is_id(id) and (n == 1000 or call('HEXISTS', TASKS, id) == 1) then
+        last = id
+        break
+      end
+    end
   end
   return last
 end
