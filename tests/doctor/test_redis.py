@@ -501,6 +501,19 @@ def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient)
     assert held is not None and tube.ack(held).data == 0
 
 
+def test_the_dead_are_rescued_again_where_a_damaged_task_stopped_that(patient: Patient) -> None:
+    """A script that ends with an error does not take back what it has done before."""
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("SADD", "sessions", NOBODY)
+    patient.take(1, 2, owner=NOBODY)
+    record = patient.do("HGET", "tasks", id(1))
+    patient.do("HDEL", "tasks", id(1))
+    assert patient.opened[0].rescue() == 0
+    patient.do("HSET", "tasks", id(1), record)
+    assert patient.connect().rescue() == 2
+    assert len(drain(tube)) == 9
+
+
 def test_owners_are_looked_at_in_every_tube(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever their numbers are, which are random."""
     monkeypatch.setattr(import_module("tubes.drivers.redis.examiner"), "PATIENCE", 0)

@@ -12,7 +12,6 @@ if owner == NONE then
   members = call('ZRANGEBYLEX', STATES, '[t', '(t' .. LAST_DIGIT, 'LIMIT', 0, limit)
 else
   members = call('ZRANGEBYLEX', HELD, '[' .. owner, '(' .. owner .. LAST_DIGIT, 'LIMIT', 0, limit)
-  if #members < tonumber(limit) then call('SREM', SESSIONS, owner) end  -- who may not take here holds nothing
 end
 local tasks = {}
 for n, member in ipairs(members) do
@@ -26,5 +25,7 @@ if owner == NONE and priority then
   end)
 end
 for _, task in ipairs(tasks) do make_ready('release', task.id, task.t) end
+-- Who may not take here holds nothing: last, since a damaged task ends the script before, and is not to hide the others
+if owner ~= NONE and #members < tonumber(limit) then call('SREM', SESSIONS, owner) end
 ring_all()
 return changes
