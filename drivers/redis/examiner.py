@@ -250,7 +250,7 @@ class OwnersCheck(RedisCheck):
 class Admissions(OwnersCheck):
     """Sessions that hold tasks of a tube and are not on its list: nobody would give back what they hold.
 
-    A rescue takes a session off the list first, and then gives back its tasks in steps.
+    The list and the tasks are not looked at in one step, and a rescue may come in between.
     """
 
     def patience(self) -> float:
