@@ -129,6 +129,23 @@ def strike(call: Callable[[], object], at: int) -> bool:
     return returns >= at
 
 
+def join_forgotten(connect: Callable[..., tubes.Queue], forget: Callable[[int], None]) -> None:
+    """Join a session with a queue whose connection the store has forgotten, and work in it."""
+    leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
+    tube = leaver.create_tube("jobs", "fifo")
+    tube.put_many(["held", "free"])
+    task = tube.take(timeout=0)
+    assert task is not None
+    session = leaver.identify()
+    leaver.close()
+    store: Any = joiner.store
+    forget(store._connection)
+    assert joiner.identify(session) == session
+    free = joiner.tube.jobs.take(timeout=0)
+    assert free is not None and free.owner == session == joiner.identify()
+    assert joiner.tube.jobs.ack(task).state is tubes.State.DONE
+
+
 @contextmanager
 def no_new_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As where a process may have no more of them."""

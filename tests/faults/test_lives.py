@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, no_new_threads, run
+from faults.harness import eventually, join_forgotten, no_new_threads, run
 
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
@@ -165,20 +165,12 @@ def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
 
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, db: Path) -> None:
     """With another connection, since nobody knows its own any more."""
-    leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
-    tube = leaver.create_tube("jobs", "fifo")
-    tube.put_many(["held", "free"])
-    task = tube.take(timeout=0)
-    assert task is not None
-    session = leaver.identify()
-    leaver.close()
-    store: Any = joiner.store
-    with closing(sqlite3.connect(db)) as theirs, theirs:
-        theirs.execute("DELETE FROM tubes_connection WHERE id = ?", [store._connection])
-    assert joiner.identify(session) == session
-    free = joiner.tube.jobs.take(timeout=0)
-    assert free is not None and free.owner == session == joiner.identify()
-    assert joiner.tube.jobs.ack(task).state is tubes.State.DONE
+
+    def forget(connection: int) -> None:
+        with closing(sqlite3.connect(db)) as theirs, theirs:
+            theirs.execute("DELETE FROM tubes_connection WHERE id = ?", [connection])
+
+    join_forgotten(connect, forget)
 
 
 @pytest.mark.timeout(20, method="thread")

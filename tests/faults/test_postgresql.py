@@ -18,7 +18,16 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, heard, meanwhile, no_new_threads, run, take_looking_seldom, tell
+from faults.harness import (
+    eventually,
+    heard,
+    join_forgotten,
+    meanwhile,
+    no_new_threads,
+    run,
+    take_looking_seldom,
+    tell,
+)
 from faults.proxy import Proxy
 from servers import PostgresServer
 
@@ -848,20 +857,12 @@ def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: 
 
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -> None:
     """With another connection, since nobody knows its own any more."""
-    leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
-    tube = leaver.create_tube("jobs", "fifo")
-    tube.put_many(["held", "free"])
-    task = tube.take(timeout=0)
-    assert task is not None
-    session = leaver.identify()
-    leaver.close()
-    store: Any = joiner.store
-    with psycopg.connect(plain(url)) as db:
-        db.execute("DELETE FROM tubes_connection WHERE id = %s", [store._connection])
-    assert joiner.identify(session) == session
-    free = joiner.tube.jobs.take(timeout=0)
-    assert free is not None and free.owner == session == joiner.identify()
-    assert joiner.tube.jobs.ack(task).state is tubes.State.DONE
+
+    def forget(connection: int) -> None:
+        with psycopg.connect(plain(url)) as db:
+            db.execute("DELETE FROM tubes_connection WHERE id = %s", [connection])
+
+    join_forgotten(connect, forget)
 
 
 @pytest.mark.timeout(20, method="thread")
