@@ -303,17 +303,18 @@ async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> 
 
 @awaited
 async def test_a_cancelled_close_closes(url: str) -> None:
-    before = threading.enumerate()
+    before, queues = threading.enumerate(), []
     for turns in range(4):
         queue = await connect(url)
+        queues.append(queue)
         ending = asyncio.ensure_future(queue.close())
         for _ in range(turns):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one turn of the loop
         ending.cancel()
         with suppress(asyncio.CancelledError):
             await ending
         await queue.close()
-        await until(lambda queue=queue: queue._plain.is_closed)  # type: ignore[misc]
+    await until(lambda: all(queue._plain.is_closed for queue in queues))
     await until(lambda: not threads_since(before))
 
 

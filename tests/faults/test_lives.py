@@ -125,7 +125,7 @@ if pid == 0:
         os._exit(0)
 queue.tubes()
 while queue.store._locks.board._memory.find(b"\\1", 0, 1024) < 0:
-    time.sleep(0.001)  # until the child waits
+    time.sleep(0.001)  # real time: until the child waits
 tube.put("x")
 os.waitpid(pid, 0)
 queue.close()

@@ -185,7 +185,8 @@ def path(template: Path) -> Iterator[Path]:
         left.unlink()
 
 
-EVERY_CASE = [pytest.param(case, id=case.name) for name in FILES for case in ALL[name]]
+RECORDED = [case for name in FILES for case in ALL[name]]
+EVERY_CASE = [pytest.param(case, id=case.name) for case in RECORDED]
 
 
 def as_called(case: Case) -> str:
@@ -194,7 +195,8 @@ def as_called(case: Case) -> str:
     return repr((case.driver, created, case.steps, case.late))
 
 
-ON_SERVERS = [*{as_called(case.values[0]): case for case in reversed(EVERY_CASE)}.values()]  # type: ignore[arg-type]
+ONCE_EACH = {as_called(case): case for case in reversed(RECORDED)}.values()
+ON_SERVERS = [pytest.param(case, id=case.name) for case in ONCE_EACH]
 """The same, but once each: on SQLite all of them are replayed."""
 
 
