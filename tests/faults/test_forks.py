@@ -367,6 +367,14 @@ def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -
         assert in_child(child) == []
 
 
+def run_cold(code: str, url: str | Path) -> list[str]:
+    """The lines of a program in a new interpreter: one that is kept warm has imported tubes and its drivers."""
+    command = [sys.executable, "-c", code, str(url)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
 @pytest.mark.parametrize("url", ["postgres_db", "redis_db"])
 def test_a_hook_of_the_program_uses_a_queue_in_the_child(request: pytest.FixtureRequest, url: str) -> None:
     """It was registered before the driver was loaded, so it is called before the driver's own hooks."""
@@ -394,15 +402,7 @@ os.waitpid(pid, 0)
 print([task.data for task in tube.take_many(9, timeout=0)])
 queue.close()
 """
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        request.getfixturevalue(url),
-    ]  # no warm one, which has loaded the driver
-    lines = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=60
-    ).stdout.splitlines()
+    lines = run_cold(code, request.getfixturevalue(url))
     assert lines[-1] == "['of the child', 'again']"
     if url == "redis_db":
         assert lines[0] == "True"
@@ -433,9 +433,7 @@ tube.put("of the parent")
 print(sorted(task.data for task in tube.take_many(9, timeout=0)))
 queue.close()
 """
-    command = [sys.executable, "-c", code, str(db)]  # no warm one, which has imported tubes
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert printed.splitlines() == ["refused"] * 6 + ["['of the child', 'of the parent']"]
+    assert run_cold(code, db) == ["refused"] * 6 + ["['of the child', 'of the parent']"]
 
 
 def test_a_hook_that_is_called_first_of_all_ends_no_connection_of_its_parent(postgres_db: str) -> None:
@@ -458,10 +456,7 @@ os.waitpid(pid, 0)
 print([wire.still_stands() for wire in wires], [task.data for task in tube.take_many(9, timeout=0)])
 queue.close()
 """
-    said = subprocess.run(
-        [sys.executable, "-c", code, postgres_db], capture_output=True, text=True, timeout=60
-    )
-    assert said.stdout == "[True, True, True] ['of the child']\n", said.stderr
+    assert run_cold(code, postgres_db) == ["[True, True, True] ['of the child']"]
 
 
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:

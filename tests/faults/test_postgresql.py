@@ -41,11 +41,25 @@ Connect = Callable[..., tubes.Queue]
 def url(own_postgres_db: str) -> str:
     """A database with our tables, on a server that a test may stop; a process is dead after a second."""
     tubes.connect(own_postgres_db, migrate=True).close()
-    return (
-        sa.make_url(own_postgres_db)
-        .update_query_dict({"dead_after": "1"})
-        .render_as_string(hide_password=False)
-    )
+    return changed(own_postgres_db, dead_after="1")
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[Proxy]:
+    """Before that server."""
+    made = Proxy(postgres_server.folder / ".s.PGSQL.5432")
+    yield made
+    made.close()
+
+
+def changed(url: str, **options: str) -> str:
+    """The URL with other options in its query."""
+    return sa.make_url(url).update_query_dict(options).render_as_string(hide_password=False)
+
+
+def through(proxy: Proxy, url: str) -> str:
+    """The URL of the same database behind the proxy."""
+    return changed(url, host="127.0.0.1", port=str(proxy.port))
 
 
 @pytest.fixture
@@ -254,63 +268,51 @@ queue.close()
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "lost"])
 def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
-    url: str, postgres_server: PostgresServer, is_committed: bool
+    url: str, proxy: Proxy, is_committed: bool
 ) -> None:
     """Its connection dies in the commit. The task is taken once more, and then it is surely its."""
-    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
-    here = sa.make_url(url).update_query_dict({"dead_after": "60"})  # nothing else is committed meanwhile
-    there = here.update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)})
-    queues = [tubes.connect(to.render_as_string(hide_password=False), sweep=False) for to in (here, there)]
+    here = changed(url, dead_after="60")  # nothing else is committed meanwhile
+    queues = [tubes.connect(to, sweep=False) for to in (here, through(proxy, here))]
     tube = queues[0].create_tube("jobs", "limfifottl", capacity=9)
-    try:
-        with queues[0], queues[1] as unlucky:
-            got: list[tubes.Task | None] = []
-            waiting: Any = unlucky.tube.jobs
-            take = waiting.driver.take
+    with queues[0], queues[1] as unlucky:
+        got: list[tubes.Task | None] = []
+        waiting: Any = unlucky.tube.jobs
+        take = waiting.driver.take
 
-            def take_and_lose(*given: Any, **named: Any) -> Any:
-                """So that it is this COMMIT, and not that of a look."""
-                changes = take(*given, **named)
-                if changes:
-                    waiting.driver.take = take
-                    setattr(proxy, "cut_after" if is_committed else "hold_back", b"COMMIT\0")
-                return changes
+        def take_and_lose(*given: Any, **named: Any) -> Any:
+            """So that it is this COMMIT, and not that of a look."""
+            changes = take(*given, **named)
+            if changes:
+                waiting.driver.take = take
+                setattr(proxy, "cut_after" if is_committed else "hold_back", b"COMMIT\0")
+            return changes
 
-            waiting.driver.take = take_and_lose
-            thread = threading.Thread(target=lambda: got.append(waiting.take(timeout=60)))
-            thread.start()
-            eventually(lambda: unlucky.store.waiters.count(waiting.record.id))
-            tube.put("x", delay=0.2)  # what settles that and takes it is more than one statement
-            if not is_committed:
-                proxy.drop()
-            thread.join(60)
-            assert proxy.cut_after is None and proxy.hold_back is None
-            (task,) = got
-            assert waiting._unknown
-            assert task is not None and task.attempts == (2 if is_committed else 1)
-            assert tube.take(timeout=0) is None
-            assert waiting.ack(task).data == "x"
-    finally:
-        proxy.close()
+        waiting.driver.take = take_and_lose
+        thread = threading.Thread(target=lambda: got.append(waiting.take(timeout=60)))
+        thread.start()
+        eventually(lambda: unlucky.store.waiters.count(waiting.record.id))
+        tube.put("x", delay=0.2)  # what settles that and takes it is more than one statement
+        if not is_committed:
+            proxy.drop()
+        thread.join(60)
+        assert proxy.cut_after is None and proxy.hold_back is None
+        (task,) = got
+        assert waiting._unknown
+        assert task is not None and task.attempts == (2 if is_committed else 1)
+        assert tube.take(timeout=0) is None
+        assert waiting.ack(task).data == "x"
 
 
-def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(
-    url: str, postgres_server: PostgresServer
-) -> None:
+def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url: str, proxy: Proxy) -> None:
     """Its connection dies in the commit, which stands: else this session would keep the task as long as it lives."""
-    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
-    there = sa.make_url(url).update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)})
-    try:
-        with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
-            tube = queue.create_tube("jobs", "fifo")
-            tube.put_many(["done", "kept"])
-            with pytest.raises(tubes.OutcomeUnknown), queue.transaction() as unit:
-                done, kept = tube.take_many(2, 0, unit=unit)
-                tube.ack(done, unit=unit)
-                proxy.cut_after = b"COMMIT\0"
-            assert [(task.data, task.attempts) for task in tube.take_many(9, 0)] == [(kept.data, 2)]
-    finally:
-        proxy.close()
+    with tubes.connect(through(proxy, url), sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put_many(["done", "kept"])
+        with pytest.raises(tubes.OutcomeUnknown), queue.transaction() as unit:
+            done, kept = tube.take_many(2, 0, unit=unit)
+            tube.ack(done, unit=unit)
+            proxy.cut_after = b"COMMIT\0"
+        assert [(task.data, task.attempts) for task in tube.take_many(9, 0)] == [(kept.data, 2)]
 
 
 def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
@@ -1078,53 +1080,41 @@ def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_pu
     ("given", "expected"), [({"dead_after": "6"}, (6000, 2)), ({"tcp_user_timeout": "7000"}, (7000, 1))]
 )
 def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
-    url: str, postgres_server: PostgresServer, given: dict[str, str], expected: tuple[int, int]
+    url: str, proxy: Proxy, given: dict[str, str], expected: tuple[int, int]
 ) -> None:
     """Else a call, and the queue's close, would wait for an answer for hours. What the URL says counts."""
-    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
-    there = sa.make_url(url).update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)} | given)
-    try:
-        with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
-            store: Any = queue.store
-            with store._pool.lent() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
-                options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
-                assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
-    finally:
-        proxy.close()
+    with tubes.connect(changed(through(proxy, url), **given), sweep=False) as queue:
+        store: Any = queue.store
+        with store._pool.lent() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
+            options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
+            assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "10"), ({"connect_timeout": "3"}, "3")])
 def test_how_long_to_try_to_connect_is_the_user_s_to_say(
     url: str, given: dict[str, str], expected: str
 ) -> None:
-    there = sa.make_url(url).update_query_dict(given).render_as_string(hide_password=False)
+    there = changed(url, **given)
     with tubes.connect(there, sweep=False) as queue:
         store: Any = queue.store
         with store._pool.lent() as wire:
             assert wire._connection.info.get_parameters()["connect_timeout"] == expected
 
 
-def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(
-    url: str, postgres_server: PostgresServer
-) -> None:
+def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(url: str, proxy: Proxy) -> None:
     """SQLAlchemy asks the server something first, and says of what it finds then that it is an error like any."""
-    proxy = Proxy(postgres_server.folder / ".s.PGSQL.5432")
-    there = sa.make_url(url).update_query_dict({"host": "127.0.0.1", "port": str(proxy.port)})
-    try:
-        with tubes.connect(there.render_as_string(hide_password=False), sweep=False) as queue:
-            tube = queue.create_tube("jobs", "fifo")
-            with pytest.raises(tubes.StoreUnavailable), queue.transaction() as unit:
-                tube.put("x", unit=unit)
-                proxy.cut_after = b"show transaction isolation level"
-                unit.connection.exec_driver_sql("SELECT 1")
-            assert proxy.cut_after is None and tube.tasks("r") == []
-    finally:
-        proxy.close()
+    with tubes.connect(through(proxy, url), sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        with pytest.raises(tubes.StoreUnavailable), queue.transaction() as unit:
+            tube.put("x", unit=unit)
+            proxy.cut_after = b"show transaction isolation level"
+            unit.connection.exec_driver_sql("SELECT 1")
+        assert proxy.cut_after is None and tube.tasks("r") == []
 
 
 def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Behind a pooler it sees with its beat that the server was started again, and notes that in a transaction."""
-    pooled = sa.make_url(url).update_query_dict({"pooled": "yes"}).render_as_string(hide_password=False)
+    pooled = changed(url, pooled="yes")
     with tubes.connect(pooled, sweep=False, busy_timeout=0.1), psycopg.connect(plain(url)) as db:
 
         def beat() -> Any:
