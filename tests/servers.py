@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -178,16 +178,25 @@ def drop_database(db: psycopg.Connection, name: str) -> None:
 def empty_database(url: str) -> None:
     """Make a database as it was at first, which costs less than another one."""
     with psycopg.connect(conninfo(url), autocommit=True) as db:
-        db.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
+        cut(db)
         schemas = db.execute(
             "SELECT nspname FROM pg_namespace WHERE nspname <> 'information_schema' AND nspname !~ '^pg_'"
         )
         for (schema,) in schemas.fetchall():
             db.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         db.execute("CREATE SCHEMA public")
+
+
+def cut(db: psycopg.Connection, *, share: float = 1.0, but: Sequence[int] = (), within: float = 20.0) -> None:
+    """End the other connections to this database, or about a share of them, and wait until they have ended.
+
+    The server's own, such as those that vacuum, only itself may end.
+    """
+    db.execute(
+        "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND pid <> ALL(%s) AND backend_type = 'client backend' AND random() < %s",
+        [int(within * 1000), list(but), share],
+    )
 
 
 def conninfo(url: str) -> str:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from faults.harness import eventually, run
-from servers import conninfo
+from servers import conninfo, cut
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql import DIALECT
 from tubes.drivers.sql.postgresql_tx import PostgresTx
@@ -291,10 +291,7 @@ def test_a_queue_does_without_a_spare_connection_that_was_cut(
 ) -> None:
     with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
         tubes.connect(postgres_db, sweep=False).close()
-        db.execute(
-            "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        cut(db)
         with tubes.connect(postgres_db, sweep=False) as queue:
             assert queue.create_tube("jobs", "fifo").put(1).id == 1
         assert first.tubes() == ["jobs"]

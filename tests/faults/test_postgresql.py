@@ -29,7 +29,7 @@ from faults.harness import (
     tell,
 )
 from faults.proxy import Proxy
-from servers import PostgresServer
+from servers import PostgresServer, cut
 
 import tubes
 from tubes.testing import FakeClock
@@ -333,10 +333,7 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
         for call in calls:
             for _ in range(2):  # the first time it is prepared, and could not be sent without an answer
                 call()
-            db.execute(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-                " WHERE pid <> pg_backend_pid() AND datname = current_database() AND backend_type = 'client backend'"
-            )
+            cut(db)
             call()
     assert (len(tube.tasks("r")), len(tube.tasks("t"))) == (3, 3)
 
@@ -348,10 +345,7 @@ def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: 
     with psycopg.connect(plain(url), autocommit=True) as db:
         default = f"ALTER DATABASE {db.info.dbname} {{}} default_transaction_read_only"
         db.execute(default.format("SET") + " = on")
-        db.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database() AND backend_type = 'client backend'"
-        )
+        cut(db)
         with pytest.raises(tubes.StoreUnavailable, match="read-only"):
             tube.put("x")
         db.execute(default.format("RESET"))
@@ -386,10 +380,7 @@ def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> 
     with psycopg.connect(plain(url), autocommit=True) as db:
         for _ in range(25):
             time.sleep(0.05)
-            db.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE pid <> pg_backend_pid() AND datname = current_database() AND random() < 0.5"
-            )
+            cut(db, share=0.5, within=0)
     before = len(load.acked)
     eventually(lambda: len(load.acked) > before + 20, within=20)
     load.end()
@@ -1054,11 +1045,7 @@ def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_pu
     with psycopg.connect(plain(url), autocommit=True) as db:
         name = sa.make_url(url).database
         db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 0".encode())
-        db.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid <> ALL(%s)",
-            [working],
-        )
+        cut(db, but=working)
         got: list[tubes.Task | None] = []
         taking = threading.Thread(target=lambda: got.append(tube.take(timeout=20)))
         taking.start()

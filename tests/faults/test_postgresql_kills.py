@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from faults.harness import ENOUGH, Crew, Meanwhile, drain, settle, torment
-from servers import PostgresServer, conninfo
+from servers import PostgresServer, conninfo, cut
 
 import tubes
 
@@ -42,13 +42,10 @@ def configure(crew: Crew, type: str) -> None:
         crew.tube |= {"capacity": 100}
 
 
-def cut(url: str) -> None:
+def cut_some(url: str) -> None:
     """End some of the database's connections, if the server is there."""
     with suppress(psycopg.OperationalError), psycopg.connect(conninfo(url), autocommit=True) as db:
-        db.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database() AND random() < 0.3"
-        )
+        cut(db, share=0.3, within=0)
 
 
 @pytest.mark.parametrize("type", ["limfifottl", "utubettl"])
@@ -57,7 +54,7 @@ def test_kills_stops_and_cuts_lose_no_task_and_ack_none_twice(
 ) -> None:
     """Every task is accounted for, and none is stuck. Who is stopped for too long is taken for dead, and comes back."""
     configure(crew, type)
-    with Meanwhile(crew, 0.1, lambda: cut(own_postgres_db)) as cuts:
+    with Meanwhile(crew, 0.1, lambda: cut_some(own_postgres_db)) as cuts:
         killed = torment(
             crew, 2, 3, producers=1, consumers=2, longest_stop=2 * DEAD_AFTER, meanwhile=[(cuts, 6)]
         )

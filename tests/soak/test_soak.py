@@ -10,7 +10,7 @@ import pytest
 from faults import test_redis_kills as on_redis
 from faults.harness import TYPES, Crew, Meanwhile, drain, run, settle, torment
 from faults.test_interrupts import STRESS
-from faults.test_postgresql_kills import DEAD_AFTER, configure, crew_on, cut, restart
+from faults.test_postgresql_kills import DEAD_AFTER, configure, crew_on, cut_some, restart
 from redis_servers import RedisServer
 from servers import PostgresServer
 
@@ -54,7 +54,7 @@ def test_a_minute_of_kills_cuts_and_restarts_on_postgresql_loses_nothing(
     configure(crew, type)
     try:
         with (
-            Meanwhile(crew, 0.3, lambda: cut(own_postgres_db)) as cuts,
+            Meanwhile(crew, 0.3, lambda: cut_some(own_postgres_db)) as cuts,
             Meanwhile(crew, 10.0, lambda: restart(postgres_server)) as restarts,
         ):
             killed = torment(crew, SECONDS, KILLS, producers=3, consumers=4, longest_stop=2 * DEAD_AFTER)
