@@ -82,7 +82,8 @@ class Survey(NamedTuple):
     next: bytes
     gave: bytes
     tasks: int
-    data: int
+    """Records and payloads."""
+
     states: int
     ready: int
     line: int
@@ -176,7 +177,7 @@ def places(features: Features, *, deep: bool) -> Iterator[str]:
     if deep or features.grouped:
         yield "busy"
     if deep:
-        yield from ("tasks", "data")
+        yield "tasks"
     if deep or features.grouped:
         yield "ready"
     if features.grouped:
@@ -342,7 +343,7 @@ class StrayTubes(RedisCheck):
     def _lies(self, tx: RedisTx, number: int) -> Survey | None:
         """What is under the keys of a tube, if anything is."""
         survey = self._store.survey(tx, self._store.driver(TubeRecord(number, "", "", {}, False)))
-        return survey if survey.next or any(survey[2:11]) else None
+        return survey if survey.next or any(survey[2:10]) else None
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         tubes = self._store.tubes(tx)
@@ -432,12 +433,12 @@ class Counts(RedisCheck):
             for what, expected, index, found in self._pairs(survey)
             if expected != found
         ]
+        if survey.tasks != 2 * survey.states:
+            differ.insert(0, f"{survey.tasks} records and payloads and {survey.states} tasks in states")
         what = f"there are {', '.join(differ)}: with --deep it is seen which"
         return Look([Finding(Kind.COUNT, what, None, tube=self._tube.name)] if differ else (), seen=1)
 
     def _pairs(self, survey: Survey) -> Iterator[tuple[str, int, str, int]]:
-        yield "tasks", survey.tasks, "data", survey.data
-        yield "tasks", survey.tasks, "states", survey.states
         yield "taken", survey.taken_tasks, "held", survey.held
         if self._features.grouped:
             yield "taken", survey.taken_tasks, "busy", survey.busy

@@ -10,7 +10,7 @@ from importlib.resources import files
 _INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
 
 TUBE_KEYS = (
-    "meta", "tasks", "data", "states", "ready", "line", "busy", "held", "buried", "due", "sessions", "calls",
+    "meta", "tasks", "states", "ready", "line", "busy", "held", "buried", "due", "sessions", "calls",
     "waiting", "bell", "seeking", "room",
 )  # fmt: skip
 """The keys of a tube, in the order in which its scripts get them; tube.lua says what each is."""
@@ -26,10 +26,8 @@ def packed(words: Iterable[Argument]) -> bytes:
     """Words of a command as they are sent: each with its length before it."""
     parts = []
     for word in words:
-        if isinstance(word, str):
-            word = word.encode()
-        elif isinstance(word, int):
-            word = b"%d" % word
+        if not isinstance(word, bytes):
+            word = str(word).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(word), word))
     return b"".join(parts)
 

@@ -84,7 +84,6 @@ def test_all_that_lies_in_redis_is_in_the_tables(redis_db: str) -> None:
     assert found >= {
         "meta",
         "tasks",
-        "data",
         "states",
         "line",
         "busy",

@@ -155,7 +155,7 @@ def take_one(patient: Patient) -> object:
 
 
 LISTED = do("SADD", "sessions", NOBODY)
-LOST = both(do("HDEL", "tasks", id(1)), do("HDEL", "data", id(1)))
+LOST = do("HDEL", "tasks", id(1), f"{id(1)}=")
 INDEXES = ("states", "ready", "line", "buried", "due")
 GHOSTS = (
     ("states", f"r{id(99)}"), ("states", "x"), ("ready", id(99)), ("line", line("b", 99)), ("held", NOBODY + id(99)),
@@ -226,19 +226,22 @@ DAMAGES = (
         both(do("HDEL", "tasks", id(4)), do("ZREM", "states", f"r{id(4)}"), do("ZREM", "line", line("a", 4))),
         "orphan", deep=True,
     ),
-    Damage("all records lost", "utubettl", do("DEL", "tasks"), "orphan", deep=True, follows="ghost,line"),
+    Damage(
+        "all records lost", "utubettl", do("HDEL", "tasks", *map(id, range(1, 10))),
+        "orphan", deep=True, follows="ghost,line",
+    ),
     # Ghosts: indexed without data
     Damage("no record", "fifottl", LOST, "ghost", deep=True, lost=(0,)),
     Damage("no record in a sub-queue", "utubettl", LOST, "ghost", deep=True, lost=(0,), follows="line"),
-    Damage("no payload", "limfifottl", do("HDEL", "data", id(1)), "ghost", deep=True, lost=(0,)),
-    Damage("no payload in a sub-queue", "utube", do("HDEL", "data", id(1)), "ghost", deep=True, lost=(0,)),
+    Damage("no payload", "limfifottl", do("HDEL", "tasks", f"{id(1)}="), "ghost", deep=True, lost=(0,)),
+    Damage("no payload in a sub-queue", "utube", do("HDEL", "tasks", f"{id(1)}="), "ghost", deep=True, lost=(0,)),
     Damage(
         "no task", "utubettl", both(*(do("ZADD", key, 0, member) for key, member in GHOSTS)),
         "ghost", deep=True, follows="owner,line",
     ),
     Damage("no task, and held", "fifo", do("ZADD", "held", 0, NOBODY + id(99)), "ghost", follows="count,owner"),
     # Payloads and records
-    Damage("a torn payload", "utubettl", do("HSET", "data", id(1), '{"torn'), "payload", deep=True, lost=(0,)),
+    Damage("a torn payload", "utubettl", do("HSET", "tasks", f"{id(1)}=", '{"torn'), "payload", deep=True, lost=(0,)),
     Damage("a torn record", "utubettl", do("HSET", "tasks", id(1), "r 0 17"), "state", deep=True),
     Damage("a torn record in a fifo", "fifo", do("HSET", "tasks", id(1), ""), "state", deep=True),
     # States
@@ -292,12 +295,12 @@ def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:
     said = patient.doctor("--fix")
     (finding,) = said.findings
     assert (said.status, finding["kind"], finding["remedy"]) == (1, "count", None)
-    assert "9 tasks and 8 in states" in finding["what"] and "--deep" in finding["what"]
+    assert "18 records and payloads and 8 tasks in states" in finding["what"] and "--deep" in finding["what"]
     assert patient.doctor("--fix", "--deep").status == 0
     assert patient.doctor().status == 0
 
 
-@pytest.mark.parametrize("key", ["meta", "data", "sessions", "bell"])
+@pytest.mark.parametrize("key", ["meta", "tasks", "sessions", "bell"])
 def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: Patient) -> None:
     """Whether a verb looks at it or not, which fails then as something is damaged, not away."""
     tube = fill(patient.opened[0], "utube")
@@ -352,7 +355,7 @@ def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
 def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
     fill(patient.opened[0], "utube")
     patient.do("HSET", "tasks", "7", "what?")
-    patient.do("HSET", "data", "7", "what?")
+    patient.do("HSET", "tasks", "7=", "what?")
     for options in (["--deep"], ["--deep", "--fix"]):
         said = patient.doctor(*options)
         assert (said.status, said.kinds) == (1, {"damage"})
@@ -442,7 +445,7 @@ def test_the_tasks_of_a_tube_whose_number_cannot_be_read_come_back(patient: Pati
 
 def test_a_task_that_has_lost_its_payload_holds_up_nobody(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
-    patient.do("HDEL", "data", id(1))
+    patient.do("HDEL", "tasks", f"{id(1)}=")
     assert drain(tube) == [None, *range(1, 9)]
 
 
@@ -566,7 +569,7 @@ def test_many_findings_are_repaired_in_bounded_steps(patient: Patient) -> None:
     doctor = Doctor(patient.opened[0], deep=True, on_progress=lambda *done: seen.append(done))
     assert {finding.kind for finding in doctor.repair()} == {Kind.ORPHAN}
     steps = [done for name, *done in seen if name == "tasks of jobs"]
-    assert len(steps) >= 5 and [1200, 1200] in steps
+    assert len(steps) >= 5 and [2400, 2400] in steps  # records and payloads
     assert [*doctor.examine()] == []
     assert tube.statistics()["tasks"]["ready"] == 1200
     task = tube.take(timeout=0)

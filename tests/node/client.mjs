@@ -11,7 +11,7 @@ import { createClient, RESP_TYPES } from 'redis'
 
 const QUEUE_KEYS = ['tubes', 'sessions', 'connections', 'last']
 const TUBE_KEYS = [
-  'meta', 'tasks', 'data', 'states', 'ready', 'line', 'busy', 'held', 'buried', 'due', 'sessions', 'calls',
+  'meta', 'tasks', 'states', 'ready', 'line', 'busy', 'held', 'buried', 'due', 'sessions', 'calls',
   'waiting', 'bell', 'seeking', 'room',
 ]
 const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tpb', utube: 'g', utubettl: 'tpg' }

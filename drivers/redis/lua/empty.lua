@@ -10,5 +10,5 @@ if not exists() or run == ARGV[4] then return 0 end
 even_when_full()
 call('HSET', META, 'run', ARGV[4])
 if not run then return 0 end
-call('UNLINK', TASKS, DATA, STATES, READY, LINE, BUSY, HELD, BURIED, DUE)
+call('UNLINK', TASKS, STATES, READY, LINE, BUSY, HELD, BURIED, DUE)
 return 1

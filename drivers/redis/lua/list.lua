@@ -10,11 +10,11 @@ local from = after == '' and '[' .. state or '(' .. state .. after
 local found = {}
 for _, member in ipairs(call('ZRANGEBYLEX', STATES, from, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, ARGV[6])) do
   local id = string.sub(member, 2)
-  local stored_record = call('HGET', TASKS, id)
-  if stored_record then
+  local stored = call('HMGET', TASKS, id, id .. '=')
+  if stored[1] then
     found[#found + 1] = id
-    found[#found + 1] = stored_record
-    found[#found + 1] = call('HGET', DATA, id)
+    found[#found + 1] = stored[1]
+    found[#found + 1] = stored[2]
   end
 end
 return found

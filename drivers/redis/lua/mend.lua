@@ -51,7 +51,7 @@ end
 
 -- The record of a task of which only the payload is left.
 local function unknown(id)
-  local kind = pcall(cjson.decode, call('HGET', DATA, id)) and 'j' or 'b'
+  local kind = pcall(cjson.decode, payload_of(id)) and 'j' or 'b'
   return {state = '!', pri = '0', created = now, updated = now, due = NONE, ttl = NONE, ttr = NONE, attempts = '0',
     owner = NONE, kind = kind, utube = ''}
 end

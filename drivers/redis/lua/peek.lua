@@ -7,11 +7,11 @@
 -- Cost: O(1) each.
 local found = {}
 for n = 4, #ARGV do
-  local stored_record = call('HGET', TASKS, ARGV[n])
-  if stored_record then
+  local stored = call('HMGET', TASKS, ARGV[n], ARGV[n] .. '=')
+  if stored[1] then
     found[#found + 1] = ARGV[n]
-    found[#found + 1] = stored_record
-    found[#found + 1] = call('HGET', DATA, ARGV[n])
+    found[#found + 1] = stored[1]
+    found[#found + 1] = stored[2]
   end
 end
 return found

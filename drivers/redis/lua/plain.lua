@@ -1,6 +1,6 @@
 -- Included before tube.lua by the scripts that are called most. The plainest tubes, whose features are empty, need no
 -- more than this: their order is that of `states`, and nothing is ever due.
-local META, TASKS, DATA, STATES, _, _, _, HELD, _, _, SESSIONS, _, WAITING = unpack(KEYS)
+local META, TASKS, STATES, _, _, _, HELD, _, _, SESSIONS, _, WAITING = unpack(KEYS)
 local call = redis.call
 local is_plain = ARGV[1] == ''
 
@@ -13,9 +13,8 @@ local function ack_plain(changes, id, token, owner, is_wanted)
   local n = #changes
   changes[n + 1], changes[n + 2] = 'ack', id
   changes[n + 3] = table.concat({'-', pri, created, ARGV[2], '- - -', attempts, '-', kind, ''}, ' ')
-  changes[n + 4] = is_wanted == '1' and call('HGET', DATA, id) or ''
-  call('HDEL', TASKS, id)
-  call('HDEL', DATA, id)
+  changes[n + 4] = is_wanted == '1' and call('HGET', TASKS, id .. '=') or ''
+  call('HDEL', TASKS, id, id .. '=')
   call('ZREM', STATES, 't' .. id)
   call('ZREM', HELD, holder .. id)
   return true
@@ -25,8 +24,9 @@ end
 local function take_plain(changes, owner, limit)
   for _, member in ipairs(call('ZRANGEBYLEX', STATES, '[r', '(r:', 'LIMIT', 0, limit)) do
     local id = string.sub(member, 2)
+    local stored = call('HMGET', TASKS, id, id .. '=')
     local pri, created, attempts, kind =
-      string.match(call('HGET', TASKS, id), '^r (%S+) (%S+) %S+ %- %- %- (%S+) %- (%S+)')
+      string.match(stored[1], '^r (%S+) (%S+) %S+ %- %- %- (%S+) %- (%S+)')
     local record = table.concat(
       {'t', pri, created, ARGV[2], '- - -', string.format('%.0f', attempts + 1), owner, kind, ''}, ' ')
     call('ZREM', STATES, member)  -- before what adds, see even_when_full
@@ -34,6 +34,6 @@ local function take_plain(changes, owner, limit)
     call('ZADD', STATES, 0, 't' .. id)
     call('ZADD', HELD, 0, owner .. id)
     local n = #changes
-    changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = 'take', id, record, call('HGET', DATA, id)
+    changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = 'take', id, record, stored[2]
   end
 end

@@ -6,7 +6,7 @@
 -- Reply: the last of their ids, which follow each other; 0: no room.
 -- Cost: O(log n) each.
 local count = (#ARGV - 4) / 2
-if ARGV[4] ~= '0' and call('HLEN', TASKS) + count > tonumber(ARGV[4]) then return 0 end
+if ARGV[4] ~= '0' and call('ZCARD', STATES) + count > tonumber(ARGV[4]) then return 0 end
 local first = call('HINCRBY', META, 'next', count) - count
 if first == 0 then
   call('HDEL', META, 'next')
@@ -15,8 +15,7 @@ end
 if is_plain then
   for n = 1, count do
     local id = string.format('%016.0f', first + n - 1)
-    call('HSET', TASKS, id, ARGV[3 + 2 * n])
-    call('HSET', DATA, id, ARGV[4 + 2 * n])
+    call('HSET', TASKS, id, ARGV[3 + 2 * n], id .. '=', ARGV[4 + 2 * n])
     call('ZADD', STATES, 0, 'r' .. id)
   end
   if call('EXISTS', WAITING) == 0 then return first + count - 1 end
@@ -27,8 +26,7 @@ if is_plain then
 else
   for n = 1, count do
     local id, t = string.format('%016.0f', first + n - 1), parse(ARGV[3 + 2 * n])
-    call('HSET', TASKS, id, ARGV[3 + 2 * n])
-    call('HSET', DATA, id, ARGV[4 + 2 * n])
+    call('HSET', TASKS, id, ARGV[3 + 2 * n], id .. '=', ARGV[4 + 2 * n])
     index(id, t)
     if t.state == 'r' then waking = waking + 1 end
   end

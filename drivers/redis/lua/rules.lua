@@ -1,7 +1,7 @@
 -- Included after tube.lua by the doctor's scripts: what must be true of each thing in a tube's keys.
 --
 -- A thing is named by where it is and what stands there. In ready, line, busy, held, buried, due and states: a member,
--- which leads to a task. In tasks and data: an id. In front: the name of a sub-queue, for whom stands in front of it. In
+-- which leads to a task. In tasks: an id, with = after it for a payload. In front: the name of a sub-queue, for whom stands in front of it. In
 -- meta: next.
 local INDEXES = {ready = READY, line = LINE, busy = BUSY, held = HELD, buried = BURIED, due = DUE, states = STATES}
 
@@ -27,6 +27,10 @@ local function sound(text)
     and is_time(t.ttr) then
     return t
   end
+end
+
+local function has_payload(id)
+  return call('HEXISTS', TASKS, id .. '=') == 1
 end
 
 local function is_id(id)
@@ -84,7 +88,7 @@ local function wrong_member(index, member)
   local text = call('HGET', TASKS, id)
   if not text then return 'ghost', id end
   local t = sound(text)
-  if call('HEXISTS', DATA, id) == 0 then return 'empty', id, t end
+  if not has_payload(id) then return 'empty', id, t end
   if not t then return 'unreadable', id end
   if index == 'ready' and grouped then
     if member ~= id or not is_in_front(id, t) then return 'worse', id, t end
@@ -99,7 +103,7 @@ local function wrong_task(id)
   if not text then return end
   if not is_id(id) then return 'number', id end
   local t = sound(text)
-  if call('HEXISTS', DATA, id) == 0 then return 'empty', id, t end
+  if not has_payload(id) then return 'empty', id, t end
   if not t then return 'unreadable', id end
   if t.state == 't' and t.owner == NONE then return 'nobody', id, t end
   if t.state == '~' and not timed then return 'endless', id, t end
@@ -123,7 +127,7 @@ local function wrong_task(id)
 end
 
 local function wrong_payload(id)
-  if call('HEXISTS', DATA, id) == 0 or call('HEXISTS', TASKS, id) == 1 then return end
+  if not has_payload(id) or call('HEXISTS', TASKS, id) == 1 then return end
   return is_id(id) and 'lost' or 'number', id
 end
 
@@ -161,8 +165,8 @@ local function wrong_next()
 end
 
 local function wrong(where, what)
+  if where == 'tasks' and string.sub(what, -1) == '=' then return wrong_payload(string.sub(what, 1, -2)) end
   if where == 'tasks' then return wrong_task(what) end
-  if where == 'data' then return wrong_payload(what) end
   if where == 'front' then return wrong_front(what) end
   if where == 'meta' then return wrong_next() end
   return wrong_member(where, what)

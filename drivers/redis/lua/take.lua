@@ -52,7 +52,7 @@ for _, id in ipairs(in_order('r', limit)) do
     call('ZREM', LINE, in_line(id, t))
   end
   if grouped or priority then call('ZREM', READY, id) end
-  note('take', id, t, call('HGET', DATA, id))
+  note('take', id, t, payload_of(id))
 end
 ring_all()
 return changes

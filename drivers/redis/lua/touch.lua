@@ -21,7 +21,7 @@ for n = 6, #ARGV, 2 do
     t.due, t.ttl, t.ttr, t.updated = more(t.due), more(t.ttl), more(t.ttr), now
     call('HSET', TASKS, id, record(t))
     if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
-    note('touch', id, t, call('HGET', DATA, id))
+    note('touch', id, t, payload_of(id))
   end
 end
 return changes

@@ -10,8 +10,7 @@ for _, member in ipairs(members) do
   local id = string.sub(member, 2)
   local t = load(id)
   unindex(id, t)
-  call('HDEL', TASKS, id)
-  call('HDEL', DATA, id)
+  erase(id)
 end
 ring(SEEKING, ROOM, #members)
 return #members

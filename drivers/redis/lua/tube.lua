@@ -3,8 +3,7 @@
 -- KEYS, always all of them and in this order; the tube's hash tag makes them one slot of a Cluster:
 --   meta      hash     next: the id of the next task · run: the server's run, in a temporary tube · dropped: when it was;
 --                      gave: the last id before that
---   tasks     hash     id -> record
---   data      hash     id -> payload, as it was put
+--   tasks     hash     id -> record · id .. = -> payload, as it was put
 --   states    zset     score 0, state .. id: every task, by state and id
 --   ready     zset     score pri, id: what a take looks at, in order. In grouped tubes the heads of free sub-queues
 --                      only; in tubes without priority and groups it is empty, and the order is that of `states`
@@ -28,7 +27,7 @@
 -- 2 now, in ms; 3 how many consumers wait in the caller's own process, which wakes them itself.
 --
 -- An error NOTUBE: the tube was dropped. NOSESSION: this session must be admitted first.
-local META, TASKS, DATA, STATES, READY, LINE, BUSY, HELD, BURIED, DUE, SESSIONS, CALLS, WAITING, BELL, SEEKING, ROOM =
+local META, TASKS, STATES, READY, LINE, BUSY, HELD, BURIED, DUE, SESSIONS, CALLS, WAITING, BELL, SEEKING, ROOM =
   unpack(KEYS)
 local features, now, here = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local call = redis.call
@@ -65,6 +64,14 @@ end
 local function load(id)
   local stored = call('HGET', TASKS, id)
   return stored and parse(stored)
+end
+
+local function payload_of(id)
+  return call('HGET', TASKS, id .. '=')
+end
+
+local function erase(id)
+  call('HDEL', TASKS, id, id .. '=')
 end
 
 -- Lua itself prints fourteen digits.
@@ -183,7 +190,7 @@ local function move(event, id, t, state, due, owner)
   call('HSET', TASKS, id, record(t))
   index(id, t)
   if state == 'r' or grouped then waking = waking + 1 end
-  note(event, id, t, call('HGET', DATA, id))
+  note(event, id, t, payload_of(id))
 end
 
 local function make_ready(event, id, t)
@@ -192,10 +199,9 @@ end
 
 -- Removes a task; it is done. Its payload is in the answer if it is wanted there.
 local function remove(event, id, t, is_wanted)
-  local payload = is_wanted and call('HGET', DATA, id) or ''
+  local payload = is_wanted and payload_of(id) or ''
   unindex(id, t)
-  call('HDEL', TASKS, id)
-  call('HDEL', DATA, id)
+  erase(id)
   t.state, t.due, t.owner, t.updated = NONE, NONE, NONE, now
   freed = freed + 1
   if grouped then waking = waking + 1 end

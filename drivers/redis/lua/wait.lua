@@ -10,7 +10,7 @@ even_when_full()
 local until_ = plus(server_ms(), ARGV[5])
 if ARGV[6] == 'r' then
   call('ZADD', SEEKING, until_, ARGV[4])
-  return call('HLEN', TASKS) < tonumber(ARGV[7]) and 1 or 0
+  return call('ZCARD', STATES) < tonumber(ARGV[7]) and 1 or 0
 end
 call('ZADD', WAITING, until_, ARGV[4])
 return #in_order('r', 1)
