@@ -237,7 +237,7 @@ class Listener(Stirred):
         watch.is_waiting = False  # before the look: who begins to wait from now on stirs
         if answer is not None and not spare and not watch.waiters.uncalled(watch.key):
             watch.is_resting, watch.next_at = True, real_monotonic() + REST
-        elif watch.is_wanted:
+        elif watch.is_wanted and not spare:
             self._wait(watch)
         else:
             self._unwait(watch, spare)
@@ -249,8 +249,10 @@ class Listener(Stirred):
                 watch.next_at = 0.0
 
     def _unwait(self, watch: Watch, spare: int) -> None:
+        """Say that nobody waits here, for now: a call that was not needed goes to another process."""
         assert watch.wire is not None
-        watch.is_resting, watch.next_at = False, 0.0  # who begins to wait now is listened for at once
+        watch.is_resting = False
+        watch.next_at = real_monotonic() + REST if spare else 0.0  # else it might come back at once
         try:
             watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, self._name, watch.kind, spare))
         except TROUBLE:  # it is not believed for long

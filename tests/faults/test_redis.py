@@ -224,6 +224,35 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
     assert [task and task.data for task in got] == ["came"]
 
 
+def test_a_call_for_who_was_called_already_goes_to_another_process(
+    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was called is busy still; in the other process somebody would sleep until he looks by himself."""
+    listener = importlib.import_module("tubes.drivers.redis.listener")
+    monkeypatch.setattr(listener, "FLOOR", 60)
+    monkeypatch.setattr(listener, "SAID_FOR", 60)
+    busy, idle, other = (connect(sweep=False, busy_timeout=seconds) for seconds in (5, 6, 7))
+    tube = other.create_tube("jobs", "fifo")
+
+    def wait(queue: tubes.Queue) -> Any:
+        return queue.store.waiters.enter(queue.tube.jobs.record.id)
+
+    def until_wait(count: int) -> None:
+        eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
+
+    called = wait(busy)
+    until_wait(1)
+    tube.put("for the one")
+    eventually(lambda: called.is_set)
+    until_wait(1)
+    assert tube.take(timeout=0) is not None
+    waits = wait(idle)
+    until_wait(2)
+    assert not waits.is_set
+    tube.put("for the other")
+    eventually(lambda: waits.is_set)
+
+
 def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(connect: Connect) -> None:
     """Nobody waited when the last BLPOP ended."""
     tube = connect().create_tube("jobs", "fifo")
