@@ -69,6 +69,8 @@ class Watch:
         self.features = features
         self.capacity = capacity
         self.kind = kind
+        self.name = uuid.uuid4().hex
+        """By which it is called. Two queues of this process may wait for one tube of the type ``redis``."""
         self.wire: Wire | None = None
         self.is_waiting = False
         """Whether a call is waited for, or about to be, so that who begins to wait need not stir."""
@@ -97,7 +99,6 @@ class Listener(Stirred):
         self._nodes = nodes
         self._namespace = namespace
         self._sources = [Source(waiters, lambda id: id)]
-        self._name = uuid.uuid4().hex
         self._watches: dict[Place, Watch] = {}
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
@@ -197,7 +198,7 @@ class Listener(Stirred):
             if watch.wire is None:
                 watch.wire = self._nodes.connect(watch.keys, self._patience())
             said_for = int(SAID_FOR * 1000)
-            given = (watch.features, 0, 0, self._name, said_for, watch.kind, watch.capacity)
+            given = (watch.features, 0, 0, watch.name, said_for, watch.kind, watch.capacity)
             is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
             watch.wire.send("BLPOP", watch.bell, str(FLOOR))
             watch.next_at = real_monotonic() + FLOOR + self._nodes.patience
@@ -254,7 +255,7 @@ class Listener(Stirred):
         watch.is_resting = False
         watch.next_at = real_monotonic() + REST if spare else 0.0  # else it might come back at once
         try:
-            watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, self._name, watch.kind, spare))
+            watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, watch.name, watch.kind, spare))
         except TROUBLE:  # it is not believed for long
             self._end(watch)
 

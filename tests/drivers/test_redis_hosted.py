@@ -586,6 +586,23 @@ def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_e
             tube.take(timeout=0)
 
 
+def test_two_queues_of_a_process_that_wait_for_one_tube_are_called_both(redis_db: str) -> None:
+    """They share what listens, and no waiters: where one waits no longer, the other does."""
+    with (
+        tubes.connect(redis_db, sweep=False) as queue,
+        tubes.connect(redis_db, sweep=False, busy_timeout=6) as other,
+        redis.Redis.from_url(redis_db) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        tube = queue.create_tube("hot", "redis", url=redis_db)
+        takes = [pool.submit(each.tube.hot.take, 20) for each in (queue, other)]
+        waiting = f"{{tubes_hosted:{tube.record.options['number']}}}:waiting"
+        eventually(lambda: client.zcard(waiting) == 2)
+        for utube in "ab":
+            tube.put("x", utube=utube)
+        assert all(take.result() for take in takes)
+
+
 def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> None:
     for url in ("sqlite://", redis_url, postgres_queue_url):
         with tubes.connect(url) as queue:
