@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -91,11 +91,13 @@ class Watch:
 
 
 class Listener(Stirred):
-    """See the module. ``tubes`` has of each tube, by its number, features and capacity."""
+    """See the module."""
+
+    tubes: ClassVar[dict[int, tuple[str, int]]] = {}
+    """Features and capacity of each tube, by its number, which no other has. In a forked child none is opened anew."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
         super().__init__()
-        self.tubes: dict[int, tuple[str, int]] = {}
         self._nodes = nodes
         self._namespace = namespace
         self._sources = [Source(waiters, lambda id: id)]

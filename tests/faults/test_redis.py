@@ -27,6 +27,7 @@ from redis_servers import RedisServer
 
 import tubes
 import tubes.aio
+from tubes.waiting import room
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
@@ -547,6 +548,18 @@ def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
     thread.join(20)
     assert got[0] is not None
     assert tube.ack(got[0]).state is tubes.State.DONE
+
+
+def test_a_forked_child_listens_as_its_parent_did(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows the capacity: room that there was before it listened is told of at once."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.listener"), "FLOOR", 60)
+    tube = connect(sweep=False).create_tube("jobs", "limfifottl", capacity=1)
+
+    def child() -> bool:
+        tube.statistics()  # its store is opened
+        return bool(tube._store.waiters.enter(room(tube.record.id)).wait(10))
+
+    assert in_child(child)
 
 
 def test_an_interrupted_connect_leaves_no_answer_to_another_call(
