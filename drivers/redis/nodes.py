@@ -71,6 +71,7 @@ class Nodes:
         self._slots: dict[int, Address] = {}
         self._replicas: set[Address] = set()
         self._away: dict[Address | None, float] = {}
+        self._is_closed = False
         self.is_cluster = False
 
     def open(self) -> None:
@@ -204,7 +205,8 @@ class Nodes:
             self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections; those in use are ended when they are given back."""
+        self._is_closed = True
         for address in list(self._idle):
             self._forget_idle(address)
 
@@ -243,6 +245,8 @@ class Nodes:
             wire.close()
         else:
             idle.append(wire)
+        if self._is_closed:
+            self._forget_idle(address)
 
     def _forget_idle(self, address: Address | None) -> None:
         """One connection was lost, so these probably are too."""

@@ -210,6 +210,15 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     assert got and got[0] is not None and got[0].data == "x"
 
 
+def test_a_call_that_is_under_way_when_its_queue_is_closed_leaves_no_connection_open(
+    server: RedisServer,
+) -> None:
+    queue = tubes.connect(server.url, sweep=False)
+    store: Any = queue.store
+    store._hub.nodes.call(None, lambda wire: queue.close(), is_repeatable=False)
+    eventually(lambda: len(server.command("CLIENT LIST")) == 1)
+
+
 # No connection
 
 
