@@ -34,8 +34,8 @@ MOST_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two tries while a Cluster is busy with itself."""
 
-UNFIT = (TypeError, AttributeError, LookupError)
-"""What redis-py says of an option in a URL that no connection has, or that cannot be a text: an object, say."""
+UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
+"""What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
 
 AWAY_FOR = 5.0
 """Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
@@ -50,7 +50,7 @@ class Nodes:
         try:
             # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
             pool = ConnectionPool.from_url(url, protocol=2)
-        except (ValueError, *UNFIT):
+        except UNFIT:
             raise BadOption(
                 "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
                 "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",

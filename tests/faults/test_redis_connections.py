@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -303,12 +304,20 @@ def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["credential_provider", "command_packer", "parser_class", "encoding_errors"]
+    "option",
+    [
+        "credential_provider=x",
+        "command_packer=x",
+        "parser_class=x",
+        "encoding_errors=x",
+        "socket_read_size=-1",
+        f"socket_read_size={10**20}",
+    ],
 )
-def test_an_option_that_no_text_can_be_is_refused(redis_url: str, option: str) -> None:
+def test_an_option_that_no_such_text_can_be_is_refused(redis_url: str, option: str) -> None:
     joined = "&" if "?" in redis_url else "?"
     with pytest.raises(tubes.BadOption, match="bad store URL"):
-        tubes.connect(f"{redis_url}{joined}{option}=x")
+        tubes.connect(f"{redis_url}{joined}{option}")
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
@@ -317,9 +326,15 @@ def test_a_host_that_none_can_be_called_is_one_that_is_not_there(host: str) -> N
         tubes.connect(f"redis://{host}/0")
 
 
-def test_an_option_that_can_have_no_such_value_is_refused() -> None:
-    with pytest.raises(tubes.BadOption, match=r"bad store URL: .*sometimes"):
-        tubes.connect("rediss://127.0.0.1:1?ssl_cert_reqs=sometimes")
+@pytest.mark.parametrize(
+    ("option", "why"), [("ssl_cert_reqs=sometimes", "sometimes"), ("ssl_min_version=1", "version")]
+)
+def test_an_option_that_can_have_no_such_value_is_refused(option: str, why: str) -> None:
+    """Some only when there is a server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(tubes.BadOption, match=rf"bad store URL: .*{why}"):
+            tubes.connect(f"rediss://127.0.0.1:{port}?{option}")
 
 
 @pytest.mark.parametrize("server", ["redis_url", "postgres_queue_url"])
@@ -421,6 +436,8 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
     try:
         url = f"rediss://127.0.0.1:{proxy.port}"
         assert "certificate" in str(refused(url)).lower()
+        with pytest.raises(tubes.BadOption, match="OpenSSL"):  # a package that is not there
+            tubes.connect(f"{url}?ssl_cert_reqs=none&ssl_validate_ocsp_stapled=1")
         with tubes.connect(f"{url}?ssl_ca_certs={certificate}") as queue, tubes.connect(server.url) as other:
             tube = queue.create_tube("jobs", "fifo")
             got: list[tubes.Task | None] = []
