@@ -138,7 +138,7 @@ class RedisStore(Renewable):
     def _open(self) -> None:
         self._pid = os.getpid()
         self._order = threading.RLock()
-        self._resuming = threading.Lock()
+        self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
         self._after: dict[int, str] = {}
@@ -437,8 +437,10 @@ class RedisStore(Renewable):
     def _resume(self) -> None:
         """This process was taken for dead: what it held is others'. Go on in a new session."""
         with self._resuming:
-            if not (self._left or self._is_closed or self._is_alive()):
-                self.lost_sessions.add(self.session)
+            session = self.session
+            is_over = not (self._left or self._is_closed or self._is_alive())
+            if is_over and session == self.session:  # else a signal's handler has seen to it meanwhile
+                self.lost_sessions.add(session)
                 self._begin_session(self._new_session())
 
     def _beat(self) -> None:

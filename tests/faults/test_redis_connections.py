@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -409,6 +410,37 @@ def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
         tube.put("x")
         endless.join()
         ending.join()
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: RedisServer) -> None:
+    """It finds the session over, too, and its own thread in the middle of that."""
+    server.command("CONFIG SET", "lua-time-limit", 1)
+    with tubes.connect(server.url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("x")
+        store: Any = queue.store
+        over = store.session
+        server.command("HDEL", "{tubes}:connections", store._connection)
+        taken: list[tubes.Task | None] = []
+
+        def handler(number: int, frame: object) -> None:
+            server.command("SCRIPT KILL")
+            taken.append(tube.take(timeout=0))
+
+        endless = threading.Thread(target=run_for_ever, args=(server,))
+        interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+        before = signal.signal(signal.SIGUSR1, handler)
+        endless.start()
+        try:
+            eventually(lambda: is_busy(server))
+            interrupting.start()
+            store.prove_life()
+        finally:
+            endless.join()
+            signal.signal(signal.SIGUSR1, before)
+        assert taken[0] is not None and taken[0].owner == queue.identify()
+        assert store.lost_sessions == {over} and server.command("HLEN", "{tubes}:connections") == 1
 
 
 def run_for_ever(server: RedisServer) -> None:
