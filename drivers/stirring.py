@@ -7,6 +7,8 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
+from tubes.interrupts import guarded
+
 
 class Stir:
     """A pipe to be registered in the poll. Any thread sets it, also while it is being closed."""
@@ -51,9 +53,12 @@ class Stirred(ABC):
 
     def start(self) -> None:
         try:
-            self._thread.start()
+            guarded(self._thread.start)
         except BaseException:
-            self._stir.close()
+            if self._thread.is_alive():  # a signal's handler has raised
+                self.stop()
+            else:
+                self._stir.close()
             raise
 
     def stop(self) -> None:

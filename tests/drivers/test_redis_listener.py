@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from faults.harness import strike
 from tubes.drivers.redis import listener as module
 from tubes.drivers.redis.listener import Listener
 from tubes.drivers.redis.scripts import WAIT
@@ -91,3 +92,16 @@ def test_an_unforeseen_failure_at_a_bell_leaves_the_listener_at_work(
         assert has_beaten.wait(10)
     finally:
         listener.stop()
+
+
+def test_a_start_that_a_signal_cuts_short_leaves_no_thread() -> None:
+    """Else it would go on, and read what has the number of its pipe next: the answer to another call."""
+    nodes: Any = FailingNodes("")
+    at, is_struck = 0, True
+    while is_struck:
+        at += 1
+        listener = Listener(nodes, "tubes", Waiters())
+        is_struck = strike(listener.start, at)
+        assert listener._thread.is_alive() is not is_struck, at
+    listener.stop()
+    assert at > 10
