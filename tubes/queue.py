@@ -541,6 +541,12 @@ class Queue:
         is_waited_for = not is_interrupted()  # it may wait for the call that a handler interrupted
         try:
             self._sweeper.stop(wait=is_waited_for)
+        finally:  # a signal's handler may end that wait
+            self._leave()
+        self.deliveries.deliver()
+
+    def _leave(self) -> None:
+        try:
             with suppress(StoreError):
                 self.flush_counts()
             if self.store.leave():
@@ -555,7 +561,6 @@ class Queue:
             for tube in left:
                 tube.driver.stop()
             _open_queues.discard(self)
-        self.deliveries.deliver()
 
     def check_open(self) -> None:
         """Raise StoreUnavailable when this queue was closed."""

@@ -21,7 +21,7 @@ import pytest
 import redis
 from faults.harness import TYPES, eventually, heard, meanwhile, run, take_looking_seldom, tell
 from faults.test_forks import in_child
-from faults.test_interrupts import STRESS, WAITING, check_stress
+from faults.test_interrupts import STRESS, WAITING, check_close, check_stress
 from faults.test_postgresql import SKEWED, WORKER, Load, check_clocks
 from redis_servers import RedisServer
 
@@ -609,6 +609,11 @@ def test_a_signal_ends_a_waiting_take_at_once(
     assert time.monotonic() - sent < 2  # the end of a Python process included
     if name == "INT":
         assert heard(worker) == "after"
+
+
+def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
+    """At once: others need not find out first that it is dead."""
+    check_close(connect, step=20)
 
 
 # The server cannot, or does not answer
