@@ -61,6 +61,19 @@ def connect(url: str) -> Iterator[Connect]:
         queue.close()
 
 
+@pytest.fixture
+def no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits looks for nothing by himself, as long as any test takes: he is called."""
+    listener = importlib.import_module("tubes.drivers.redis.listener")
+    monkeypatch.setattr(listener, "FLOOR", 60)
+    monkeypatch.setattr(listener, "SAID_FOR", 60)
+
+
+def until_wait(server: RedisServer, count: int) -> None:
+    """Until so many connections wait for a call."""
+    eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
+
+
 def waiting(tube: tubes.Tube, timeout: float = 60) -> tuple[threading.Thread, list[tubes.Task | None]]:
     """A thread that waits for a task, and what it gets."""
     got: list[tubes.Task | None] = []
@@ -205,6 +218,7 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server:
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.usefixtures("no_floor")
 def test_who_is_called_for_nothing_says_again_that_he_waits(
     connect: Connect, server: RedisServer, url: str
 ) -> None:
@@ -219,53 +233,49 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
     before = said()
     server.command("LPUSH", f"{{tubes:{tube.record.id}}}:bell", 1)
     eventually(lambda: said() and said() != before)
-    eventually(lambda: server.command("INFO", "clients")["blocked_clients"])
+    until_wait(server, 1)
     run("import sys, tubes\nwith tubes.connect(sys.argv[1]) as q: q.tube.jobs.put('came')", url)
     thread.join(20)
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.usefixtures("no_floor")
 def test_a_call_for_who_was_called_already_goes_to_another_process(
-    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, server: RedisServer
 ) -> None:
     """Whoever was called is busy still; in the other process somebody would sleep until he looks by himself."""
-    listener = importlib.import_module("tubes.drivers.redis.listener")
-    monkeypatch.setattr(listener, "FLOOR", 60)
-    monkeypatch.setattr(listener, "SAID_FOR", 60)
     busy, idle, other = (connect(sweep=False, busy_timeout=seconds) for seconds in (5, 6, 7))
     tube = other.create_tube("jobs", "fifo")
 
     def wait(queue: tubes.Queue) -> Any:
         return queue.store.waiters.enter(queue.tube.jobs.record.id)
 
-    def until_wait(count: int) -> None:
-        eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
-
     called = wait(busy)
-    until_wait(1)
+    until_wait(server, 1)
     tube.put("for the one")
     eventually(lambda: called.is_set)
-    until_wait(1)
+    until_wait(server, 1)
     assert tube.take(timeout=0) is not None
     waits = wait(idle)
-    until_wait(2)
+    until_wait(server, 2)
     assert not waits.is_set
     tube.put("for the other")
     eventually(lambda: waits.is_set)
 
 
-def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(connect: Connect) -> None:
-    """Nobody waited when the last BLPOP ended."""
-    tube = connect().create_tube("jobs", "fifo")
-    other = connect(
-        busy_timeout=4
-    )  # it shares no connection and no waiters with the first: like another process
+def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(
+    connect: Connect, server: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    """Nobody waited when the last BLPOP ended, for whose end one would have waited for long."""
+    tube = connect(busy_timeout=90).create_tube("jobs", "fifo")
+    other = connect()  # it shares no connection and no waiters with the first: like another process
     assert tube.take(timeout=0.1) is None
-    time.sleep(0.7)  # real time: that of the BLPOP
+    until_wait(server, 0)
+    request.getfixturevalue("no_floor")
     thread, got = waiting(tube)
-    time.sleep(0.1)  # real time: until it sleeps
+    until_wait(server, 1)
     other.tube.jobs.put("came")
-    thread.join(2)
+    thread.join(20)
     assert [task and task.data for task in got] == ["came"]
 
 
