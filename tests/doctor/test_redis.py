@@ -240,6 +240,7 @@ DAMAGES = (
         "ghost", deep=True, follows="owner,line",
     ),
     Damage("no task, and held", "fifo", do("ZADD", "held", 0, NOBODY + id(99)), "ghost", follows="count,owner"),
+    Damage("held without an id", "fifo", do("ZADD", "held", 0, NOBODY), "ghost", follows="count,owner"),
     # Payloads and records
     Damage("a torn payload", "utubettl", do("HSET", "tasks", f"{id(1)}=", '{"torn'), "payload", deep=True, lost=(0,)),
     Damage("a torn record", "utubettl", do("HSET", "tasks", id(1), "r 0 17"), "state", deep=True),

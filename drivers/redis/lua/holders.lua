@@ -10,7 +10,7 @@ for _ = 1, tonumber(ARGV[5]) do
   local from = after == '' and '-' or '(' .. after .. LAST_DIGIT
   local member = call('ZRANGEBYLEX', HELD, from, '+', 'LIMIT', 0, 1)[1]
   if not member then break end
-  after = #member > 16 and string.sub(member, 1, -17) or member
+  after = string.match(member, '^(.+)' .. string.rep('%d', 16) .. '$') or member
   local n = #found
   found[n + 1], found[n + 2] = after, call('ZLEXCOUNT', HELD, '[' .. after, '(' .. after .. LAST_DIGIT)
   found[n + 3] = call('SISMEMBER', SESSIONS, after)
