@@ -498,7 +498,7 @@ class Tasks(Things):
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
         for ids in portions(zip(map(int, sizes[::2]), sizes[1::2], strict=True)):
             for id, _, payload in self._driver.peek(tx, ids):
-                why = why_unreadable(payload or b"0")
+                why = payload is not None and why_unreadable(payload)
                 if why:
                     (finding,) = _findings(
                         self._tube, "tasks", (b"%016d" % id, b"payload", b"%016d" % id, b"", why.encode())

@@ -243,6 +243,7 @@ DAMAGES = (
     Damage("held without an id", "fifo", do("ZADD", "held", 0, NOBODY), "ghost", follows="count,owner"),
     # Payloads and records
     Damage("a torn payload", "utubettl", do("HSET", "tasks", f"{id(1)}=", '{"torn'), "payload", deep=True, lost=(0,)),
+    Damage("an empty payload", "fifo", do("HSET", "tasks", f"{id(1)}=", ""), "payload", deep=True, lost=(0,)),
     Damage("a torn record", "utubettl", do("HSET", "tasks", id(1), "r 0 17"), "state", deep=True),
     Damage("a torn record in a fifo", "fifo", do("HSET", "tasks", id(1), ""), "state", deep=True),
     # States
