@@ -525,7 +525,7 @@ def _finding(
     tube: TubeRecord, where: str, what: bytes, rule: bytes, id: bytes, utube: bytes, missing: bytes
 ) -> Finding:
     told = RULES[rule.decode()]
-    stored = utube.decode(errors="replace")
+    stored = utube.decode(errors="backslashreplace")
     task: Any = int(id) if id.isdigit() else id.decode(errors="replace")
     line = described_sub_queue(stored)
     say = partial(str.format, where=where, task=task, line=line, missing=missing.decode(errors="replace"))

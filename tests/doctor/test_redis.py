@@ -23,6 +23,8 @@ from tubes.options import LONGEST_MS
 from .conftest import Said, drain, fill, use_beside_unreadable_jobs
 from .test_healthy import TYPES, WORKER
 
+scripts: Any = import_module("tubes.drivers.redis.scripts")
+
 NOBODY = "f" * 32
 """A session that is not there."""
 
@@ -688,9 +690,13 @@ def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient
 
 
 def test_a_finding_names_the_sub_queue_as_it_was_given(patient: Patient) -> None:
-    tube = patient.opened[0].create_tube("jobs", "utube")
+    queue = patient.opened[0]
+    tube = queue.create_tube("jobs", "utube")
+    driver: Any = tube.driver
     for utube in (None, "", "\1", "a"):
         tube.put("x", utube=utube)
+    record = b"r 0 1 1 - - - 0 - j \xff"  # from a client in another language
+    queue.store.transact(lambda tx: driver._write(tx, scripts.PUT, 1, [0, record, b"1"]))
     patient.do("DEL", "ready")
     said = [json.loads(text) for text in patient.doctor().out.splitlines()]
     assert [(each["utube"], each["what"].partition(" the first")[0]) for each in said] == [
@@ -698,6 +704,7 @@ def test_a_finding_names_the_sub_queue_as_it_was_given(patient: Patient) -> None
         ("", "in sub-queue ''"),
         ("\1", "in sub-queue '\\x01'"),
         ("a", "in sub-queue 'a'"),
+        (tube.peek(5).utube, r"in sub-queue '\\xff'"),
     ]
 
 
