@@ -85,8 +85,8 @@ class RedisDriver:
         self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self.check_reachable: Callable[[], None] | None = None
         """Set by a store whose tubes lie on several nodes: raises StoreUnavailable where this one's is away."""
+        self.after = after
         self._waiting = waiting
-        self._after = after
         self._is_timed = features.timed
         self._is_plain = not (features.timed or features.priority or features.grouped)
 
@@ -97,11 +97,11 @@ class RedisDriver:
 
     def start(self, tx: RedisTx) -> None:
         if self.check_reachable is None:
-            self._do(tx, scripts.OPEN, self._after)
+            self._do(tx, scripts.OPEN, self.after)
         else:
             with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is the matter
                 self.check_reachable()
-                self._do(tx, scripts.OPEN, self._after)
+                self._do(tx, scripts.OPEN, self.after)
 
     def stop(self) -> None:
         """Nothing to stop."""

@@ -102,7 +102,8 @@ class Examined:
     """The store as the checks see it.
 
     ``add_tube`` adds one to the catalogue, and tells whether its name was free. ``numbers`` goes through the keys that
-    there are. ``ask`` runs a script of the queue; ``sessions`` reads its sessions and connections.
+    there are. ``after`` tells after which id a tube's begin, by its number. ``ask`` runs a script of the queue;
+    ``sessions`` reads its sessions and connections.
     Whoever is admitted to a tube was known there before.
     """
 
@@ -111,13 +112,14 @@ class Examined:
     tubes: Callable[[Any], Sequence[TubeRecord]]
     add_tube: Callable[[TubeRecord], bool]
     numbers: Callable[[Cursor | None, int], tuple[set[int], Cursor | None]]
+    after: Callable[[int], str]
     ask: Callable[..., Any]
     sessions: Callable[[], Sessions]
 
     def driver(self, tube: TubeRecord) -> RedisDriver:
         """Of a tube whose type may be unknown here."""
         type = TubeType(self.features(tube) or Features())
-        return RedisDriver(type, tube, self.namespace, lambda: 0)
+        return RedisDriver(type, tube, self.namespace, lambda: 0, self.after(tube.id))
 
     def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
         return Survey(*tx.read(driver, scripts.SURVEY, (driver.flags, 0, 0)))
@@ -512,7 +514,7 @@ def _looking(driver: RedisDriver, where: str, after: bytes = b"", limit: int = 1
 
 def _mend(tx: RedisTx, driver: RedisDriver, finding: Finding, *, now: int, dry: bool) -> bool:
     where, what, _ = finding.key
-    given = (driver.flags, now, 0, where, what, finding.rule, 0 if dry else 1)
+    given = (driver.flags, now, 0, where, what, finding.rule, 0 if dry else 1, driver.after)
     return bool((tx.read if dry else tx.write)(driver, scripts.MEND, given))
 
 

@@ -303,7 +303,7 @@ class RedisStore(Renewable):
         )
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
-        after = self._after.get(tube.id, "0")
+        after = self._after_of(tube.id)
         driver = RedisDriver(type, tube, self._namespace, lambda: self.waiters.uncalled(tube.id), after)
         if self._hub.nodes.is_cluster:
             driver.check_reachable = lambda: self._hub.nodes.check_reachable(driver.keys)
@@ -311,6 +311,10 @@ class RedisStore(Renewable):
         return driver
 
     # The catalogue
+
+    def _after_of(self, tube: int) -> str:
+        """The id after which a tube's begin."""
+        return self._after.get(tube, "0")
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         flat = self._ask(scripts.TUBES)
@@ -580,6 +584,7 @@ class RedisStore(Renewable):
                 self.tubes,
                 self._add_tube,
                 self._numbers,
+                self._after_of,
                 self._ask,
                 self._sessions,
             ),

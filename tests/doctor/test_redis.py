@@ -347,6 +347,17 @@ def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient)
     assert drain(tube) == [*range(9), "more"]
 
 
+def test_a_tube_that_was_never_opened_gives_no_id_of_the_one_that_had_its_name(patient: Patient) -> None:
+    """Who made it may have died before it was ready for use; who connects from then on makes it so."""
+    queue = patient.opened[0]
+    drain(fill(queue, "fifo"))
+    queue.drop_tube("jobs")
+    tube = queue.create_tube("jobs", "fifo")
+    patient.do("DEL", "meta")
+    assert [finding.kind for finding in Doctor(queue).repair()] == [Kind.COUNT]
+    assert tube.put("more").id == 10
+
+
 def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
     fill(patient.opened[0], "fifo")
     patient.do("HSET", ":tubes", "twin", patient.do("HGET", ":tubes", "jobs"))

@@ -4,7 +4,7 @@
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
--- cannot be read · 7 1 to make it right, 0 to look only.
+-- cannot be read · 7 1 to make it right, 0 to look only · 8 the last id that tubes gave before this one was made.
 -- Reply: 1 where it still is so; 0 where not, and then nothing is written.
 -- Cost: O(log n), and the length of a payload that nobody knew of.
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
@@ -71,7 +71,7 @@ if rule == 'ghost' or rule == 'astray' or rule == 'worse' then
 elseif rule == 'front' then
   align(what)
 elseif rule == 'next' then
-  call('HSET', META, 'next', plus(last_id(), 1))
+  call('HSET', META, 'next', plus(math.max(last_id(), ARGV[8]), 1))
 elseif rule == 'empty' then
   take_out(id, t)
   call('HDEL', TASKS, id)
