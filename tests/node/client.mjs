@@ -54,9 +54,13 @@ export class Client {
     return client
   }
 
+  // Times are whole ms.
   async put(data, options = {}) {
     for (const [option, feature] of Object.entries(NEEDS)) {
-      if (options[option] != null && !this.#features.includes(feature)) throw new Error(`the tube has no ${option}`)
+      const given = options[option] ?? null
+      if (given !== null && !this.#features.includes(feature)) throw new Error(`the tube has no ${option}`)
+      const canBe = option === 'utube' ? isName(given) : Number.isSafeInteger(given) && given >= 0
+      if (given !== null && !canBe) throw new Error(`${option} cannot be ${given}`)
     }
     const { pri, ttl, ttr, delay = 0, utube = null } = options
     const isBytes = Buffer.isBuffer(data)
@@ -251,6 +255,10 @@ function dataOf(kind, payload) {
   } catch {
     return payload
   }
+}
+
+function isName(utube) {
+  return typeof utube === 'string' && !utube.includes('\0')
 }
 
 // The unnamed sub-queue is stored as '', so a name that is '' has a mark before it, and one that has a mark one more.

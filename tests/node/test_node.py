@@ -212,6 +212,24 @@ def test_what_a_tube_cannot_have_is_refused(queue: tubes.Queue, start: Start) ->
         start("fleeting")
 
 
+def test_what_nobody_could_read_is_refused(queue: tubes.Queue, start: Start) -> None:
+    """Else it would stay in the hands of who takes it, or stand before another sub-queue's tasks."""
+    jobs = queue.create_tube("jobs", "utubettl")
+    node = start("jobs")
+    for option, value in (
+        ("ttl", 0.5),
+        ("ttr", -1),
+        ("delay", "1"),
+        ("pri", 2**53),
+        ("utube", "a\0"),
+        ("utube", 1),
+    ):
+        assert node.do("put", "x", {option: value}) == {"error": f"{option} cannot be {value}"}
+    assert jobs.statistics()["tasks"]["total"] == 0
+    node.do("put", "y", {"ttl": 2**53 - 1, "ttr": 0, "delay": None, "pri": 2**53 - 1, "utube": None})
+    assert jobs.statistics()["tasks"]["ready"] == 1
+
+
 def test_each_wakes_the_other(redis_db: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the bell: nobody looks by himself for a minute."""
     listener = importlib.import_module("tubes.drivers.redis.listener")
