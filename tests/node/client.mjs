@@ -96,7 +96,8 @@ export class Client {
         if (!mayFind) await this.#blocked.sendCommand(['BLPOP', this.#key('bell'), patience])
       }
     } finally {
-      if (hasSaid) await this.#onTube('unwait', 0, this.#name, 't', 0)
+      // Should it fail, we are not believed for long; and a task that has come is to be told
+      if (hasSaid) await this.#onTube('unwait', 0, this.#name, 't', 0).catch(() => {})
     }
   }
 

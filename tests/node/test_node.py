@@ -251,6 +251,22 @@ def test_each_wakes_the_other(redis_db: str, start: Start, monkeypatch: pytest.M
         node.close()
 
 
+def test_a_task_that_came_is_told_though_nothing_can_be_said_after_it(
+    queue: tubes.Queue, redis_db: str, start: Start
+) -> None:
+    jobs = queue.create_tube("jobs", "fifo")
+    node = start("jobs", 60)
+    node.begin("take", 30)
+    _until_somebody_waits(redis_db, jobs)
+    node.process.send_signal(signal.SIGSTOP)
+    jobs.put("x")
+    with redis.Redis.from_url(redis_db) as client:  # what a take does not look at, unless somebody calls
+        client.rename(f"{{tubes:{jobs.record.id}}}:waiting", "aside")
+        client.set(f"{{tubes:{jobs.record.id}}}:waiting", "torn")
+    node.process.send_signal(signal.SIGCONT)
+    assert node.answer()["data"] == "x"
+
+
 def _until_somebody_waits(url: str, tube: tubes.Tube) -> None:
     give_up = time.monotonic() + 20
     with redis.Redis.from_url(url) as client:
