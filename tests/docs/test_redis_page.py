@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import redis
+from redis_servers import RedisServer
 
 import tubes
+from tubes.doctor import Doctor
 
 from . import redis_page as page
 
@@ -93,3 +96,26 @@ def test_all_that_lies_in_redis_is_in_the_tables(redis_db: str) -> None:
         "calls",
         "connections",
     }
+
+
+def test_the_how_to_names_all_commands_that_a_user_needs(
+    own_redis_server: Callable[..., RedisServer],
+) -> None:
+    """Who may run those, and those of the scripts, on our keys alone can do all there is."""
+    how_to = (page.PAGE.parents[1] / "how-to" / "redis.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"^The user needs the commands of the scripts (.*):$", how_to, re.M)
+    lua = "".join(map(source, [*page.names(), *page.INCLUDED]))
+    words = {*re.findall(r"`([A-Z]+)`", named), *re.findall(r"'([A-Z]+)'", lua)}
+    server = own_redis_server()
+    commands = {name.upper() for name in server.command("COMMAND")}
+    server.command(
+        "ACL SETUSER", "worker", "on", ">x", "~{tubes*", *(f"+{word}" for word in words & commands)
+    )
+    with tubes.connect(f"unix://worker:x@{server.folder}/redis.sock") as queue:
+        jobs = queue.create_tube("jobs", "utubettl")
+        jobs.put("x", utube="a", ttl=60)
+        assert jobs.take(0) and jobs.take(0.05) is None
+        assert [*Doctor(queue, deep=True).examine()] == []
+        queue.flush_counts()
+    refused = {entry["object"] for entry in server.command("ACL LOG")}
+    assert refused <= {"client|setinfo", "client"}  # what redis-py tells of itself
