@@ -35,6 +35,7 @@ export class Client {
   #floor
   #connection
   #beating
+  #mayHoldMore = false // a take had no answer
   #offset = 0 // of the server's clock, in ms
   #calls = {}
 
@@ -119,6 +120,7 @@ export class Client {
   // Taking
 
   async #takeNow() {
+    if (this.#mayHoldMore) await this.#beginAnew()
     for (;;) {
       const changes = await this.#takeOrBeAdmitted()
       this.#countAll(changes)
@@ -136,7 +138,10 @@ export class Client {
         const changes = await this.#run('take', this.#tubeKeys, given, BYTES)
         return changes.map((part, at) => (at % 4 === 3 ? part : part.toString()))
       } catch (error) {
-        if (!error.message.includes('NOSESSION')) throw error
+        if (!error.message.includes('NOSESSION')) {
+          this.#mayHoldMore = true
+          throw error
+        }
         await this.#admit()
       }
     }
@@ -147,8 +152,24 @@ export class Client {
     const session = this.session
     await this.#onTube('admit', 0, session)
     if (session !== this.session || !(await this.#isAlive())) {
-      // It ended meanwhile, and nobody else may look here again
-      while ((await this.#onTube('release_owner', this.#now(), session, MOST_SETTLED)).length >= MOST_SETTLED);
+      await this.#giveBack(session) // it ended meanwhile, and nobody else may look here again
+    }
+  }
+
+  // Of what an unknown take has taken nobody was told: all that we hold goes back.
+  async #beginAnew() {
+    const session = this.session
+    await this.#onQueue('leave', this.#connection, this.#now())
+    await this.#beginSession()
+    await this.#giveBack(session)
+    this.#mayHoldMore = false
+  }
+
+  async #giveBack(session) {
+    for (;;) {
+      const changes = await this.#onTube('release_owner', this.#now(), session, MOST_SETTLED)
+      this.#countAll(changes)
+      if (changes.length < MOST_SETTLED) return
     }
   }
 

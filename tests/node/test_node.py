@@ -19,8 +19,12 @@ from typing import Any
 
 import pytest
 import redis
+from faults.proxy import Proxy
+from redis_servers import RedisServer
 
 import tubes
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 HERE = Path(__file__).parent
 SCRIPTS = files("tubes.drivers.redis") / "lua"
@@ -265,6 +269,30 @@ def test_a_task_that_came_is_told_though_nothing_can_be_said_after_it(
         client.set(f"{{tubes:{jobs.record.id}}}:waiting", "torn")
     node.process.send_signal(signal.SIGCONT)
     assert node.answer()["data"] == "x"
+
+
+def test_what_an_unknown_take_has_taken_comes_back(
+    own_redis_server: Callable[..., RedisServer], program: Path
+) -> None:
+    """At once, not when the client ends."""
+    server = own_redis_server()
+    with ExitStack() as stack:
+        jobs = stack.enter_context(tubes.connect(server.url, sweep=False)).create_tube("jobs", "fifo")
+        jobs.put("x")
+        proxy = Proxy(server.folder / "redis.sock")
+        stack.callback(proxy.close)
+        node = Node(program, f"redis://127.0.0.1:{proxy.port}", "jobs")
+        stack.callback(node.kill)
+        assert node.do("take", 0)["data"] == "x"  # from now on the server knows the script by its hash
+        assert node.do("ack") is True
+        jobs.put("y")
+        proxy.cut_after = scripts.TAKE.sha.encode()
+        assert "error" in node.do("take", 0)
+        assert [task.data for task in jobs.tasks("t")] == ["y"]
+        assert node.do("take", 0)["data"] == "y"
+        assert node.do("ack") is True
+        node.close()
+        assert jobs.statistics()["calls"]["release"] == 1
 
 
 def _until_somebody_waits(url: str, tube: tubes.Tube) -> None:
