@@ -397,6 +397,16 @@ def test_a_session_that_cannot_be_read_is_in_nobodys_way(key: str, entry: str, p
     assert len(drain(tube)) == 9
 
 
+@pytest.mark.parametrize("last", ["x", "", "-5"])
+def test_a_last_id_that_cannot_be_read_spoils_no_new_tube(last: str, patient: Patient) -> None:
+    queue = patient.opened[0]
+    patient.do("HSET", ":last", "task", last)
+    drain(fill(queue, "fifo"))
+    patient.do("HSET", ":last", "task", last)
+    queue.drop_tube("jobs")
+    assert queue.create_tube("jobs", "fifo").put("more").id == 10
+
+
 def test_the_entry_of_a_session_that_lives_is_repaired(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     held = tube.take(timeout=0)

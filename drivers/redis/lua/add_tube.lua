@@ -9,7 +9,7 @@ local known = call('HGET', TUBES, ARGV[1])
 if known then
   return string.match(known, '^{"id":(%d+)') == ARGV[2] and string.match(known, '"after":(%d+)') or ''
 end
-local after = call('HGET', LAST, 'task') or '0'
+local after = string.match(call('HGET', LAST, 'task') or '', '^%d+$') or '0'
 local order = string.format('%.0f', call('HINCRBY', LAST, 'tube', 1))
 local begin = '{"id":' .. ARGV[2] .. ',"order":' .. order .. ',"after":' .. after .. ','
 call('HSET', TUBES, ARGV[1], begin .. string.sub(ARGV[3], 2))
