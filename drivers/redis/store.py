@@ -500,7 +500,7 @@ class RedisStore(Renewable):
     def _end_sessions(self, now: int) -> list[str]:
         dead = self._dead(self._sessions())
         return [
-            session.decode()
+            session.decode(errors="replace")
             for session in self._ask(scripts.END_SESSIONS, now, *(x for each in dead for x in each))
         ]
 
@@ -525,7 +525,7 @@ class RedisStore(Renewable):
 
     def _admitted(self, tube: int) -> set[str]:
         """The sessions that may take there."""
-        return {session.decode() for session in self._run_on(tube, scripts.ADMITTED)}
+        return {session.decode(errors="replace") for session in self._run_on(tube, scripts.ADMITTED)}
 
     def forget_session(self, tx: Any, session: str) -> None:
         self._ask(scripts.FORGET_SESSION, session)

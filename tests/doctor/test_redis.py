@@ -397,6 +397,14 @@ def test_a_session_that_cannot_be_read_is_in_nobodys_way(key: str, entry: str, p
     assert len(drain(tube)) == 9
 
 
+def test_a_session_whose_id_is_no_text_is_in_nobodys_way(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("HSET", ":sessions", b"\xff", "0 1")
+    patient.do("SADD", "sessions", b"\xfe")
+    assert patient.opened[0].sweep() == 0
+    assert len(drain(tube)) == 9
+
+
 @pytest.mark.parametrize("last", ["x", "", "-5"])
 def test_a_last_id_that_cannot_be_read_spoils_no_new_tube(last: str, patient: Patient) -> None:
     queue = patient.opened[0]
