@@ -2,8 +2,8 @@
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: 4 the session, - for anybody · 5 the delay in ms, which is added to the ttl · then for each task its id and its
--- token or -.
+-- ARGV: 4 the session, - for anybody · 5 the delay in ms, which is added to the ttl; 0 where the type has no times · then
+-- for each task its id and its token or -.
 -- Reply: changes.
 -- Cost: O(log n) each.
 local owner, delay = ARGV[4], ARGV[5]

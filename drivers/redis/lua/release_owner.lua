@@ -4,7 +4,7 @@
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, which is over; - for every session, and then all stay on the list · 5 how many tasks at most.
--- Reply: changes, by id; those of every session in the order of a take.
+-- Reply: changes, by id; those of every session by priority and id.
 -- Cost: O(log n) each.
 local owner, limit = ARGV[4], ARGV[5]
 local members
