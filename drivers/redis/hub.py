@@ -7,6 +7,7 @@ import threading
 from typing import ClassVar
 
 from tubes.errors import StoreUnavailable
+from tubes.interrupts import guarded
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
@@ -39,26 +40,38 @@ class Hub:
     @classmethod
     def enter(cls, place: Place, what: str) -> Hub:
         """The one of that place, for one more user."""
+        hub = guarded(cls._joined, place)
+        if hub is None:
+            url, _, patience = place
+            nodes = Nodes(url, what, patience)
+            nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
+            try:
+                hub = guarded(cls._made, place, nodes)
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                nodes.close()
+                raise StoreUnavailable(f"nobody can listen to {what}: {error}") from error
+            if hub.nodes is not nodes:
+                nodes.close()
+        return hub
+
+    # Guarded, as a signal's handler may close a queue, which wants the lock
+
+    @classmethod
+    def _joined(cls, place: Place) -> Hub | None:
         with cls._lock:
             hub = cls._all.get(place)
             if hub is not None:
                 hub._users += 1
-                return hub
-        url, _, patience = place
-        nodes = Nodes(url, what, patience)
-        nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
+            return hub
+
+    @classmethod
+    def _made(cls, place: Place, nodes: Nodes) -> Hub:
         with cls._lock:
-            hub = cls._all.get(place)
+            hub = cls._all.get(place)  # others may have been faster
             if hub is None:
-                try:
-                    hub = cls(place, nodes)
-                    hub.listener.start()
-                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
-                    nodes.close()
-                    raise StoreUnavailable(f"nobody can listen to {what}: {error}") from error
+                hub = cls(place, nodes)
+                hub.listener.start()
                 cls._all[place] = hub
-            else:
-                nodes.close()
             hub._users += 1
             return hub
 

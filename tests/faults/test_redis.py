@@ -621,6 +621,30 @@ def test_a_signal_ends_a_waiting_take_at_once(
         assert heard(worker) == "after"
 
 
+@pytest.mark.timeout(20, method="thread")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_handler_may_close_a_queue_while_another_is_connected(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    hub: Any = importlib.import_module("tubes.drivers.redis.hub").Hub
+    other, before = tubes.connect(server.url), signal.getsignal(signal.SIGUSR1)
+    url = f"{server.url}&client_name=x" if is_first else server.url
+
+    class Hubs(dict[Any, Any]):
+        def get(self, *given: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return super().get(*given)
+
+    monkeypatch.setattr(hub, "_all", Hubs(hub._all))
+    signal.signal(signal.SIGUSR1, lambda *_: other.close())
+    try:
+        with tubes.connect(url) as queue:
+            assert other.is_closed
+            assert queue.create_tube("jobs", "fifo").put("x").id == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     """At once: others need not find out first that it is dead."""
     check_close(connect, step=20)
