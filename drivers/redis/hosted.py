@@ -67,7 +67,7 @@ class RedisTube:
         self._redis = RedisDriver(
             ALL, self._record, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
         )
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # a signal's handler may call while one waits for the server
         self._opened: HostedStore | None = None
         self._failed: StoreUnavailable | None = None
         self._suspects = False
@@ -107,7 +107,7 @@ class RedisTube:
 
     def forked(self) -> None:
         """Called in a forked child: a thread of the parent's may have been at the lock."""
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
 
     def follow_session(self) -> None:
         """The queue's session is another, or has another ttr."""
@@ -209,17 +209,22 @@ class RedisTube:
         if opened is not None:
             return opened
         with self._opening:
-            if self._opened is None:
+            while self._opened is None:
                 if self._is_over:  # nobody would close another one, which would beat for ever
                     self._host.refresh()
                     raise NoSuchTube(self._record.name)
                 if self._failed is not failed:  # who was first has waited for the server on behalf of all
                     raise StoreUnavailable(str(self._failed)) from self._failed
                 try:
-                    self._opened = self._open()
+                    opened = self._open()
                 except StoreUnavailable as error:
                     self._failed = error
                     raise
+                if self._opened is None and not self._is_over:
+                    self._opened = opened
+                else:  # a signal's handler has called, or has closed the queue
+                    opened.leave()
+                    opened.close()
             return self._opened
 
     def _open(self) -> HostedStore:

@@ -415,7 +415,6 @@ def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
 @pytest.mark.timeout(20, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: RedisServer) -> None:
     """It finds the session over, too, and its own thread in the middle of that."""
-    server.command("CONFIG SET", "lua-time-limit", 1)
     with tubes.connect(server.url, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
@@ -428,19 +427,54 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: Redis
             server.command("SCRIPT KILL")
             taken.append(tube.take(timeout=0))
 
-        endless = threading.Thread(target=run_for_ever, args=(server,))
-        interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
-        before = signal.signal(signal.SIGUSR1, handler)
-        endless.start()
-        try:
-            eventually(lambda: is_busy(server))
-            interrupting.start()
-            store.prove_life()
-        finally:
-            endless.join()
-            signal.signal(signal.SIGUSR1, before)
+        call_while_busy(server, handler, store.prove_life)
         assert taken[0] is not None and taken[0].owner == queue.identify()
         assert store.lost_sessions == {over} and server.command("HLEN", "{tubes}:connections") == 1
+
+
+@pytest.mark.timeout(20, method="thread")
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_signal_s_handler_may_call_while_the_server_of_a_hosted_tube_is_waited_for(
+    server: RedisServer, tmp_path: Path, closes: bool
+) -> None:
+    """Or close the queue, as that of SIGTERM does. What was being opened is given back then."""
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, sweep=False) as creator:
+        creator.create_tube("jobs", "redis", url=server.url)
+    server.stop()
+    with tubes.connect(store, sweep=False) as queue:
+        tube = queue.tube.jobs
+        server.start()
+
+        def handler(number: int, frame: object) -> None:
+            server.command("SCRIPT KILL")
+            if closes:
+                queue.close()
+            else:
+                tube.put("y")
+
+        with suppress(tubes.StoreUnavailable, tubes.NoSuchTube):
+            call_while_busy(server, handler, lambda: tube.put("x"))
+        assert closes or [task.data for task in tube.tasks("r")] == ["y", "x"]
+    assert server.command("HLEN", "{tubes_hosted}:connections") == 0
+
+
+def call_while_busy(
+    server: RedisServer, handler: Callable[[int, object], None], call: Callable[[], object]
+) -> None:
+    """Call while the server runs a script, and have a signal's handler run in the wait."""
+    server.command("CONFIG SET", "lua-time-limit", 1)
+    endless = threading.Thread(target=run_for_ever, args=(server,))
+    interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, handler)
+    endless.start()
+    try:
+        eventually(lambda: is_busy(server))
+        interrupting.start()
+        call()
+    finally:
+        endless.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def run_for_ever(server: RedisServer) -> None:
