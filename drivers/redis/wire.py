@@ -30,6 +30,10 @@ some never exist: it says TRYAGAIN. When it has them, the first node says MOVED,
 """
 
 
+NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError
+"""What redis-py raises where no answer comes any more, or none that can be read."""
+
+
 class Lost(Exception):
     """The connection is gone. ``was_sent``: a command was under way, and nobody knows whether it was done."""
 
@@ -137,7 +141,7 @@ class Wire:
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
             self.close()  # redis-py has done so: to it these are errors of the connection
             return error
-        except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+        except NO_ANSWER as error:
             self.close()
             raise Lost(str(error), was_sent=True) from error
         except exceptions.RedisError as error:

@@ -16,13 +16,14 @@ from faults.harness import eventually
 class Proxy:
     """Listens on ``port`` for clients of the server at that Unix socket.
 
-    ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``is_silent``: answers
-    are lost, and nobody is told. ``hold_back``: bytes of the next request that gets stuck on its way, while its sender
-    loses the connection; ``deliver`` lets it arrive.
+    ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``spoil_after``: of the
+    next whose answer cannot be read. ``is_silent``: answers are lost, and nobody is told. ``hold_back``: bytes of the
+    next request that gets stuck on its way, while its sender loses the connection; ``deliver`` lets it arrive.
     """
 
     def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
         self.cut_after: bytes | None = None
+        self.spoil_after: bytes | None = None
         self.hold_back: bytes | None = None
         self.is_silent = False
         self._held: tuple[socket.socket, bytes] | None = None
@@ -75,7 +76,7 @@ class Proxy:
                 self._pass_on(client, server)
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        is_cut = False
+        is_cut = is_spoiled = False
         while not self._is_over:
             for ready in select.select([client, server], [], [], 0.05)[0]:
                 data = ready.recv(1 << 20)
@@ -89,6 +90,8 @@ class Proxy:
                         return
                     if self.cut_after is not None and self.cut_after in data:
                         self.cut_after, is_cut = None, True
+                    if self.spoil_after is not None and self.spoil_after in data:
+                        self.spoil_after, is_spoiled = None, True
                     server.sendall(data)
                 elif not self.is_silent:
-                    client.sendall(data)
+                    client.sendall(b"?" + data if is_spoiled else data)

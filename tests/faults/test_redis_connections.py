@@ -69,11 +69,12 @@ def unlucky(tube: tubes.Tube, proxy: Proxy) -> Iterator[tubes.Tube]:
         proxy.is_silent = False
 
 
+@pytest.mark.parametrize("what", ["cut_after", "spoil_after"])
 def test_a_put_whose_answer_is_lost_may_have_been_done(
-    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy, what: str
 ) -> None:
     """It is not done again; the next one works."""
-    proxy.cut_after = scripts.PUT.sha.encode()
+    setattr(proxy, what, scripts.PUT.sha.encode())
     with pytest.raises(tubes.OutcomeUnknown, match="connection died"):
         unlucky.put("maybe")
     unlucky.put("surely")
