@@ -194,7 +194,9 @@ class Queue:
         if is_warned:  # now: it may be an error
             _warn_of_no_ttr(name)
 
-        def step(tx: Any) -> tuple[TubeRecord, Driver]:
+        made: list[Driver] = []
+
+        def step(tx: Any) -> TubeRecord:
             tx.begin()
             record = self._record(tx, name)
             is_there = record is not None and self.store.has_tube(tx, record)
@@ -202,20 +204,24 @@ class Queue:
                 record = self._record(tx, name)  # a drop was cut short, and has been ended now
             if record is None:
                 record = self.store.add_tube(tx, name, type, stored, temporary)
-                driver = self._make_driver(definition, record)
-                driver.create_space(tx, record)
-                return record, driver
+                made.append(self._make_driver(definition, record))
+                made[-1].create_space(tx, record)
+                return record
             if not if_not_exists:
                 raise TubeExists(name)
             if record.type != type:
                 raise TubeExists(name, f" as a {record.type}, not a {type}")
-            driver = self._make_driver(definition, record)
+            made.append(self._make_driver(definition, record))
             if not is_there:
-                driver.start(tx)  # where it lies, it was never made, or all was lost
-            return record, driver
+                made[-1].start(tx)  # where it lies, it was never made, or all was lost
+            return record
 
-        record, driver = guarded(self.store.transact, step)
-        tube = self._opened(record, driver)
+        try:
+            record = guarded(self.store.transact, step)
+            tube = self._opened(record, made.pop())
+        finally:
+            for unused in made:  # of what was rolled back
+                unused.stop()
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
         if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options

@@ -538,6 +538,19 @@ def test_a_close_gives_back_all_also_where_a_server_is_damaged(tmp_path: Path, r
     assert {*hubs} == before
 
 
+def test_a_tube_that_could_not_be_made_leaves_nothing_open(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """Else its session would live there as long as the process."""
+    server = own_redis_server()
+    server.command("ACL", "SETUSER", "half", "on", ">s3cret", "~{tubes_hosted}:*", "+@all")
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
+        with pytest.raises(tubes.StoreUnavailable, match="No permissions"):
+            queue.create_tube("jobs", "redis", url=f"{server.url}&username=half&password=s3cret")
+        assert queue.tubes() == []
+    assert not server.command("EXISTS", "{tubes_hosted}:connections")
+
+
 def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
