@@ -112,6 +112,7 @@ class Elsewhere(Place):
 
     def forked(self) -> None:
         self._in_order = threading.RLock()
+        getattr(self._driver, "forked", bool)()
 
 
 def _begun(step: Callable[[Any], T]) -> Callable[[Any], T]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -72,7 +71,6 @@ class RedisTube:
         self._failed: StoreUnavailable | None = None
         self._suspects = False
         self._is_over = False
-        _known.add(self)
 
     @staticmethod
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,6 +106,8 @@ class RedisTube:
     def forked(self) -> None:
         """Called in a forked child: a thread of the parent's may have been at the lock."""
         self._opening = threading.RLock()
+        if self._opened is not None:
+            self._opened.forked()
 
     def follow_session(self) -> None:
         """The queue's session is another, or has another ttr."""
@@ -286,7 +286,6 @@ class HostedStore(RedisStore):
             migrate=None,
             busy_timeout=PATIENCE,
         )
-        _open_stores.add(self)
 
     def _new_session(self) -> str:
         return self._host.session
@@ -351,20 +350,6 @@ class HostedStore(RedisStore):
         for session in over:  # in other tubes it is unknown then, which is as good
             self.forget_session(None, session)
         return changes
-
-
-_known: weakref.WeakSet[RedisTube] = weakref.WeakSet()
-_open_stores: weakref.WeakSet[HostedStore] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for tube in list(_known):
-        tube.forked()
-    for store in list(_open_stores):
-        store.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def _without_passwords(url: str) -> tuple[str, bool]:

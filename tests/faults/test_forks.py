@@ -408,6 +408,29 @@ queue.close()
         assert lines[0] == "True"
 
 
+def test_a_hook_of_the_program_uses_a_tube_elsewhere_in_the_child(tmp_path: Path, redis_url: str) -> None:
+    """It is called before the driver's own hooks, too. What the parent holds there stays its own."""
+    code = f"""
+import os, sys, tubes
+os.register_at_fork(after_in_child=lambda: tube.take(0))
+store = "sqlite:///" + sys.argv[1]
+queue = tubes.connect(store, sweep=False)
+tube = queue.create_tube("jobs", "redis", url={redis_url!r})
+for name in "ab":
+    tube.put(name, utube=name)
+held = tube.take(0)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+with tubes.connect(store, sweep=False) as other:
+    print(other.tube.jobs.take(0))
+print(tube.ack(held).data)
+queue.close()
+"""
+    assert run_cold(code, tmp_path / "jobs.db")[-1] == "a"
+
+
 def test_a_hook_of_the_program_that_calls_in_the_middle_of_a_fork_is_refused(db: Path) -> None:
     """It was registered before tubes was imported, so that the file is closed where it is called. It does not hang."""
     code = """
