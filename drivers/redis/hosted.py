@@ -312,19 +312,18 @@ class HostedStore(RedisStore):
 
     def follow(self, session: str) -> None:
         """Be of the host's session, which may be another by now, or have another ttr."""
-        if self._told != (session, self._host.session_ttr_ms):
+        if session != self.session or self._host.session_ttr_ms != self.session_ttr_ms:
             self.transact(lambda tx: self._follow(session))
 
     def _follow(self, session: str) -> None:
         with self._resuming:
-            left, self.session_ttr_ms = self._connection, self._host.session_ttr_ms
-            self._begin_session(session)
-            self._ask(scripts.LEAVE, left, self.clock.now_ms())
-
-    def _begin_session(self, session: str) -> None:
-        ttr_ms = self.session_ttr_ms
-        super()._begin_session(session)
-        self._told = session, ttr_ms
+            left, ttr_ms = self._connection, self._host.session_ttr_ms
+            if session != self.session:  # of one that is joined the ttr stays
+                self._begin_session(session)
+                self._ask(scripts.LEAVE, left, self.clock.now_ms())
+            if ttr_ms != self.session_ttr_ms:
+                self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
+                self.session_ttr_ms = ttr_ms
 
     def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
         """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""

@@ -256,6 +256,19 @@ def test_a_session_is_joined_also_while_a_server_is_away(
         assert hot.ack(task)
 
 
+def test_a_session_that_is_joined_keeps_its_ttr(tmp_path: Path, redis_db: str) -> None:
+    """As it does in the queue's own store, until it is set."""
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, session_ttr=7) as queue, tubes.connect(store) as other:
+        queue.create_tube("hot", "redis", url=redis_db)
+        assert other.tube.hot.take(0) is None
+        session = other.identify(queue.identify()).hex
+        with redis.Redis.from_url(redis_db) as client:
+            assert client.hget("{tubes_hosted}:sessions", session) == b"7000 -"
+            other.configure(session_ttr=3)
+            assert client.hget("{tubes_hosted}:sessions", session) == b"3000 -"
+
+
 def test_who_takes_where_a_server_has_lost_everything_goes_on(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:

@@ -456,7 +456,13 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Conn
     assert task is not None and task.attempts == 2
 
 
-@pytest.mark.parametrize("how", ["it joins another session", "it sets another session_ttr"])
+def end_and_go_on(store: Any) -> None:
+    """Take a process for dead, which shows that it lives."""
+    store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())
+    store.prove_life()
+
+
+@pytest.mark.parametrize("how", ["it joins another session", "it goes on by another connection"])
 def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
     connect: Connect, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -467,11 +473,11 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
         tube = queue.create_tube("jobs", "fifo")
         store: Any = queue.store
         leave: Callable[[], Any] = partial(queue.identify, other)
-    else:  # for which a tube of the type redis takes another connection
+    else:  # as a tube of the type redis does that was taken for dead
         queue = tubes.connect(f"sqlite:///{tmp_path / 'q.db'}", sweep=False)
         tube = queue.create_tube("jobs", "redis", url=server.url)
         store = tube.driver._store  # type: ignore[attr-defined]
-        leave = partial(queue.configure, session_ttr=60)
+        leave = partial(end_and_go_on, store)
     with queue:
         tube.put("x")
         ask, held, looks = store._ask, list[tubes.Task | None](), list[str]()

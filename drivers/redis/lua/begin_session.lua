@@ -2,10 +2,11 @@
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 the connection, which nobody else ever was · 2 the session · 3 its ttr in ms · 4 the connection's label, for people.
+-- ARGV: 1 the connection, which nobody else ever was · 2 the session · 3 its ttr in ms, where it is made · 4 the
+-- connection's label, for people.
 -- Reply: 1.
 -- Cost: O(1).
 even_when_full()
-call('HSET', SESSIONS, ARGV[2], ARGV[3] .. ' -')
+call('HSET', SESSIONS, ARGV[2], (ttr_of(ARGV[2]) or ARGV[3]) .. ' -')
 call('HSET', CONNECTIONS, ARGV[1], ARGV[2] .. ' 0 ' .. ARGV[4])
 return 1
