@@ -456,6 +456,18 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Conn
     assert task is not None and task.attempts == 2
 
 
+def test_a_connection_that_cannot_be_read_keeps_no_session_alive(
+    connect: Connect, server: RedisServer
+) -> None:
+    """Its beat cannot be seen either: what such a session holds would be taken for ever."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    queue.create_tube("jobs", "fifo").put("x")
+    assert other.tube.jobs.take(timeout=0) is not None
+    server.command("HSET", "{tubes}:connections", other.store._connection, other.store.session)  # type: ignore[attr-defined]
+    assert queue.sweep() == 1
+    assert not queue.store.deaths_suspected(thoroughly=True)
+
+
 def end_and_go_on(store: Any) -> None:
     """Take a process for dead, which shows that it lives."""
     store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())

@@ -33,7 +33,7 @@ end
 local function end_lonely(now)
   local known = call('HGETALL', CONNECTIONS)
   local has_connection = {}
-  for n = 2, #known, 2 do has_connection[string.match(known[n], '^%S*')] = true end
+  for n = 2, #known, 2 do has_connection[string.match(known[n], '^(%S+) %S') or ''] = true end
   local sessions = call('HGETALL', SESSIONS)
   for n = 1, #sessions, 2 do
     local ttr, ends = string.match(sessions[n + 1], '^(%d+) (%S+)$')
