@@ -295,12 +295,22 @@ class RedisStore(Renewable):
         return self._evaluate(self._keys, script, given)
 
     def _evaluate(
-        self, keys: Keys, script: Script, given: Sequence[Argument], *, is_repeatable: bool = True
+        self,
+        keys: Keys,
+        script: Script,
+        given: Sequence[Argument],
+        *,
+        is_repeatable: bool = True,
+        is_durable: bool = False,
     ) -> Any:
         """Run a script on the node of its keys."""
-        return self._hub.nodes.call(
-            keys, lambda wire: wire.evaluate(script, keys, given), is_repeatable=is_repeatable
-        )
+
+        def use(wire: Wire) -> Any:
+            if is_durable:
+                return wire.evaluate_durably(script, keys, given, self._patience)
+            return wire.evaluate(script, keys, given)
+
+        return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable)
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         after = self._after_of(tube.id)
@@ -333,7 +343,8 @@ class RedisStore(Renewable):
     def _add_tube(self, tube: TubeRecord) -> bool:
         """Add it to the catalogue, unless its name is taken there."""
         entry = json.dumps({"type": tube.type, "options": dict(tube.options), "temporary": tube.temporary})
-        after: bytes = self._ask(scripts.ADD_TUBE, tube.name, tube.id, entry)
+        given = tube.name, tube.id, entry
+        after: bytes = self._evaluate(self._keys, scripts.ADD_TUBE, given, is_durable=self._is_durable)
         if after:
             self._after[tube.id] = after.decode()
             try:

@@ -395,3 +395,17 @@ def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
         with pytest.raises(tubes.NotSupported, match="durability='full'"):
             tubes.connect(redis_cluster, durability="full")
         client.config_set("appendonly", "yes", target_nodes=other)
+
+
+def test_full_durability_waits_for_the_catalogue_too(connect: Connect, cluster: RedisCluster) -> None:
+    """Its node is not that of most tubes, whose puts wait for their own."""
+    catalogue = owner_of(cluster, SESSIONS)
+    if catalogue.version < "Redis 7.2":  # Valkey too is later
+        return
+    queue = connect(durability="full", busy_timeout=0.1, sweep=False)
+    catalogue.command("CONFIG SET", "appendfsync", "no")
+    for name in "abcd":
+        with pytest.raises(tubes.OutcomeUnknown, match="disk"):
+            queue.create_tube(name, "fifo")
+    catalogue.command("CONFIG SET", "appendfsync", "always")
+    assert queue.create_tube("a", "fifo", if_not_exists=True).put("x").id == 1
