@@ -256,6 +256,23 @@ class SharedOwnership(Suite):
         assert tube.peek(task.id).state is State.TAKEN
         assert back.tube[tube.name].ack(task).state is State.DONE
 
+    def test_a_session_keeps_its_own_grace_whoever_joins_it(
+        self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
+    ) -> None:
+        leaving, back = make_queue(session_ttr=10), make_queue()
+        tube.put("x")
+        task = take(leaving.tube[tube.name])
+        assert back.tube[tube.name].peek(task.id) == task
+        back.identify(leaving.identify())
+        assert back.tube[tube.name].take(0) is None
+        leaving.close()
+        back.close()
+        clock.advance(9.9)
+        queue.sweep()
+        assert tube.peek(task.id).state is State.TAKEN
+        clock.advance(0.1)
+        assert queue.sweep() == 1
+
     def test_a_session_that_is_over_cannot_be_joined(self, make_queue: Connect, tube: Tube) -> None:
         leaving = make_queue()
         session = leaving.identify()
