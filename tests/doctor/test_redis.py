@@ -593,6 +593,14 @@ def test_a_waiting_consumer_is_woken_by_a_repair(patient: Patient) -> None:
         assert waiting.result(timeout=10) is not None
 
 
+def test_a_consumer_of_another_process_is_called_by_a_repair(patient: Patient) -> None:
+    fill(patient.opened[0], "utube")
+    patient.do("DEL", "ready")
+    patient.do("ZADD", "waiting", 2**50, NOBODY)
+    assert patient.doctor("--fix").status == 0
+    assert patient.do("LLEN", "bell") == 1
+
+
 def test_many_findings_are_repaired_in_bounded_steps(patient: Patient) -> None:
     tube = patient.opened[0].create_tube("jobs", "utubettl")
     tube.put_many([*range(1200)], utube="a", ttl=3600)
