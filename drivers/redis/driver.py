@@ -36,6 +36,8 @@ STATES_OF_BYTES = {code.encode(): state for code, state in STATES.items()}
 Leases = Mapping[tuple[int, int], Task]
 """What the caller knows of tasks, by id and token."""
 
+NO_LEASES: Leases = {}
+
 Raw = tuple[int, bytes, bytes]
 """A task as scripts answer it: id, record (see tube.lua), payload."""
 
@@ -149,12 +151,12 @@ class RedisDriver:
     ) -> Sequence[Change]:
         given: list[Argument] = [owner or "-", limit, STEP_LIMIT]
         known = self._add_acks(given, refs)
-        return self._changes(self._steps(tx, scripts.TAKE, now, given), known)
+        return self._changes(self._steps(tx, scripts.TAKE, now, given), known, now)
 
     def ack(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         given: list[Argument] = [owner or "-"]
         known = self._add_acks(given, refs)
-        return self._changes(self._steps(tx, scripts.ACK, now, given), known)
+        return self._changes(self._steps(tx, scripts.ACK, now, given), known, now)
 
     def touch(
         self, tx: RedisTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
@@ -258,13 +260,16 @@ class RedisDriver:
                 given += (_text(id), "-" if token is None else token, 1)
         return known
 
-    def _changes(self, flat: Sequence[Any], known: Leases | None = None) -> Sequence[Change]:
+    def _changes(self, flat: Sequence[Any], known: Leases = NO_LEASES, now: int = 0) -> Sequence[Change]:
         changes = []
         for place in range(0, len(flat), 4):
             event, id = EVENTS[flat[place]], int(flat[place + 1])
             fields = flat[place + 2].split(b" ", 10)
+            if len(fields) == 1:  # an ack that tells the token alone
+                changes.append(new_change((event, done(known[id, int(fields[0])], now), None)))
+                continue
             _, _, _, updated, due, ttl, ttr, attempts, *_ = fields
-            lease = known.get((id, int(attempts))) if known and event is ACK else None
+            lease = known.get((id, int(attempts))) if event is ACK else None
             if lease is not None:
                 task = done(with_times(lease, _ms(ttl), _ms(ttr)), int(updated))
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "redis.md"
 LUA = files("tubes.drivers.redis") / "lua"
 
-INCLUDED = ("tube", "queue", "plain", "rules")
+INCLUDED = ("tube", "queue", "tasks", "plain", "rules")
 """What scripts include; the heads of the first two say what the keys are."""
 
 

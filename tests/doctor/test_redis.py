@@ -75,7 +75,7 @@ class Patient:
             self.do("ZREM", "states", f"r{id(number)}")
             self.do("ZREM", "ready", id(number))
             self.do("ZADD", "states", 0, f"t{id(number)}")
-            self.do("ZADD", "held", 0, f"{owner}{id(number)}")
+            self.do("ZADD", "held", 0, f"{owner} {id(number)} 1")
 
     def stored(self) -> dict[bytes, Any]:
         """All that there is, but for the beats of those who live."""
@@ -160,7 +160,7 @@ LISTED = do("SADD", "sessions", NOBODY)
 LOST = do("HDEL", "tasks", id(1), f"{id(1)}=")
 INDEXES = ("states", "ready", "line", "buried", "due")
 GHOSTS = (
-    ("states", f"r{id(99)}"), ("states", "x"), ("ready", id(99)), ("line", line("b", 99)), ("held", NOBODY + id(99)),
+    ("states", f"r{id(99)}"), ("states", "x"), ("ready", id(99)), ("line", line("b", 99)), ("held", f"{NOBODY} {id(99)} 1"),
     ("buried", id(99)), ("due", id(99)),
 )  # fmt: skip
 
@@ -241,7 +241,7 @@ DAMAGES = (
         "no task", "utubettl", both(*(do("ZADD", key, 0, member) for key, member in GHOSTS)),
         "ghost", deep=True, follows="owner,line",
     ),
-    Damage("no task, and held", "fifo", do("ZADD", "held", 0, NOBODY + id(99)), "ghost", follows="count,owner"),
+    Damage("no task, and held", "fifo", do("ZADD", "held", 0, f"{NOBODY} {id(99)} 1"), "ghost", follows="count,owner"),
     Damage("held without an id", "fifo", do("ZADD", "held", 0, NOBODY), "ghost", follows="count,owner"),
     # Payloads and records
     Damage("a torn payload", "utubettl", do("HSET", "tasks", f"{id(1)}=", '{"torn'), "payload", deep=True, lost=(0,)),

@@ -3,7 +3,8 @@
 -- include plain
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, - for anybody · then for each task its id, its token or -, and 1 where its payload is wanted.
--- Reply: changes; a task that the session does not hold is not among them.
+-- Reply: changes; a task that the session does not hold is not among them. Instead of a record there may be the token
+-- alone, where session and token were given and the payload was not wanted.
 -- Cost: O(log n) each.
 local owner = ARGV[4]
 if is_plain then
@@ -12,6 +13,7 @@ if is_plain then
   return changes
 end
 -- include tube
+-- include tasks
 for n = 5, #ARGV, 3 do
   local id = ARGV[n]
   local t = held(id, ARGV[n + 1], owner)

@@ -1,6 +1,7 @@
 -- Puts tasks aside until they are kicked.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: then for each task its id and its token or -.
 -- Reply: changes; a buried task is none.

@@ -1,6 +1,7 @@
 -- Removes tasks in any state.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: then for each task its id and its token or -.
 -- Reply: changes.

@@ -1,6 +1,7 @@
 -- Tells what is wrong with some of the things in one of a tube's keys, for the doctor. Nothing is written.
 --
 -- include tube
+-- include tasks
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where to look: tasks, ready, line, busy, held, buried, due, states; or front, for who stands in front of

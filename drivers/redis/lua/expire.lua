@@ -1,6 +1,7 @@
 -- Does what time asks: the ends of ttl, ttr and delay.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 of how many tasks at most.
 -- Reply: changes, in the order in which they were due.

@@ -7,12 +7,12 @@
 -- Cost: O(log n) each.
 local found, after = {}, ARGV[4]
 for _ = 1, tonumber(ARGV[5]) do
-  local from = after == '' and '-' or '(' .. after .. LAST_DIGIT
+  local from = after == '' and '-' or '(' .. after .. AFTER_SPACE
   local member = call('ZRANGEBYLEX', HELD, from, '+', 'LIMIT', 0, 1)[1]
   if not member then break end
-  after = string.match(member, '^(.+)' .. string.rep('%d', 16) .. '$') or member
+  after = string.match(member, '^(%S+) ') or member
   local n = #found
-  found[n + 1], found[n + 2] = after, call('ZLEXCOUNT', HELD, '[' .. after, '(' .. after .. LAST_DIGIT)
+  found[n + 1], found[n + 2] = after, call('ZLEXCOUNT', HELD, '[' .. after, '(' .. after .. AFTER_SPACE)
   found[n + 3] = call('SISMEMBER', SESSIONS, after)
 end
 return found

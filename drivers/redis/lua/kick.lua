@@ -1,6 +1,7 @@
 -- Makes buried tasks ready, in the order of a take.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 how many at most.
 -- Reply: changes.

@@ -1,6 +1,7 @@
 -- Tells, without a write, whether a take would find a ready task, and when time does something next.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: no more.
 -- Reply: 1 or 0, and an instant in ms, or an empty text.

@@ -1,6 +1,7 @@
 -- Looks again at one thing that the doctor has found to be wrong, and makes it right.
 --
 -- include tube
+-- include tasks
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
@@ -34,7 +35,7 @@ local function take_out(id, t)
   for _, key in ipairs({READY, BURIED, DUE}) do call('ZREM', key, id) end
   if not t then return end
   call('ZREM', LINE, in_line(id, t))
-  call('ZREM', HELD, t.owner .. id)
+  call('ZREM', HELD, lease(id, t))
   if call('HGET', BUSY, t.utube) == id then call('HDEL', BUSY, t.utube) end
 end
 

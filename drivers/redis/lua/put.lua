@@ -23,13 +23,15 @@ end
 -- include tube
 if is_plain then
   waking = count
-else
-  for n = 1, count do
-    local id, t = string.format('%016.0f', first + n - 1), parse(ARGV[3 + 2 * n])
-    call('HSET', TASKS, id, ARGV[3 + 2 * n], id .. '=', ARGV[4 + 2 * n])
-    index(id, t)
-    if t.state == 'r' then waking = waking + 1 end
-  end
+  ring_all()
+  return first + count - 1
+end
+-- include tasks
+for n = 1, count do
+  local id, t = string.format('%016.0f', first + n - 1), parse(ARGV[3 + 2 * n])
+  call('HSET', TASKS, id, ARGV[3 + 2 * n], id .. '=', ARGV[4 + 2 * n])
+  index(id, t)
+  if t.state == 'r' then waking = waking + 1 end
 end
 ring_all()
 return first + count - 1

@@ -1,6 +1,7 @@
 -- Gives back tasks that a session holds: to their old place, or delayed.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, - for anybody · 5 the delay in ms, which is added to the ttl; 0 where the type has no times · then
 -- for each task its id and its token or -.

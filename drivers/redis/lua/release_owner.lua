@@ -2,6 +2,7 @@
 -- here.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, which is over; - for every session, and then all stay on the list · 5 how many tasks at most.
 -- Reply: changes, by id; those of every session by priority and id.
@@ -11,11 +12,11 @@ local members
 if owner == NONE then
   members = call('ZRANGEBYLEX', STATES, '[t', '(t' .. LAST_DIGIT, 'LIMIT', 0, limit)
 else
-  members = call('ZRANGEBYLEX', HELD, '[' .. owner, '(' .. owner .. LAST_DIGIT, 'LIMIT', 0, limit)
+  members = call('ZRANGEBYLEX', HELD, '[' .. owner .. ' ', '(' .. owner .. AFTER_SPACE, 'LIMIT', 0, limit)
 end
 local tasks = {}
 for n, member in ipairs(members) do
-  local id = string.sub(member, -16)
+  local id = owner == NONE and string.sub(member, 2) or string.match(member, ' (%S+)')
   tasks[n] = {id = id, t = load(id)}
 end
 if owner == NONE and priority then

@@ -1,4 +1,4 @@
--- Included after tube.lua by the doctor's scripts: what must be true of each thing in a tube's keys.
+-- Included after tasks.lua by the doctor's scripts: what must be true of each thing in a tube's keys.
 --
 -- A thing is named by where it is and what stands there. In ready, line, busy, held, buried, due and states: a member,
 -- which leads to a task. In tasks: an id, with = after it for a payload. In front: the name of a sub-queue, for whom stands in front of it. In
@@ -55,12 +55,17 @@ local function places(id, t)
   elseif t.state == 'r' and priority then
     found.ready = {id, t.pri}
   elseif t.state == 't' then
-    found.held = {t.owner .. id, '0'}
+    found.held = {lease(id, t), '0'}
     if grouped then found.busy = {t.utube, id} end
   elseif t.state == '!' and priority then
     found.buried = {id, t.pri}
   end
   return found
+end
+
+-- The id in a member of `held`, if there is one.
+local function held_id(member)
+  return string.match(member, '^%S+ (%S+) %S+$') or ''
 end
 
 -- What goes with a member of an index.
@@ -84,7 +89,7 @@ end
 local function wrong_member(index, member)
   local found = there(index, member)
   if not found then return end
-  local id = index == 'busy' and found or string.sub(member, -16)
+  local id = index == 'busy' and found or index == 'held' and held_id(member) or string.sub(member, -16)
   local text = call('HGET', TASKS, id)
   if not text then return 'ghost', id end
   local t = sound(text)

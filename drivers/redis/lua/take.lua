@@ -5,7 +5,7 @@
 -- ARGV: 4 the session that takes, which must have been admitted; - for nobody's · 5 how many at most · 6 how many due
 -- tasks are settled at most: where there are so many, nothing is taken yet · 7 a task to ack, by its id · 8 its token, or
 -- - · 9 1 where its payload is wanted in the answer.
--- Reply: changes. None where the ack is refused.
+-- Reply: changes. None where the ack is refused; of the ack as ack.lua answers.
 -- Cost: O(log n) for each task that is acked, settled or taken, whatever lies in busy sub-queues.
 local owner, limit, most = ARGV[4], math.min(tonumber(ARGV[5]), 2 ^ 31), tonumber(ARGV[6])
 if owner ~= '-' and call('SISMEMBER', SESSIONS, owner) == 0 then
@@ -14,10 +14,24 @@ end
 if is_plain then
   local changes = {}
   if ARGV[7] and not ack_plain(changes, ARGV[7], ARGV[8], owner, ARGV[9]) then return {} end
-  take_plain(changes, owner, limit)
+  for _, member in ipairs(call('ZRANGEBYLEX', STATES, '[r', '(r:', 'LIMIT', 0, limit)) do
+    local id = string.sub(member, 2)
+    local stored = call('HMGET', TASKS, id, id .. '=')
+    local pri, created, attempts, kind = string.match(stored[1], '^r (%S+) (%S+) %S+ %- %- %- (%S+) %- (%S+)')
+    attempts = string.format('%.0f', attempts + 1)
+    local record =
+      't ' .. pri .. ' ' .. created .. ' ' .. ARGV[2] .. ' - - - ' .. attempts .. ' ' .. owner .. ' ' .. kind .. ' '
+    call('ZREM', STATES, member)  -- before what adds, see even_when_full
+    call('HSET', TASKS, id, record)
+    call('ZADD', STATES, 0, 't' .. id)
+    call('ZADD', HELD, 0, owner .. ' ' .. id .. ' ' .. attempts)
+    local n = #changes
+    changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = 'take', id, record, stored[2]
+  end
   return changes
 end
 -- include tube
+-- include tasks
 if not exists() then return redis.error_reply('NOTUBE it was dropped') end
 if ARGV[7] then
   local t = held(ARGV[7], ARGV[8], owner)
@@ -46,7 +60,7 @@ for _, id in ipairs(in_order('r', limit)) do
     call('HSET', TASKS, id, record(t))
   end
   call('ZADD', STATES, 0, 't' .. id)
-  call('ZADD', HELD, 0, owner .. id)
+  call('ZADD', HELD, 0, lease(id, t))
   if grouped then
     call('HSET', BUSY, t.utube, id)
     call('ZREM', LINE, in_line(id, t))

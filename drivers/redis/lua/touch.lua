@@ -1,6 +1,7 @@
 -- Adds to the ttr, the ttl and the deadline of tasks that a session holds.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the session, - for anybody · 5 how much, in ms · then for each task its id and its token or -.
 -- Reply: changes.

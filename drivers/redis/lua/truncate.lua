@@ -1,6 +1,7 @@
 -- Removes tasks in any state, silently.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 how many at most.
 -- Reply: how many.

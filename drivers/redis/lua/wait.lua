@@ -1,6 +1,7 @@
 -- Says that a process waits, so that it is called. Its next command is a BLPOP of the bell.
 --
 -- include tube
+-- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the process · 5 for how many ms · 6 t: for tasks; r: for room · 7 with r, the tube's capacity.
 -- Reply: 1 where there may be something for it at once.
