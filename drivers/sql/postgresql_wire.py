@@ -26,6 +26,7 @@ from tubes.errors import StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
 from ..forks import keep_from_children
+from ..lookout import Lookout
 from .joined import Lender
 from .statements import Row
 
@@ -50,6 +51,10 @@ TOO_LARGE = "54000"
 
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
+
+
+AWAKE = 0.0004
+"""Seconds for which an answer is looked for before the thread sleeps: a commit waits for the server's disk."""
 
 
 class Refused(Exception):
@@ -98,6 +103,7 @@ class Wire:
         self._opened_by = os.getpid()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
+        self._lookout = Lookout(self._pg.socket, AWAKE)
         self._poll_to_send = select.poll()
         self._poll_to_send.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._prepared: dict[str, bytes] = {}
@@ -359,7 +365,11 @@ class Wire:
 
     def _wait(self) -> None:
         """Wait until something has come, or until more can be sent of what the socket had no room for."""
-        (self._poll_to_send if self._pg.flush() else self._poll).poll()
+        if self._pg.flush():
+            self._poll_to_send.poll()
+        else:
+            self._lookout.look()
+            self._poll.poll()
 
     def _cancel(self) -> None:
         if not self.is_inherited:  # what is under way is the parent's

@@ -160,8 +160,8 @@ LISTED = do("SADD", "sessions", NOBODY)
 LOST = do("HDEL", "tasks", id(1), f"{id(1)}=")
 INDEXES = ("states", "ready", "line", "buried", "due")
 GHOSTS = (
-    ("states", f"r{id(99)}"), ("states", "x"), ("ready", id(99)), ("line", line("b", 99)), ("held", f"{NOBODY} {id(99)} 1"),
-    ("buried", id(99)), ("due", id(99)),
+    ("states", f"r{id(99)}"), ("states", "x"), ("ready", id(99)), ("line", line("b", 99)),
+    ("held", f"{NOBODY} {id(99)} 1"), ("buried", id(99)), ("due", id(99)),
 )  # fmt: skip
 
 DAMAGES = (

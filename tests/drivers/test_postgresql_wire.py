@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, cast
@@ -171,6 +172,12 @@ def test_what_is_larger_than_a_socket_holds_is_sent_whole(wire: Wire) -> None:
 
 
 @pytest.mark.timeout(20, method="thread")
+def test_a_statement_that_takes_long_is_waited_for_asleep(wire: Wire) -> None:
+    begun = time.thread_time()
+    wire.simple("SELECT pg_sleep(0.5)")
+    assert time.thread_time() - begun < 0.25
+
+
 def test_a_server_that_answers_while_more_is_being_sent_is_heard(wire: Wire) -> None:
     """It reads no more while nobody reads its answers."""
     assert [result.rows for result in wire.pipeline(ECHO, [(LARGE,)] * 20)] == [[(LARGE,)]] * 20

@@ -1,0 +1,186 @@
+-- Included after tube.lua by the scripts that change tasks or know their order: the record of a task, the indexes that
+-- it is in, and what time does to it.
+local timed = string.find(features, 't', 1, true)
+local priority = string.find(features, 'p', 1, true)
+local grouped = string.find(features, 'g', 1, true)
+local newest = string.find(features, 'n', 1, true)
+
+local function parse(record)
+  local t = {}
+  t.state, t.pri, t.created, t.updated, t.due, t.ttl, t.ttr, t.attempts, t.owner, t.kind, t.utube =
+    string.match(record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  return t
+end
+
+local function record(t)
+  return table.concat(
+    {t.state, t.pri, t.created, t.updated, t.due, t.ttl, t.ttr, t.attempts, t.owner, t.kind, t.utube}, ' ')
+end
+
+local function load(id)
+  local stored = call('HGET', TASKS, id)
+  return stored and parse(stored)
+end
+
+local function payload_of(id)
+  return call('HGET', TASKS, id .. '=')
+end
+
+local function erase(id)
+  call('HDEL', TASKS, id, id .. '=')
+end
+
+local function end_of_life(t)
+  return t.ttl == NONE and NONE or plus(t.created, t.ttl)
+end
+
+-- The first ready tasks of a task's sub-queue.
+local function first_in_line(t, count)
+  return call('ZRANGEBYLEX', LINE, '[' .. t.utube .. '\0', '(' .. t.utube .. '\1', 'LIMIT', 0, count)
+end
+
+local function in_line(id, t)
+  return t.utube .. '\0' .. string.rep('0', 16 - #t.pri) .. t.pri .. id
+end
+
+local function lead(member)
+  call('ZADD', READY, string.sub(member, -32, -17), string.sub(member, -16))
+end
+
+local function index_ready(id, t)
+  if grouped then
+    call('ZADD', LINE, 0, in_line(id, t))
+    if call('HEXISTS', BUSY, t.utube) == 0 then
+      local first = first_in_line(t, 2)
+      if string.sub(first[1], -16) == id then
+        lead(first[1])
+        if first[2] then call('ZREM', READY, string.sub(first[2], -16)) end
+      end
+    end
+  elseif priority then
+    call('ZADD', READY, t.pri, id)
+  end
+end
+
+local function lead_next(t)
+  local first = first_in_line(t, 1)
+  if first[1] then lead(first[1]) end
+end
+
+local function unindex_ready(id, t)
+  if grouped then
+    call('ZREM', LINE, in_line(id, t))
+    if call('ZREM', READY, id) == 1 then lead_next(t) end
+  elseif priority then
+    call('ZREM', READY, id)
+  end
+end
+
+-- While a task is taken, this is in `held` for that very lease.
+local function lease(id, t)
+  return t.owner .. ' ' .. id .. ' ' .. t.attempts
+end
+
+local function index(id, t)
+  call('ZADD', STATES, 0, t.state .. id)
+  if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
+  if t.state == 'r' then
+    index_ready(id, t)
+  elseif t.state == 't' then
+    call('ZADD', HELD, 0, lease(id, t))
+    if grouped then call('HSET', BUSY, t.utube, id) end
+  elseif t.state == '!' and priority then
+    call('ZADD', BURIED, t.pri, id)
+  end
+end
+
+local function unindex(id, t)
+  call('ZREM', STATES, t.state .. id)
+  if t.due ~= NONE then call('ZREM', DUE, id) end
+  if t.state == 'r' then
+    unindex_ready(id, t)
+  elseif t.state == 't' then
+    call('ZREM', HELD, lease(id, t))
+    if grouped then
+      call('HDEL', BUSY, t.utube)
+      lead_next(t)
+    end
+  elseif t.state == '!' and priority then
+    call('ZREM', BURIED, id)
+  end
+end
+
+-- The first ready (r) or buried (!) tasks, in the order of a take. Of a grouped tube's ready ones, those a take gets.
+local function in_order(state, limit)
+  local key = state == 'r' and (grouped or priority) and READY or state == '!' and priority and BURIED
+  if key then return call('ZRANGEBYSCORE', key, '-inf', '+inf', 'LIMIT', 0, limit) end
+  local members
+  if newest then
+    members = call('ZREVRANGEBYLEX', STATES, '(' .. state .. LAST_DIGIT, '[' .. state, 'LIMIT', 0, limit)
+  else
+    members = call('ZRANGEBYLEX', STATES, '[' .. state, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, limit)
+  end
+  for n = 1, #members do members[n] = string.sub(members[n], 2) end
+  return members
+end
+
+-- What these scripts answer: for each change its event, the task's id, its record after it, and the payload.
+local changes = {}
+
+local function note(event, id, t, payload)
+  local n = #changes
+  changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = event, id, record(t), payload
+end
+
+-- Moves a task into another state.
+local function move(event, id, t, state, due, owner)
+  unindex(id, t)
+  t.state, t.due, t.owner, t.updated = state, due, owner, now
+  call('HSET', TASKS, id, record(t))
+  index(id, t)
+  if state == 'r' or grouped then waking = waking + 1 end
+  note(event, id, t, payload_of(id))
+end
+
+local function make_ready(event, id, t)
+  move(event, id, t, 'r', end_of_life(t), NONE)
+end
+
+-- Removes a task; it is done. Its payload is in the answer if it is wanted there.
+local function remove(event, id, t, is_wanted)
+  local payload = is_wanted and payload_of(id) or ''
+  unindex(id, t)
+  erase(id)
+  t.state, t.due, t.owner, t.updated = NONE, NONE, NONE, now
+  freed = freed + 1
+  if grouped then waking = waking + 1 end
+  note(event, id, t, payload)
+end
+
+-- The task of an id; with a token only while that very lease lasts.
+local function stored(id, token)
+  local t = load(id)
+  if t and (token == NONE or (t.state == 't' and t.attempts == token)) then return t end
+end
+
+-- The same, if the owner holds it; the owner - is anybody.
+local function held(id, token, owner)
+  local t = stored(id, token)
+  if t and t.state == 't' and (owner == NONE or t.owner == owner) then return t end
+end
+
+-- Does what time asks of up to `limit` tasks, in the order in which it was due: the ends of ttl, ttr and delay.
+local function settle(limit)
+  for done = 0, limit - 1 do
+    local id = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, 1)[1]
+    if not id then return done end
+    local t = load(id)
+    local over = end_of_life(t)
+    if over ~= NONE and tonumber(over) <= (tonumber(t.due) or 0) then
+      remove('ttl', id, t, true)
+    else
+      make_ready(t.state == 't' and 'ttr' or 'delay', id, t)  -- if its ttl is over, too, that comes in its turn
+    end
+  end
+  return limit
+end
