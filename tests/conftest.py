@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -20,6 +21,10 @@ import tubes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Four workers and some four hundred processes that tests start would compile the same modules again and again
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 os.environ.setdefault("TUBES_KIT_EXAMPLES", "12")  # other ones each time, for each type on each store
 
