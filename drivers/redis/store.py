@@ -341,17 +341,17 @@ class RedisStore(Renewable):
         return tube
 
     def _add_tube(self, tube: TubeRecord) -> bool:
-        """Add it to the catalogue, unless its name is taken there."""
+        """Add it to the catalogue, unless its name is taken there.
+
+        Where its node goes away in the middle it stays there: others may have opened it, as whoever finds it does.
+        """
+        self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # writes nothing, where that is possible
         entry = json.dumps({"type": tube.type, "options": dict(tube.options), "temporary": tube.temporary})
         given = tube.name, tube.id, entry
         after: bytes = self._evaluate(self._keys, scripts.ADD_TUBE, given, is_durable=self._is_durable)
         if after:
             self._after[tube.id] = after.decode()
-            try:
-                self._run_on(tube.id, scripts.OPEN, after)
-            except (StoreUnavailable, Refused):  # its node is away, or its keys are forbidden
-                self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, 0)
-                raise
+            self._run_on(tube.id, scripts.OPEN, after)
         return bool(after)
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:

@@ -238,6 +238,32 @@ def test_a_tube_whose_node_is_away_is_not_made(cluster: RedisCluster) -> None:
         queue.create_tube(name, "fifo").put("x")
 
 
+def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_it(
+    connect: Connect, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
+    run_on = queue.store._run_on  # type: ignore[attr-defined]
+
+    def run(tube: int, script: Any, *given: Any) -> Any:
+        if script.name != "open":
+            return run_on(tube, script, *given)
+        pid = owner_of(cluster, int(key_slot(f"{{tubes:{tube}}}".encode()))).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            return run_on(tube, script, *given)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            other.tube.jobs.put("x")
+
+    monkeypatch.setattr(queue.store, "_run_on", run)
+    with pytest.raises(tubes.StoreUnavailable):
+        queue.create_tube("jobs", "fifo")
+    monkeypatch.undo()
+    task = queue.create_tube("jobs", "fifo", if_not_exists=True).take(timeout=0)
+    assert task is not None and task.data == "x"
+
+
 def test_a_tube_whose_node_has_lost_everything_is_made_anew_by_who_creates_it(
     connect: Connect, cluster: RedisCluster
 ) -> None:
