@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from tubes import options as checked
@@ -43,7 +44,7 @@ from tubes.place import place_of
 from tubes.stats import statistics
 from tubes.store import Unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
-from tubes.unknown import UnknownTakes
+from tubes.unknown import Taken, UnknownTakes
 from tubes.waiting import room
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ BURY_TRIES = 100
 
 _READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
 _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
+
+
+def _taken(task: Task) -> Taken:
+    return "" if task.owner is None else task.owner.hex, milliseconds(task.updated_at)
 
 
 def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
@@ -297,10 +302,10 @@ class Tube:
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
         ack_and_take = getattr(driver, "ack_and_take", None) if acks else None
-        refused, now = False, 0
+        refused, owner, now = False, "", 0
 
         def step(tx: Any) -> Sequence[Change]:
-            nonlocal refused, now
+            nonlocal refused, owner, now
             kept.clear()
             if queue.is_closed:
                 if acks:
@@ -342,9 +347,9 @@ class Tube:
         except Exception as error:
             # A step of one statement has committed what it took, if what came after that failed, such as decoding
             if isinstance(error, OutcomeUnknown):
-                self._unknown.add(now if error.at_ms is None else error.at_ms)
+                self._unknown.add(owner, now if error.at_ms is None else error.at_ms)
             elif unit is None and not isinstance(error, TubeError):
-                self._unknown.add(now)
+                self._unknown.add(owner, now)
             raise
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
@@ -412,36 +417,25 @@ class Tube:
         return self.place.read(look)
 
     def _give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
-        if not tasks:
-            return
-        refs = [Ref(task.id, task.token) for task in tasks]
-        store = self._store
-        self._run(
-            lambda tx: self.driver.release(
-                tx, refs, delay_ms=0, owner=store.session, now=self._clock.now_ms()
-            ),
-            unit,
-        )
+        def release(session: str, refs: Sequence[Ref], tx: Any) -> Sequence[Change]:
+            return self.driver.release(tx, refs, delay_ms=0, owner=session, now=self._clock.now_ms())
+
+        of_session: dict[str, list[Ref]] = {}
+        for task in tasks:
+            of_session.setdefault(_taken(task)[0], []).append(Ref(task.id, task.token))
+        for session, refs in of_session.items():
+            self._run(partial(release, session, refs), unit)
 
     def _give_back_unknown(self) -> None:
         """Release what was taken, maybe, by takes of which nobody knows how they ended: nobody was told of these tasks.
 
-        They are known by the millisecond of the take. Should another thread have taken one in that very
+        They are known by session and millisecond of the take. Should another thread have taken one in that very
         millisecond, it loses its lease.
         """
         unknown, after = self._unknown.due(), -1
         while unknown:
             tasks = self.tasks(State.TAKEN, after=after, limit=STEP_LIMIT)
-            session = self._store.session
-            self._give_back(
-                [
-                    task
-                    for task in tasks
-                    if task.owner is not None
-                    and task.owner.hex == session
-                    and milliseconds(task.updated_at) in unknown
-                ]
-            )
+            self._give_back([task for task in tasks if _taken(task) in unknown])
             if len(tasks) < STEP_LIMIT:
                 self._unknown.looked_for(unknown)
                 return
@@ -692,7 +686,7 @@ class Tube:
         except StoreError:
             if unit is None:
                 for task in tasks:
-                    self._unknown.add(milliseconds(task.updated_at))
+                    self._unknown.add(*_taken(task))
 
     def expire(self) -> int:
         """Do what time asks for, and what a rescue has left; return how many tasks that changed."""
@@ -774,7 +768,7 @@ class Tube:
         """Nobody knows whether these are committed: what was taken is looked for, and given back."""
         for event, raw, _ in changes:
             if event is TAKE:
-                self._unknown.add(milliseconds(self.driver.normalize_task(raw).updated_at))
+                self._unknown.add(*_taken(self.driver.normalize_task(raw)))
 
     # Within
 

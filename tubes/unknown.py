@@ -16,30 +16,34 @@ SOONEST = 1.0
 """Seconds between the first looks. Each further one comes when twice as long has passed."""
 
 
+Taken = tuple[str, int]
+"""Whose take it was, by the session, and its millisecond."""
+
+
 class UnknownTakes:
-    """Those of one tube, by the millisecond of each. ``monotonic`` is the clock that the looks go by."""
+    """Those of one tube. ``monotonic`` is the clock that the looks go by."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._since: dict[int, float] = {}
+        self._since: dict[Taken, float] = {}
         self._look_at = math.inf
 
     def __bool__(self) -> bool:
         return bool(self._since)
 
-    def add(self, at_ms: int) -> None:
-        """Note the take of that millisecond. It is to be looked for at once."""
-        self._since[at_ms] = self._look_at = self._monotonic()
+    def add(self, session: str, at_ms: int) -> None:
+        """Note a take. It is to be looked for at once."""
+        self._since[session, at_ms] = self._look_at = self._monotonic()
 
-    def due(self) -> set[int]:
-        """The milliseconds of those to look for now."""
+    def due(self) -> set[Taken]:
+        """Those to look for now."""
         return {*self._since} if self._monotonic() >= self._look_at else set()
 
-    def looked_for(self, some: set[int]) -> None:
+    def looked_for(self, some: set[Taken]) -> None:
         """What these held has been given back. They are to be looked for again later, unless they are too old."""
         now, known = self._monotonic(), list(self._since.items())
-        for at_ms, since in known:
-            if at_ms in some and now - since >= LOOKS_FOR:
-                self._since.pop(at_ms, None)
+        for taken, since in known:
+            if taken in some and now - since >= LOOKS_FOR:
+                self._since.pop(taken, None)
         newest = max((since for _, since in known), default=now)
         self._look_at = now + max(SOONEST, now - newest) if self._since.keys() <= some else now

@@ -315,6 +315,26 @@ def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url:
         assert [(task.data, task.attempts) for task in tube.take_many(9, 0)] == [(kept.data, 2)]
 
 
+def test_what_an_unknown_take_holds_is_given_back_also_by_who_has_joined_another_session(
+    url: str, proxy: Proxy
+) -> None:
+    """Others share the session that it has left, which would keep the task as long as they live."""
+    with (
+        tubes.connect(url, sweep=False) as first,
+        tubes.connect(url, sweep=False) as second,
+        tubes.connect(through(proxy, url), sweep=False) as queue,
+    ):
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("x")
+        queue.identify(first.identify())
+        with pytest.raises(tubes.OutcomeUnknown), queue.transaction() as unit:
+            tube.take(0, unit=unit)
+            proxy.cut_after = b"COMMIT\0"
+        queue.identify(second.identify())
+        task = tube.take(0)
+        assert task is not None and task.attempts == 2
+
+
 def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
     """Nothing was under way, so the next call is made on another one, and its outcome is known."""
     queue = connect(sweep=False)
