@@ -7,29 +7,32 @@ from os import sched_yield
 
 from tubes.clock import real_monotonic
 
-IN_VAIN = 20
-"""Answers that are not looked for, after one that was not there in time: the server is far, or has much to do."""
+LEAST, MOST = 20, 5120
+"""Answers that are not looked for after one that was not there in time: twice as many each time, half after success."""
 
 
 class Lookout:
     """Looks for answers on a socket, each for up to ``awake`` seconds. Used by one thread at a time."""
 
-    __slots__ = ("_awake", "_passed_over", "_poll")
+    __slots__ = ("_awake", "_left_out", "_poll", "_to_leave_out")
 
     def __init__(self, socket: int, awake: float) -> None:
         self._poll = select.poll()
         self._poll.register(socket, select.POLLIN)
         self._awake = awake
-        self._passed_over = 0
+        self._left_out = 0
+        self._to_leave_out = LEAST
 
     def look(self) -> None:
         """Return when something has come, or when it is time to sleep until it does."""
-        if self._passed_over:
-            self._passed_over -= 1
+        if self._left_out:
+            self._left_out -= 1
             return
         until = real_monotonic() + self._awake
         while not self._poll.poll(0):
-            if real_monotonic() > until:
-                self._passed_over = IN_VAIN
-                return
             sched_yield()  # the server may need this very processor
+            if real_monotonic() > until:  # it is far, or has much to do; or others had the processor
+                self._left_out = self._to_leave_out
+                self._to_leave_out = min(2 * self._to_leave_out, MOST)
+                return
+        self._to_leave_out = max(self._to_leave_out // 2, LEAST)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tubes.drivers.lookout import IN_VAIN, Lookout
+from tubes.drivers.lookout import LEAST, Lookout
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -48,9 +48,21 @@ def test_the_end_of_the_connection_is_an_answer(pair: Pair) -> None:
     assert seconds_of(Lookout(here.fileno(), 60)) < 30
 
 
-def test_who_looked_in_vain_does_not_look_again_for_a_while(pair: Pair) -> None:
+def test_who_looks_in_vain_looks_ever_more_seldom(pair: Pair) -> None:
     awake = 0.2
     lookout = Lookout(pair[0].fileno(), awake)
-    for _ in range(2):
+    for left_out in (LEAST, 2 * LEAST, 4 * LEAST):
         assert seconds_of(lookout) >= awake
-        assert seconds_of(lookout, IN_VAIN) < awake
+        assert seconds_of(lookout, left_out) < awake
+
+
+def test_who_does_not_look_in_vain_any_more_looks_more_often_again(pair: Pair) -> None:
+    here, there = pair
+    lookout = Lookout(here.fileno(), 0.2)
+    for left_out in (LEAST, 2 * LEAST, 4 * LEAST):
+        seconds_of(lookout, 1 + left_out)
+    there.send(b"!")
+    seconds_of(lookout, 3)
+    here.recv(1)
+    assert seconds_of(lookout) >= 0.2
+    assert seconds_of(lookout, LEAST) < 0.2 <= seconds_of(lookout, LEAST + 1)
