@@ -204,20 +204,22 @@ class SqlDriver:
     def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         if len(refs) == 1 and not self._capacity:
             return self._ack_one(tx, refs[0], owner, now)
-        tx.begin()
         if owner is not None and not any(token is None or task is None for _, token, task in refs):
             if len({ref[0] for ref in refs}) == len(refs):  # no two leases of one task
                 return self._ack_known(tx, refs, owner, now)
+        tx.begin()
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
 
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
+        if self._capacity:
+            tx.begin()
         self._lock_groups(tx, [ref.id for ref in refs])
         leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
         leases = f"{{{leases}}}"
         if not self._reads_acks and self._ack_all(tx, leases, owner, len(refs)):
             return self._all_done(refs, now)
-        rows = tx.rows(self._sql.ack_leases, leases, self._tube, owner)
+        rows = tx.only_rows(self._sql.ack_leases, leases, self._tube, owner)
         self._give_room(tx, len(rows))
         if not self._is_timed and len(rows) == len(refs):
             return self._all_done(refs, now)
