@@ -9,12 +9,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from faults.harness import strike
+from faults.harness import eventually, strike
 from interpreter import Process
 
 import tubes
@@ -22,14 +21,6 @@ from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVA
 from tubes.cli_pipes import Taking
 
 from .conftest import Shell, values
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for other processes, not for ever."""
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "this never came to be"
-        time.sleep(0.01)
 
 
 def count(tube: tubes.Tube, state: str) -> int:
@@ -41,7 +32,7 @@ def answer_one(process: Process, tube: tubes.Tube) -> None:
     assert process.stdout is not None
     tube.put("first")
     assert json.loads(process.stdout.readline())["data"] == "first"
-    until(lambda: count(tube, "total") == 0)
+    eventually(lambda: count(tube, "total") == 0)
 
 
 def test_what_is_put_through_a_pipe_is_taken_through_a_pipe(shell: Shell, jobs: tubes.Tube) -> None:
@@ -146,7 +137,7 @@ def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jo
     jobs.put("last")
     command = ("take", "jobs", "--count", "3", "--session-ttr", "600", "--ack")
     process = shell.start(*command, stdout=subprocess.PIPE)
-    until(lambda: count(jobs, "taken") == 3)
+    eventually(lambda: count(jobs, "taken") == 3)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["data"] == "small"
     assert os.read(process.stdout.fileno(), 10)
@@ -172,7 +163,7 @@ def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, job
     jobs.put("x" * 1_000_000)  # there it is stuck
     jobs.put_many(range(20))
     process = shell.start("take", "jobs", "--all", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    until(lambda: count(jobs, "taken") == 22)
+    eventually(lambda: count(jobs, "taken") == 22)
     assert process.stdout is not None and process.stderr is not None
     assert json.loads(process.stdout.readline())["data"] == "small"
     assert os.read(process.stdout.fileno(), 10)
@@ -190,7 +181,7 @@ def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) 
         jobs = queue.create_tube("jobs", "fifottl")
         jobs.put("x" * 1_000_000, ttr=0.1)
         process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        until(lambda: jobs.statistics()["calls"]["ttr"] == 1)
+        eventually(lambda: jobs.statistics()["calls"]["ttr"] == 1)
         assert process.stdout is not None and process.stderr is not None
         assert len(json.loads(process.stdout.read())["data"]) == 1_000_000
         assert b"was printed, but its ttl or ttr was over" in process.stderr.read()
@@ -291,7 +282,7 @@ def test_ctrl_c_finds_each_line_either_put_and_counted_or_neither(shell: Shell, 
         assert process.stdin is not None and process.stderr is not None
         feeder = threading.Thread(target=feed, args=(process.stdin, b"1\n" * 300_000))
         feeder.start()
-        until(lambda: count(jobs, "total") > 1000)
+        eventually(lambda: count(jobs, "total") > 1000)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read().decode()
         feeder.join()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
+from faults.harness import eventually
 
 from tubes.demo_site import Library, Site
 
@@ -36,13 +36,6 @@ def asking(url: str, process: int | None = None) -> Iterator[socket.socket]:
         agent = f"User-Agent: test (process {process})\r\n" if process else ""
         connection.sendall(f"GET {parts.path} HTTP/1.0\r\n{agent}\r\n".encode())
         yield connection
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "this never came to be"
-        time.sleep(0.005)
 
 
 def read(url: str) -> str:
@@ -75,7 +68,7 @@ def test_two_requests_at_once_are_counted_as_two_on_their_host_alone(site: tuple
     served, (first, second) = site
     served.hold_next()
     with asking(first, process=4711):
-        until(lambda: served.report().held_for == 4711)
+        eventually(lambda: served.report().held_for == 4711)
         read(first)
         read(second)
     report = served.report()
@@ -88,9 +81,9 @@ def test_the_request_of_a_client_that_is_gone_is_over(site: tuple[Site, list[str
     served, (first, _) = site
     served.hold_next()
     with asking(first, process=4711):
-        until(lambda: served.report().held_for == 4711)
+        eventually(lambda: served.report().held_for == 4711)
     read(first)
-    until(lambda: served.report().fetched == 1)
+    eventually(lambda: served.report().fetched == 1)
     report = served.report()
     assert list(report.at_once.values()) == [1, 0]
     assert (report.requests, report.again) == (2, 1)

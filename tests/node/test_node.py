@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import redis
+from faults.harness import eventually
 from faults.proxy import Proxy
 from redis_servers import RedisServer
 
@@ -296,11 +296,8 @@ def test_what_an_unknown_take_has_taken_comes_back(
 
 
 def _until_somebody_waits(url: str, tube: tubes.Tube) -> None:
-    give_up = time.monotonic() + 20
     with redis.Redis.from_url(url) as client:
-        while not client.exists(f"{{tubes:{tube.record.id}}}:waiting"):
-            assert time.monotonic() < give_up
-            time.sleep(0.005)
+        eventually(lambda: client.exists(f"{{tubes:{tube.record.id}}}:waiting"))
 
 
 def test_a_stopped_client_loses_its_task_and_goes_on_in_a_new_session(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.harness import eventually
 
 import tubes
 from tubes.testing import FakeClock
@@ -30,14 +30,6 @@ def connect(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[[], tubes.Que
             return stack.enter_context(tubes.connect(url, clock=clock, sweep=False, durability="off"))
 
         yield connect
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    give_up = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < give_up
-        time.sleep(0.0002)
 
 
 @pytest.mark.parametrize("type", ["fifo", "limfifottl", "utubettl"])
@@ -135,12 +127,12 @@ def test_nobody_overtakes_a_waiter_that_came_first(
     threads = [threading.Thread(target=wait, args=(number, connect())) for number in range(10)]
     for number, thread in enumerate(threads):
         thread.start()
-        until(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
     for number in range(len(threads)):
         home.store.waiters.wake_all()
         jobs.put("x")
-        until(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
-        until(lambda number=number: clock.waiting == len(threads) - number - 1)  # type: ignore[misc]
+        eventually(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: clock.waiting == len(threads) - number - 1)  # type: ignore[misc]
     for thread in threads:
         thread.join()
     assert served == sorted(served)
@@ -154,7 +146,7 @@ def test_a_take_of_many_leaves_one_to_who_came_first(
     jobs = home.create_tube("jobs", "fifo")
     first, rest = Consumer(lambda: jobs.take(60)), Consumer(lambda: other.tube.jobs.take_many(5, 60))
     first.start()
-    until(lambda: clock.waiting == 1)
+    eventually(lambda: clock.waiting == 1)
     take_now = jobs._take_now
 
     def take_later(*given: Any) -> None:
@@ -163,7 +155,7 @@ def test_a_take_of_many_leaves_one_to_who_came_first(
 
     monkeypatch.setattr(jobs, "_take_now", take_later)
     rest.start()
-    until(lambda: clock.waiting == 2)
+    eventually(lambda: clock.waiting == 2)
     connect().tube.jobs.put_many([1, 2, 3])
     first.join(5)
     assert len(rest.got) == 1 and first.got is not None
@@ -197,10 +189,10 @@ def test_the_first_in_line_gets_what_becomes_due(
     for number, thread in enumerate(threads):
         jobs.put("x", delay=10 * (number + 1))
         thread.start()
-        until(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
     for number in range(len(threads)):
         clock.advance(10)
-        until(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: len(served) == number + 1)  # type: ignore[misc]
     for thread in threads:
         thread.join()
     assert served == sorted(served)
@@ -215,7 +207,7 @@ def test_a_wait_ends_whatever_floats_make_of_its_end(
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(jobs.take(0.3)))
     thread.start()
-    until(lambda: clock.waiting == 1)
+    eventually(lambda: clock.waiting == 1)
     clock.advance(0.3)
     thread.join(20)
     assert taken == [None]
@@ -238,10 +230,10 @@ def test_puts_that_wait_for_room_are_served_first_come_first_served(
     threads = [threading.Thread(target=wait, args=(number, connect())) for number in range(5)]
     for number, thread in enumerate(threads):
         thread.start()
-        until(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
     for number in range(5):
         clock.advance(10)
-        until(lambda number=number: len(stored) == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: len(stored) == number + 1)  # type: ignore[misc]
     for thread in threads:
         thread.join()
     assert stored == sorted(stored)
@@ -265,7 +257,7 @@ def test_a_put_that_waits_for_room_ends_when_its_tube_is_dropped(
     threads = [threading.Thread(target=wait, args=(connect(),)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: clock.waiting == len(threads))
+    eventually(lambda: clock.waiting == len(threads))
     jobs.drop()
     for thread in threads:
         thread.join(20)

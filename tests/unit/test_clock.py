@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
+from faults.harness import eventually
 
 from tubes.clock import ServerClock, Signal, SystemClock
 from tubes.testing import FakeClock
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Wait for another thread to come so far."""
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Waiting(threading.Thread):
