@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import redis
+import sleeper
 import sqlalchemy as sa
+from faults.harness import eventually, finish, heard
+from interpreter import PIPE, Process
 from redis_servers import RedisCluster, RedisServer, numbered
 from servers import PostgresServer, empty_database, new_database
 
@@ -33,6 +36,28 @@ def pytest_collection_finish() -> None:
     """Ten thousand tests stay until the end: the garbage collector need not look through them again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits in queues that are opened after this does not look by itself: only a call gets it a task."""
+    sleeper.deafen(monkeypatch.setattr)
+
+
+@pytest.fixture
+def asleep() -> Iterator[Callable[[tubes.Queue, str, str], Process]]:
+    """``asleep(queue, url, tube)`` is a process that sleeps until it is called for a task, as the queue has heard."""
+    with ExitStack() as started:
+
+        def start(queue: tubes.Queue, url: str, tube: str) -> Process:
+            process = Process([sleeper.__file__, url, tube], stdin=PIPE, stdout=PIPE, text=True)
+            started.callback(finish, process)
+            assert heard(process) == "asleep"
+            listener = getattr(queue.store, "_listener", None)
+            eventually(lambda: listener is None or listener._waiting)
+            return process
+
+        yield start
 
 
 @pytest.fixture(scope="session")
@@ -107,14 +132,15 @@ def _postgres_oracle_database(postgres_url: str) -> Iterator[sa.Engine]:
 
 
 @pytest.fixture
-def postgres_oracle_url(_postgres_oracle_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> str:
+def postgres_oracle_url(
+    _postgres_oracle_database: sa.Engine, deaf: None, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """A database with our tables, all empty.
 
-    Nobody else waits there, and nothing but what the scenario does may wake a waiter: its clock stands still meanwhile.
+    Nothing but what the scenario does may wake a waiter: its clock stands still meanwhile. Nobody else hears of it.
     """
     listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
-    for name in ("SAY_EVERY", "FLOOR", "SOON"):
-        monkeypatch.setattr(listener, name, float("inf"))
+    monkeypatch.setattr(listener, "SAY_EVERY", float("inf"))
     tables = ("tube", "task", "temporary_task", "session", "connection", "calls")
     with _postgres_oracle_database.begin() as db:
         db.exec_driver_sql("; ".join(f"DELETE FROM tubes_{table}" for table in tables))
@@ -157,10 +183,8 @@ def redis_db(redis_url: str, worker_id: str) -> str:
 
 
 @pytest.fixture
-def redis_oracle_url(redis_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def redis_oracle_url(redis_db: str, deaf: None) -> str:
     """An empty database, where nothing but what the scenario does may wake a waiter."""
-    listener = importlib.import_module("tubes.drivers.redis.listener")
-    monkeypatch.setattr(listener, "FLOOR", 600.0)  # longer than any scenario takes
     return redis_db
 
 

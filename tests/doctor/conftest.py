@@ -56,9 +56,9 @@ class Patient:
     def is_sqlite(self) -> bool:
         return self.path is not None
 
-    def connect(self) -> tubes.Queue:
+    def connect(self, **settings: Any) -> tubes.Queue:
         """A queue in this process that does nothing by itself."""
-        queue = tubes.connect(self.url, migrate=True, sweep=False, durability="off")
+        queue = tubes.connect(self.url, migrate=True, sweep=False, durability="off", **settings)
         self.opened.append(queue)
         return queue
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
+from faults.harness import eventually
+from interpreter import Process
+from sleeper import is_asleep
 
 import tubes
 from tubes.clock import pause
 from tubes.doctor import Doctor, Kind
+from tubes.testing import FakeClock
 
 from .conftest import Patient, drain, fill, use_beside_unreadable_jobs
 
@@ -352,16 +357,25 @@ def test_room_that_was_miscounted_can_be_used_again(patient: Patient) -> None:
         tube.put("no room")
 
 
-def test_a_waiting_consumer_is_woken_by_a_repair(patient: Patient) -> None:
-    tube = fill(patient.opened[0], "utube")
+def test_a_waiting_consumer_is_woken_by_a_repair(deaf: None, patient: Patient) -> None:
+    fill(patient.opened[0], "utube")
     patient.sql("UPDATE tubes_task SET front = 0")
-    worker: Any = patient.connect()
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(worker.tube.jobs.take, 60)
-        while not worker.store.waiters.count(tube.record.id):
-            pass
-        assert patient.doctor("--fix").status == 0
+    with ThreadPoolExecutor() as pool, patient.connect(clock=FakeClock()) as worker:
+        waiting = pool.submit(worker.tube.jobs.take)
+        eventually(lambda: is_asleep(worker))
+        assert [*Doctor(patient.opened[0]).repair()]  # no command, as a queue that closes wakes all
         assert waiting.result(timeout=10) is not None
+
+
+def test_a_consumer_of_another_process_is_called_by_a_repair(
+    patient: Patient, asleep: Callable[..., Process]
+) -> None:
+    queue = patient.opened[0]
+    fill(queue, "utube")
+    patient.sql("UPDATE tubes_task SET front = 0")
+    consumer = asleep(queue, patient.url, "jobs")
+    assert len([*Doctor(queue).repair()]) == 3
+    assert consumer.communicate(timeout=20)[0] == "0\n"
 
 
 def test_what_the_dead_hold_in_a_tube_of_an_unknown_type_is_left(patient: Patient) -> None:

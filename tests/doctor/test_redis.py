@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 import redis
+from faults.harness import eventually
 from interpreter import PIPE, Process
+from sleeper import is_asleep
 
 import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
 from tubes.doctor import Doctor, Finding, Kind
 from tubes.options import LONGEST_MS
+from tubes.testing import FakeClock
 
 from .conftest import Said, drain, fill, use_beside_unreadable_jobs
 from .test_healthy import TYPES, WORKER
@@ -49,9 +52,9 @@ class Patient:
         """Of the tube."""
         return self.opened[0].records()[0].id
 
-    def connect(self) -> tubes.Queue:
+    def connect(self, **settings: Any) -> tubes.Queue:
         """A queue in this process that does nothing by itself."""
-        queue = tubes.connect(self.url, sweep=False)
+        queue = tubes.connect(self.url, sweep=False, **settings)
         self.opened.append(queue)
         return queue
 
@@ -581,15 +584,13 @@ def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient)
     assert tube.statistics()["calls"]["release"] == 1
 
 
-def test_a_waiting_consumer_is_woken_by_a_repair(patient: Patient) -> None:
-    tube = fill(patient.opened[0], "utube")
+def test_a_waiting_consumer_is_woken_by_a_repair(deaf: None, patient: Patient) -> None:
+    fill(patient.opened[0], "utube")
     patient.do("DEL", "ready")
-    worker: Any = patient.connect()
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(worker.tube.jobs.take, 60)
-        while not worker.store.waiters.count(tube.record.id):
-            pass
-        assert patient.doctor("--fix").status == 0
+    with ThreadPoolExecutor() as pool, patient.connect(clock=FakeClock()) as worker:
+        waiting = pool.submit(worker.tube.jobs.take)
+        eventually(lambda: patient.do("EXISTS", "waiting") and is_asleep(worker))
+        assert [*Doctor(patient.opened[0]).repair()]  # no command, as a queue that closes wakes all
         assert waiting.result(timeout=10) is not None
 
 

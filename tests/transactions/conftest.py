@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,12 +107,3 @@ def process() -> Iterator[Callable[..., Any]]:
     yield starting
     for worker in started:
         finish(worker)
-
-
-@pytest.fixture
-def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits in queues opened after this does not look by itself: only a wake-up gets them a task."""
-    listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
-    for name in ("SAY_EVERY", "FLOOR", "SOON"):
-        monkeypatch.setattr(listener, name, float("inf"))
-    monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.sqlite_bell"), "FLOOR", 1e6)

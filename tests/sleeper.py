@@ -1,0 +1,69 @@
+"""Consumers that never look by themselves while they wait: what they get, they were called for.
+
+``python sleeper.py URL TUBE`` is one: it says when it sleeps, and then the data of the task that it gets.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tubes
+from tubes.testing import FakeClock
+
+NEVER = 1e6
+"""Seconds: longer than any test takes, and not too long for any call that waits."""
+
+LOOKS = {
+    "tubes.drivers.sql.sqlite_bell": ("FLOOR",),
+    "tubes.drivers.sql.postgresql_listener": ("FLOOR", "SOON"),
+    "tubes.drivers.redis.listener": ("FLOOR", "SAID_FOR"),
+}
+"""What says when who waits looks by himself; in Redis also, how long he is believed to wait without."""
+
+
+def deafen(set_to: Callable[[Any, str, float], None] = setattr) -> None:
+    """Have nobody look by himself who waits in queues that are opened after this."""
+    for module, names in LOOKS.items():
+        for name in names:
+            set_to(importlib.import_module(module), name, NEVER)
+
+
+def is_asleep(queue: tubes.Queue) -> bool:
+    """Whether somebody waits in such a queue, which has a FakeClock, and has looked a last time.
+
+    On SQLite whoever begins to listen looks too, and lets the first in line do so.
+    """
+    bell = importlib.import_module("tubes.drivers.sql.sqlite_bell").Bell.wait.__code__
+    listens = any(frame.f_code is bell for frame in sys._current_frames().values())
+    clock: Any = queue.clock
+    return (listens or not hasattr(queue.store, "_locks")) and clock.waiting == 1
+
+
+def main(url: str, name: str) -> None:
+    deafen()
+    module: Any = importlib.import_module("tubes.drivers.sql.postgresql_listener")
+    module.SAY_EVERY = 0.05
+    queue = tubes.connect(url, clock=FakeClock(), sweep=False)
+
+    def tell() -> None:
+        while not is_asleep(queue):
+            time.sleep(0.001)
+        print("asleep", flush=True)
+        listener = getattr(queue.store, "_listener", None)
+        while listener:
+            listener._stir.set()  # who begins to listen late hears it too
+            time.sleep(0.05)
+
+    threading.Thread(target=tell, daemon=True).start()
+    task = queue.tube[name].take()
+    assert task is not None
+    print(task.data, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
