@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from faults.harness import eventually, heard
+from interpreter import Process
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
 
@@ -162,21 +163,14 @@ def test_a_waiting_take_is_woken_by_the_commit_and_not_before(deaf: None, place:
     assert [task and task.data for task in got] == ["committed"]
 
 
-WAITING = """
-import sys, tubes
-tube = tubes.connect(sys.argv[1], sweep=False).tube.jobs
-print("here", flush=True)
-print(tube.take(timeout=30).data, flush=True)
-"""
-
-
-def test_a_take_in_another_process_is_woken_by_the_commit(place: Place, process: Callable[..., Any]) -> None:
+def test_a_take_in_another_process_is_called_by_the_commit(
+    place: Place, asleep: Callable[..., Process]
+) -> None:
     tube = place.tube()
-    other = process(WAITING, place.url)
-    assert heard(other) == "here"
+    other = asleep(place.queue, place.url, "jobs")
     with place.engine.begin() as connection:
         tube.put("committed", connection=connection)
-    assert heard(other) == "committed"
+    assert other.communicate(timeout=20)[0] == "committed\n"
 
 
 def test_callbacks_come_when_the_transaction_is_over(place: Place) -> None:
