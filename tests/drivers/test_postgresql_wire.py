@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -187,34 +190,58 @@ class Interrupted(Exception):
     """Raised by a signal's handler."""
 
 
+Interrupt = Callable[..., AbstractContextManager[None]]
+
+
 @pytest.fixture
-def interrupting() -> Iterator[signal.Signals]:
-    """A signal that raises Interrupted wherever it lands."""
+def interrupted_when() -> Iterator[Interrupt]:
+    """``with interrupted_when(holds, then)`` raises Interrupted in the block when something is so, and then acts."""
+    has_landed = threading.Event()
 
     def raising(number: int, frame: FrameType | None) -> None:
+        has_landed.set()
         raise Interrupted
 
+    @contextmanager
+    def interrupted(holds: Callable[[], object], then: Callable[[], object] = bool) -> Iterator[None]:
+        def interrupt() -> None:
+            try:
+                eventually(holds)
+                os.kill(os.getpid(), signal.SIGUSR1)
+                has_landed.wait(20)
+            finally:
+                then()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
     before = signal.signal(signal.SIGUSR1, raising)
-    yield signal.SIGUSR1
+    yield interrupted
     signal.signal(signal.SIGUSR1, before)
+
+
+def is_waiting_for_server() -> bool:
+    """Whether this is what the main thread is at."""
+    main = threading.main_thread().ident
+    return main is not None and sys._current_frames()[main].f_code is Wire._wait.__code__
 
 
 @pytest.mark.parametrize("begin", ["", "BEGIN"])
 def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
-    wire: Wire, db: psycopg.Connection, interrupting: signal.Signals, begin: str
+    wire: Wire, db: psycopg.Connection, interrupted_when: Interrupt, begin: str
 ) -> None:
-    def interrupt() -> None:
+    def waits_for_lock() -> bool:
         asked = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-        eventually(lambda: db.execute(asked, [wire.backend_pid]).fetchall())
-        os.kill(os.getpid(), interrupting)
+        return bool(db.execute(asked, [wire.backend_pid]).fetchall())
 
-    thread = threading.Thread(target=interrupt)
     with db.transaction():
         db.execute("LOCK TABLE numbers")
-        thread.start()
-        with pytest.raises(Interrupted):
+        with interrupted_when(waits_for_lock), pytest.raises(Interrupted):
             wire.execute(INSERT, (1,), begin=begin)
-        thread.join()
     if begin:
         wire.simple("ROLLBACK")
     assert wire.execute(INSERT, (2,)).count == 1
@@ -223,40 +250,30 @@ def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
 
 @pytest.mark.timeout(20, method="thread")
 def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
-    wire: Wire, interrupting: signal.Signals
+    wire: Wire, interrupted_when: Interrupt
 ) -> None:
     wire.execute(ECHO, ("",))
-    os.kill(wire.backend_pid, signal.SIGSTOP)
-    timers = [
-        threading.Timer(0.1, os.kill, (os.getpid(), interrupting)),
-        threading.Timer(0.3, os.kill, (wire.backend_pid, signal.SIGCONT)),
-    ]
-    for timer in timers:
-        timer.start()
-    with pytest.raises(Interrupted):
+    go_on = partial(os.kill, wire.backend_pid, signal.SIGCONT)
+    with interrupted_when(is_waiting_for_server, go_on), pytest.raises(Interrupted):
+        os.kill(wire.backend_pid, signal.SIGSTOP)
         wire.execute(ECHO, (LARGE,))
-    for timer in timers:
-        timer.join()
     assert wire.execute(ECHO, ("after",)).rows == [("after",)]
 
 
 def test_an_interrupt_while_a_transaction_is_rolled_back_costs_no_connection_s_place(
-    postgres_db: str, db: psycopg.Connection, interrupting: signal.Signals
+    postgres_db: str, db: psycopg.Connection, interrupted_when: Interrupt
 ) -> None:
     with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         pool = cast("Any", queue.store)._pool
-        with pytest.raises(Interrupted), queue.transaction() as unit:
+        with ExitStack() as block, pytest.raises(Interrupted), queue.transaction() as unit:
             tube.put(1, unit=unit)
             backend = unit.tx._wire.backend_pid
+            block.enter_context(
+                interrupted_when(is_waiting_for_server, partial(os.kill, backend, signal.SIGCONT))
+            )
             os.kill(backend, signal.SIGSTOP)
             db.execute("SELECT pg_terminate_backend(%s)", [backend])
-            timers = [
-                threading.Timer(0.1, os.kill, (os.getpid(), interrupting)),
-                threading.Timer(0.2, os.kill, (backend, signal.SIGCONT)),
-            ]
-            for timer in timers:
-                timer.start()
             raise ConnectionError
         assert pool._opened == len(pool._idle)
         assert tube.put(2).data == 2
