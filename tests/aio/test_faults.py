@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from aio.running import awaited, connect, in_line, until
-from interpreter import PIPE, Process
+from faults.harness import begin, finish, heard
 from redis_servers import RedisServer
 from servers import PostgresServer
 
@@ -51,7 +51,7 @@ async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
         try:
             calls = [asyncio.create_task(hot.put("y")) for _ in range(2 * MOST_THREADS)]
             await asyncio.sleep(0)  # they begin
-            await asyncio.wait_for(cold.put("z"), 3)
+            await asyncio.wait_for(cold.put("z"), 10)
         finally:
             os.kill(redis_server.pid, signal.SIGCONT)
         await asyncio.gather(*calls)
@@ -123,11 +123,13 @@ def test_ctrl_c_ends_a_program_that_waits_and_loses_nothing(tmp_path: Path) -> N
     url = f"sqlite:///{tmp_path / 'aio.db'}"
     with tubes.connect(url, durability="off") as queue:
         jobs = queue.create_tube("jobs", "fifo")
-        program = Process(["-c", PROGRAM, url], stdout=PIPE, text=True)
-        assert program.stdout is not None and program.stdout.readline() == "waiting\n"
-        program.send_signal(signal.SIGINT)
-        assert program.wait(20) != 0
-        program.stdout.close()
+        program = begin(PROGRAM, url)
+        try:
+            assert heard(program) == "waiting"
+            program.send_signal(signal.SIGINT)
+            assert program.wait(20) != 0
+        finally:
+            finish(program)
         jobs.put("x")
         task = jobs.take(20)
         assert task is not None and task.data == "x"
