@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import Growing
+from faults.harness import Growing, eventually
 from servers import new_database
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -422,6 +422,15 @@ def test_a_lost_server_connection_is_unavailable(postgres_place: Place) -> None:
     assert postgres_place.changes == [("put", "z")]
 
 
+def waits_for_lock(place: Place) -> bool:
+    """Whether anybody waits for what another transaction holds."""
+    with place.engine.connect() as connection:
+        asked = (
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return connection.execute(sa.text(asked)).first() is not None
+
+
 def test_an_ack_waits_for_another_s_transaction(postgres_place: Place) -> None:
     """A second ack of a task waits for the first one's end, and is refused or accepted by it, once."""
     tube = postgres_place.tube()
@@ -440,8 +449,8 @@ def test_an_ack_waits_for_another_s_transaction(postgres_place: Place) -> None:
             tube.ack(task, connection=connection)
             second = threading.Thread(target=ack)
             second.start()
-            second.join(0.1)
-            assert second.is_alive() and not outcomes
+            eventually(lambda: waits_for_lock(postgres_place))
+            assert not outcomes
             (connection.commit if commits else connection.rollback)()
             second.join(10)
         assert outcomes == ["refused" if commits else "b"]
