@@ -47,19 +47,23 @@ class PgBouncer:
     """One before a server, in a folder inside the server's."""
 
     def __init__(self, server: PostgresServer) -> None:
+        program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+        if program is None:
+            raise RuntimeError(MISSING)
         self.folder = server.folder / "pgbouncer"
         self.folder.mkdir()
         self.folder.chmod(0o777)
         (self.folder / "users").write_text('"tubes" ""\n')
         (self.folder / "settings").write_text(SETTINGS.format(server=server.folder, folder=self.folder))
-        program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-        if program is None:
-            raise RuntimeError(MISSING)
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [program, self.folder / "settings"], stdout=log, stderr=log, **as_nobody()
             )
-        self._wait(server)
+        try:
+            self._wait(server)
+        except BaseException:
+            self.close()
+            raise
 
     def through(self, url: str) -> str:
         """The same database, through it."""
