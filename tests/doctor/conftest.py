@@ -9,16 +9,21 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
 import sqlalchemy as sa
+from faults.harness import eventually
+from interpreter import PIPE, Process
 from servers import conninfo, new_database
 
 import tubes
 from tubes.cli import run
 from tubes.doctor import Doctor, Finding
+
+TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
+WORKER = Path(__file__).with_name("worker.py")
 
 
 def plain(url: str) -> str:
@@ -44,23 +49,40 @@ class Said:
 
 
 @dataclass
-class Patient:
-    """A store, and what can be done to it."""
+class AnyPatient:
+    """A store that is examined, of whatever kind."""
 
     url: str
-    path: Path | None
     capture: Callable[[], Any]
-    opened: list[tubes.Queue] = field(default_factory=list)
-
-    @property
-    def is_sqlite(self) -> bool:
-        return self.path is not None
+    opened: list[tubes.Queue] = field(default_factory=list, kw_only=True)
 
     def connect(self, **settings: Any) -> tubes.Queue:
         """A queue in this process that does nothing by itself."""
         queue = tubes.connect(self.url, migrate=True, sweep=False, durability="off", **settings)
         self.opened.append(queue)
         return queue
+
+    def examine(self, *, deep: bool = False) -> list[Finding]:
+        """What is wrong, as a queue that is open already sees it."""
+        return [*Doctor(self.opened[0], deep=deep).examine()]
+
+    def doctor(self, *options: str) -> Said:
+        """``tubes doctor --json``."""
+        status = run(["doctor", self.url, "--json", *options])
+        out, err = self.capture()
+        assert not err, err
+        return Said(status, out)
+
+
+@dataclass
+class Patient(AnyPatient):
+    """A SQL store, and what can be done to it."""
+
+    path: Path | None = None
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.path is not None
 
     def sql(self, text: str, *given: Any) -> list[tuple[Any, ...]]:
         """Run one statement as no driver would."""
@@ -78,17 +100,6 @@ class Patient:
             sorted(self.sql(f"SELECT {columns.get(table, '*')} FROM tubes_{table}"), key=repr)
             for table in tables or ("tube", "task", "session", "connection", "calls")
         ]
-
-    def examine(self, *, deep: bool = False) -> Iterator[Finding]:
-        """What is wrong, as a queue that is open already sees it."""
-        return Doctor(self.opened[0], deep=deep).examine()
-
-    def doctor(self, *options: str) -> Said:
-        """``tubes doctor --json``."""
-        status = run(["doctor", self.url, "--json", *options])
-        out, err = self.capture()
-        assert not err, err
-        return Said(status, out)
 
 
 @pytest.fixture(scope="session")
@@ -111,8 +122,11 @@ def doctors_url(_doctors_database: str) -> str:
     return _doctors_database
 
 
+P = TypeVar("P", bound=AnyPatient)
+
+
 @contextmanager
-def opened(patient: Patient) -> Iterator[Patient]:
+def opened(patient: P) -> Iterator[P]:
     patient.connect()
     yield patient
     for queue in patient.opened:
@@ -122,14 +136,14 @@ def opened(patient: Patient) -> Iterator[Patient]:
 @pytest.fixture
 def file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
     """A SQLite file, for what cannot be on a server."""
-    with opened(Patient(f"sqlite:///{tmp_path}/q.db", tmp_path / "q.db", capfd.readouterr)) as patient:
+    with opened(Patient(f"sqlite:///{tmp_path}/q.db", capfd.readouterr, tmp_path / "q.db")) as patient:
         yield patient
 
 
 @pytest.fixture
 def database(doctors_url: str, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
     """A database on a server, for what cannot be in a file."""
-    with opened(Patient(doctors_url, None, capfd.readouterr)) as patient:
+    with opened(Patient(doctors_url, capfd.readouterr)) as patient:
         yield patient
 
 
@@ -148,7 +162,7 @@ def fresh(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> 
     if request.param == "sqlite":
         yield request.getfixturevalue("file")
         return
-    with opened(Patient(request.getfixturevalue("postgres_db"), None, capfd.readouterr)) as patient:
+    with opened(Patient(request.getfixturevalue("postgres_db"), capfd.readouterr)) as patient:
         yield patient
 
 
@@ -177,6 +191,70 @@ def drain(tube: tubes.Tube) -> list[Any]:
         data.append(task.data)
     assert tube.statistics()["tasks"]["total"] == 0
     return data
+
+
+def do_everything(queue: tubes.Queue) -> None:
+    """Every verb and state, payloads of both kinds, a temporary tube, one that was dropped, odd names and numbers."""
+    for type in TYPES:
+        tube = fill(queue, type, type)
+        tube.put(b"\xff\x00")
+        tube.put({"\ud800": "\u0000"})
+        for verb in ("ack", "release", "bury", "delete"):
+            task = tube.take(timeout=0)
+            assert task is not None
+            getattr(tube, verb)(task)
+        if tube.features.timed:
+            tube.put("later", delay=60, ttl=3600)
+            tube.touch(tube.take(timeout=0) or 0, 30)
+            tube.release(tube.take(timeout=0) or 0, delay=90)
+            tube.put("without", ttl=3600)
+            tube.put("long", ttl=2**40, ttr=2**40)
+        if tube.features.priority:
+            tube.put("first", pri=0)
+            tube.put("last", pri=2**53)
+        if tube.features.grouped:
+            tube.put("odd", utube="a \x01 b\n ")
+            tube.put("odd", utube="\U0010ffff")
+        assert tube.take(timeout=0) is not None
+        tube.bury(tube.put("aside"))
+        assert tube.kick(1) == 1
+    fill(queue, "utubettl", "gone")
+    queue.drop_tube("gone")
+    queue.create_tube("fleeting", "utubettl", temporary=True).put("x", utube="a")
+
+
+def find_nothing(patient: AnyPatient, stored: Callable[[], Any]) -> None:
+    """Neither the doctor nor its command finds anything, or writes anything."""
+    queue = patient.opened[0]
+    queue.flush_counts()
+    before = stored()
+    for deep in (False, True):
+        doctor = Doctor(queue, deep=deep)
+        assert [*doctor.examine()] == []
+        assert [*doctor.repair()] == []
+    for options in ((), ("--deep",), ("--deep", "--fix")):
+        said = patient.doctor(*options)
+        assert (said.status, said.out) == (0, "")
+    assert stored() == before
+
+
+def find_nothing_while_others_work(patient: AnyPatient) -> None:
+    """Two processes do everything at random to tubes of all types."""
+    queue = patient.opened[0]
+    for type in TYPES:
+        bound: dict[str, Any] = {"capacity": 30} if type == "limfifottl" else {}
+        queue.create_tube(type, type, **bound)
+    workers = [Process([WORKER, patient.url, *TYPES], stdin=PIPE) for _ in range(2)]
+    try:
+        eventually(lambda: all(queue.statistics(type)["calls"]["take"] for type in TYPES))
+        doctor = Doctor(queue, deep=True)
+        for look in (doctor.examine, doctor.repair, Doctor(queue).examine):
+            assert [*look()] == []
+        assert [worker.poll() for worker in workers] == [None] * 2
+    finally:
+        for worker in workers:
+            worker.communicate()
+    assert [worker.returncode for worker in workers] == [0] * 2
 
 
 def use_beside_unreadable_jobs(url: str, type: str) -> None:

@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import pytest
-from interpreter import PIPE, Process
 
 import tubes
 from tubes.doctor import Doctor, Kind
 
-from .conftest import Patient, fill
-
-TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
-WORKER = Path(__file__).with_name("worker.py")
-LOOKS = 2
+from .conftest import Patient, do_everything, find_nothing, find_nothing_while_others_work
 
 
 def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
-    """Every verb, every state, payloads of both kinds, a temporary tube, one that was dropped."""
-    queue = patient.opened[0]
-    for type in TYPES:
-        tube = fill(queue, type, type)
-        tube.put(b"\xff\x00")
-        tube.put({"\ud800": "\u0000"})
-        for verb in ("ack", "release", "bury", "delete"):
-            task = tube.take(timeout=0)
-            assert task is not None
-            getattr(tube, verb)(task)
-        if tube.features.timed:
-            tube.put("later", delay=60, ttl=3600)
-            tube.touch(tube.take(timeout=0) or 0, 30)
-            tube.release(tube.take(timeout=0) or 0, delay=90)
-            tube.put("without", ttl=3600)
-        if tube.features.priority:
-            tube.put("first", pri=0)
-        held = tube.take(timeout=0)
-        assert held is not None
-        tube.bury(tube.put("aside"))
-        assert tube.kick(1) == 1
-    fill(queue, "utubettl", "gone")
-    queue.drop_tube("gone")
-    queue.create_tube("fleeting", "utubettl", temporary=True).put("x", utube="a")
-    queue.flush_counts()
-    before = patient.rows()
-    for deep in (False, True):
-        doctor = Doctor(queue, deep=deep)
-        assert [*doctor.examine()] == []
-        assert [*doctor.repair()] == []
-    assert patient.rows() == before
-
-
-def test_the_command_leaves_nothing_of_itself(patient: Patient) -> None:
-    fill(patient.opened[0], "utube")
-    patient.opened[0].flush_counts()
-    before = patient.rows()
-    for options in ((), ("--deep",), ("--deep", "--fix")):
-        said = patient.doctor(*options)
-        assert (said.status, said.out) == (0, "")
-    assert patient.rows() == before
+    do_everything(patient.opened[0])
+    find_nothing(patient, patient.rows)
 
 
 def test_what_others_have_locked_is_left_to_them(doctors_url: str) -> None:
@@ -85,22 +38,4 @@ def test_what_others_have_locked_is_left_to_them(doctors_url: str) -> None:
 
 
 def test_nothing_is_found_while_others_work(patient: Patient) -> None:
-    queue = patient.opened[0]
-    for type in TYPES:
-        if type == "limfifottl":
-            queue.create_tube(type, type, capacity=30)
-        else:
-            queue.create_tube(type, type)
-    workers = [Process([WORKER, patient.url, *TYPES], stdin=PIPE) for _ in range(2)]
-    try:
-        deadline = time.monotonic() + 30
-        while not all(queue.statistics(type)["calls"]["take"] for type in TYPES):
-            assert time.monotonic() < deadline
-        doctor = Doctor(queue, deep=True)
-        for look in (doctor.examine, doctor.repair) * LOOKS:
-            assert [*look()] == []
-        assert [worker.poll() for worker in workers] == [None] * 2
-    finally:
-        for worker in workers:
-            worker.communicate()
-    assert [worker.returncode for worker in workers] == [0] * 2
+    find_nothing_while_others_work(patient)

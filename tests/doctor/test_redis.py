@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -14,17 +14,25 @@ from typing import Any
 import pytest
 import redis
 from faults.harness import eventually
-from interpreter import PIPE, Process
 from sleeper import is_asleep
 
 import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
-from tubes.doctor import Doctor, Finding, Kind
+from tubes.doctor import Doctor, Kind
 from tubes.options import LONGEST_MS
 from tubes.testing import FakeClock
 
-from .conftest import Said, drain, fill, use_beside_unreadable_jobs
-from .test_healthy import TYPES, WORKER
+from .conftest import (
+    TYPES,
+    AnyPatient,
+    do_everything,
+    drain,
+    fill,
+    find_nothing,
+    find_nothing_while_others_work,
+    opened,
+    use_beside_unreadable_jobs,
+)
 
 scripts: Any = import_module("tubes.drivers.redis.scripts")
 
@@ -39,24 +47,15 @@ def id(number: int) -> str:
 
 
 @dataclass
-class Patient:
+class Patient(AnyPatient):
     """A Redis store, and what can be done to it. The tube that is damaged is the first."""
 
-    url: str
     client: redis.Redis
-    capture: Callable[[], Any]
-    opened: list[tubes.Queue] = field(default_factory=list)
 
     @cached_property
     def number(self) -> int:
         """Of the tube."""
         return self.opened[0].records()[0].id
-
-    def connect(self, **settings: Any) -> tubes.Queue:
-        """A queue in this process that does nothing by itself."""
-        queue = tubes.connect(self.url, sweep=False, **settings)
-        self.opened.append(queue)
-        return queue
 
     def do(self, command: str, key: str, *given: Any) -> Any:
         """Run a command on a key of the tube, or of the queue if it begins with a colon."""
@@ -93,17 +92,6 @@ class Patient:
         found[b"{tubes}:connections"] = {*found.get(b"{tubes}:connections", ())}
         return found
 
-    def examine(self, *, deep: bool = False) -> list[Finding]:
-        """What is wrong, as a queue that is open already sees it."""
-        return [*Doctor(self.opened[0], deep=deep).examine()]
-
-    def doctor(self, *options: str) -> Said:
-        """``tubes doctor --json``."""
-        status = run(["doctor", self.url, "--json", *options])
-        out, err = self.capture()
-        assert not err, err
-        return Said(status, out)
-
 
 @pytest.fixture
 def patient(
@@ -112,12 +100,11 @@ def patient(
     for module in ("tubes.drivers.examining", "tubes.drivers.redis.examiner"):
         monkeypatch.setattr(import_module(module), "PATIENCE", 0.2)
     url = f"{redis_db}{'&' if '?' in redis_db else '?'}dead_after=2.5"
-    with redis.Redis.from_url(redis_db) as client:
-        patient = Patient(url, client, capfd.readouterr)
-        patient.connect()
+    with (
+        redis.Redis.from_url(redis_db) as client,
+        opened(Patient(url, capfd.readouterr, client)) as patient,
+    ):
         yield patient
-        for queue in patient.opened:
-            queue.close()
 
 
 @dataclass(frozen=True)
@@ -619,44 +606,9 @@ def test_many_findings_are_repaired_in_bounded_steps(patient: Patient) -> None:
 
 
 def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
-    """Every verb, every state, payloads of both kinds, a temporary tube, one that was dropped, odd names."""
-    queue = patient.opened[0]
-    for type in TYPES:
-        tube = fill(queue, type, type)
-        tube.put(b"\xff\x00")
-        tube.put({"\ud800": "\u0000"})
-        for verb in ("ack", "release", "bury", "delete"):
-            task = tube.take(timeout=0)
-            assert task is not None
-            getattr(tube, verb)(task)
-        if tube.features.timed:
-            tube.put("later", delay=60, ttl=3600)
-            tube.touch(tube.take(timeout=0) or 0, 30)
-            tube.release(tube.take(timeout=0) or 0, delay=90)
-            tube.put("without", ttl=3600)
-            tube.put("long", ttl=2**40, ttr=2**40)
-        if tube.features.priority:
-            tube.put("first", pri=2**53)
-        if tube.features.grouped:
-            tube.put("odd", utube="a \x01 b\n ")
-            tube.put("odd", utube="\U0010ffff")
-        assert tube.take(timeout=0) is not None
-        tube.bury(tube.put("aside"))
-        assert tube.kick(1) == 1
-    fill(queue, "utubettl", "gone")
-    queue.drop_tube("gone")
-    queue.create_tube("fleeting", "utubettl", temporary=True).put("x", utube="a")
-    queue.create_tube("hot", "redis", url=patient.url).put("x")
-    queue.flush_counts()
-    before = patient.stored()
-    for deep in (False, True):
-        doctor = Doctor(queue, deep=deep)
-        assert [*doctor.examine()] == []
-        assert [*doctor.repair()] == []
-    for options in ((), ("--deep",), ("--deep", "--fix")):
-        said = patient.doctor(*options)
-        assert (said.status, said.out) == (0, "")
-    assert patient.stored() == before
+    do_everything(patient.opened[0])
+    patient.opened[0].create_tube("hot", "redis", url=patient.url).put("x")
+    find_nothing(patient, patient.stored)
 
 
 def test_the_longest_times_are_nothing_wrong(patient: Patient) -> None:
@@ -673,25 +625,7 @@ def test_the_longest_times_are_nothing_wrong(patient: Patient) -> None:
 
 
 def test_nothing_is_found_while_others_work(patient: Patient) -> None:
-    queue = patient.opened[0]
-    for type in TYPES:
-        if type == "limfifottl":
-            queue.create_tube(type, type, capacity=30)
-        else:
-            queue.create_tube(type, type)
-    workers = [Process([WORKER, patient.url, *TYPES], stdin=PIPE) for _ in range(2)]
-    try:
-        deadline = time.monotonic() + 30
-        while not all(queue.statistics(type)["calls"]["take"] for type in TYPES):
-            assert time.monotonic() < deadline
-        doctor = Doctor(queue, deep=True)
-        for look in (doctor.examine, doctor.repair, Doctor(queue).examine):
-            assert [*look()] == []
-        assert [worker.poll() for worker in workers] == [None] * 2
-    finally:
-        for worker in workers:
-            worker.communicate()
-    assert [worker.returncode for worker in workers] == [0] * 2
+    find_nothing_while_others_work(patient)
 
 
 def test_each_namespace_is_examined_by_itself(patient: Patient) -> None:
