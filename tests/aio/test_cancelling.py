@@ -287,15 +287,29 @@ async def test_what_a_cancelled_take_took_in_a_transaction_is_given_back_in_it(
 
 @awaited
 async def test_a_cancelled_connect_leaves_no_thread_and_no_session(url: str) -> None:
-    before = threading.enumerate()
-    for turns in range(4):
-        connecting = asyncio.ensure_future(connect(url)._open())
-        for _ in range(turns):
+    before, opened = threading.enumerate(), []
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def connecting() -> tubes.Queue:
+        begun.set()
+        may_go_on.wait(PATIENCE)
+        opened.append(tubes.connect(url, sweep=False))
+        return opened[-1]
+
+    for moment in ("before it begins", "as it begins", "while it is at it"):
+        may_go_on.clear()
+        cancelled = asyncio.ensure_future(aio.Connecting(connecting)._open())
+        if moment == "as it begins":
             await asyncio.sleep(0)
-        connecting.cancel()
+        elif moment == "while it is at it":
+            begun.clear()
+            await until(begun.is_set)
+        cancelled.cancel()
+        asyncio.get_running_loop().call_soon(may_go_on.set)
         with pytest.raises(asyncio.CancelledError):
-            await connecting
+            await cancelled
     await until(lambda: not threads_since(before))
+    assert opened and all(queue.is_closed for queue in opened)
 
 
 @awaited
