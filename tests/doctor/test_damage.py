@@ -367,6 +367,16 @@ def test_a_waiting_consumer_is_woken_by_a_repair(deaf: None, patient: Patient) -
         assert waiting.result(timeout=10) is not None
 
 
+def test_a_put_that_waits_for_room_is_woken_by_a_repair(deaf: None, patient: Patient) -> None:
+    fill(patient.opened[0], "limfifottl")
+    patient.sql("UPDATE tubes_tube SET stored = 20")
+    with ThreadPoolExecutor() as pool, patient.connect(clock=FakeClock()) as worker:
+        waiting = pool.submit(worker.tube.jobs.put, "room", timeout=60)
+        eventually(lambda: is_asleep(worker))
+        assert [*Doctor(patient.opened[0]).repair()]
+        assert waiting.result(timeout=10).data == "room"
+
+
 def test_a_consumer_of_another_process_is_called_by_a_repair(
     patient: Patient, asleep: Callable[..., Process]
 ) -> None:
