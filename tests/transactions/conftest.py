@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,39 +72,39 @@ def postgres_place(databases: Callable[[str], str]) -> Iterator[Place]:
 
 
 def places(url: str) -> Iterator[Place]:
-    queues: list[tubes.Queue] = []
-
-    def connect(**settings: Any) -> tubes.Queue:
-        defaults: dict[str, Any] = {"sweep": False, "durability": "off"}
-        queues.append(tubes.connect(url, **(defaults | settings)))
-        return queues[-1]
-
     theirs = sa.make_url(url).difference_update_query(["dead_after"])
-    engine = sa.create_engine(theirs)
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE mine (what TEXT PRIMARY KEY)"))
-    place = Place(theirs.render_as_string(hide_password=False), connect, engine, connect())
-    yield place
-    for queue in queues:
-        queue.close()
-    with connect() as queue:
-        for name in queue.tubes():
-            queue.tube[name].release_all()
-            queue.tube[name].drop()
-    with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE mine"))
-    engine.dispose()
+    with ExitStack() as ending:  # each part, whatever a test that failed has left
+        engine = sa.create_engine(theirs)
+        ending.callback(engine.dispose)
+
+        def connect(**settings: Any) -> tubes.Queue:
+            defaults: dict[str, Any] = {"sweep": False, "durability": "off"}
+            return ending.enter_context(tubes.connect(url, **(defaults | settings)))
+
+        def execute(text: str) -> None:
+            with engine.begin() as connection:
+                connection.execute(sa.text(text))
+
+        def drop_tubes() -> None:
+            with tubes.connect(url, sweep=False) as queue:
+                for name in queue.tubes():
+                    queue.tube[name].release_all()
+                    queue.tube[name].drop()
+
+        execute("CREATE TABLE mine (what TEXT PRIMARY KEY)")
+        ending.callback(execute, f"DROP TABLE mine{'' if engine.dialect.name == 'sqlite' else ' CASCADE'}")
+        ending.callback(drop_tubes)
+        yield Place(theirs.render_as_string(hide_password=False), connect, engine, connect())
 
 
 @pytest.fixture
 def process() -> Iterator[Callable[..., Any]]:
     """``process(code, *arguments)`` starts Python code in another process, killed when the test is over."""
-    started = []
+    with ExitStack() as started:
 
-    def starting(code: str, *arguments: object) -> Any:
-        started.append(begin(code, *arguments))
-        return started[-1]
+        def starting(code: str, *arguments: object) -> Any:
+            worker = begin(code, *arguments)
+            started.callback(finish, worker)
+            return worker
 
-    yield starting
-    for worker in started:
-        finish(worker)
+        yield starting
