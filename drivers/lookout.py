@@ -7,6 +7,9 @@ from os import sched_yield
 
 from tubes.clock import real_monotonic
 
+AWAKE = 0.0004
+"""Seconds for which an answer is looked for. A commit that waits for the server's disk is mostly there by then."""
+
 LEAST, MOST = 20, 5120
 """Answers that are not looked for after one that was not there in time: twice as many each time, half after success."""
 
@@ -16,7 +19,7 @@ class Lookout:
 
     __slots__ = ("_awake", "_left_out", "_poll", "_to_leave_out")
 
-    def __init__(self, socket: int, awake: float) -> None:
+    def __init__(self, socket: int, awake: float = AWAKE) -> None:
         self._poll = select.poll()
         self._poll.register(socket, select.POLLIN)
         self._awake = awake

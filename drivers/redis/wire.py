@@ -71,9 +71,6 @@ MANY, EACH = 2000, 0.0002
 """From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs."""
 
 
-AWAKE = 0.0001
-"""Seconds for which a script's answer is looked for before the thread sleeps. Most scripts take a tenth of that."""
-
 LARGE = 1 << 20
 """Bytes of a command from which it may be more than a server takes: the least ``proto-max-bulk-len``."""
 
@@ -97,7 +94,7 @@ class Wire:
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)
         self._patience = self._timeout = connection.socket_timeout
-        self._lookout = Lookout(self._connection._sock.fileno(), AWAKE)
+        self._lookout = Lookout(self._connection._sock.fileno())
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument]) -> Any:
         """Run a script, and return what it answers: text as bytes."""

@@ -53,10 +53,6 @@ READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
 
 
-AWAKE = 0.0004
-"""Seconds for which an answer is looked for before the thread sleeps: a commit waits for the server's disk."""
-
-
 class Refused(Exception):
     """The server refused a statement; the connection is fine. ``code`` is the SQLSTATE."""
 
@@ -103,7 +99,7 @@ class Wire:
         self._opened_by = os.getpid()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
-        self._lookout = Lookout(self._pg.socket, AWAKE)
+        self._lookout = Lookout(self._pg.socket)
         self._poll_to_send = select.poll()
         self._poll_to_send.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._prepared: dict[str, bytes] = {}
