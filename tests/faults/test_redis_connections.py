@@ -364,7 +364,7 @@ def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
 
 def test_a_server_that_still_loads_is_waited_for(server: RedisServer, caplog: Any) -> None:
     """As one that was restarted: it takes connections, and says that it loads."""
-    with tubes.connect(server.url) as queue, redis.Redis.from_url(server.url) as client:
+    with tubes.connect(server.url, sweep=False) as queue, redis.Redis.from_url(server.url) as client:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
         filler = client.pipeline(transaction=False)

@@ -182,8 +182,9 @@ def test_who_waited_for_another_sees_what_it_did_in_any_isolation(
         db.execute("SELECT pg_advisory_xact_lock(hashtextextended('tubes.migrations tubes', 0))")
         thread = threading.Thread(target=run)
         thread.start()
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        while db.execute(waiting).fetchone() == (0,):
+        waiting = """SELECT FROM pg_locks JOIN pg_database d ON d.oid = database
+            WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"""
+        while not db.execute(waiting).fetchall():
             assert thread.is_alive(), outcome
         script = print_sql("tubes", "postgresql")
         db.execute(script.replace("BEGIN;", "", 1).replace("COMMIT;", "").encode())
