@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from aio.running import awaited, connect, in_line, threads_since, until
+from faults.harness import eventually
 
 import tubes
 from tubes import aio
@@ -28,6 +29,7 @@ async def test_a_tube_is_opened_by_name_as_an_item_or_an_attribute(url: str) -> 
 
 @awaited
 async def test_a_queue_that_was_awaited_is_closed_by_hand(url: str) -> None:
+    before = threading.enumerate()
     queue = await connect(url)
     await queue.create_tube("jobs", "fifo")
     await queue.close()
@@ -36,6 +38,7 @@ async def test_a_queue_that_was_awaited_is_closed_by_hand(url: str) -> None:
     for call in (queue.tubes(), queue.create_tube("more", "fifo"), queue.tube.jobs):
         with pytest.raises(tubes.StoreUnavailable, match="closed"):
             await call
+    await until(lambda: not threads_since(before))
 
 
 @awaited
@@ -129,15 +132,19 @@ async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str)
 
 @awaited
 async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None:
+    """Though there is one that ends before them all, and has not ended."""
     async with connect(url) as queue:
-        jobs = await queue.create_tube("jobs", "fifo")
-        for n in range(300):
+        jobs, nothing = [await queue.create_tube(name, "fifo") for name in ("jobs", "nothing")]
+        waiting = asyncio.create_task(nothing.take(1000))
+        await in_line(nothing, 1)
+        for n in range(150):
             take = asyncio.create_task(jobs.take(3600))
             await in_line(jobs, 1)
             await jobs.put(n)
             await take
         kept = [len(worker._naps) for worker in queue._crew._workers]
-        assert sum(kept) < 200
+        assert sum(kept) < 100
+    assert await waiting is None
 
 
 @awaited
@@ -148,6 +155,21 @@ async def test_closing_ends_waiting_takes(url: str) -> None:
     await in_line(jobs, 20)
     await queue.close()
     assert await asyncio.gather(*takes) == [None] * 20
+
+
+@awaited
+async def test_a_close_waits_for_answers_that_the_loop_comes_to_late(url: str) -> None:
+    before = threading.enumerate()
+    queue = await connect(url)
+    jobs = await queue.create_tube("jobs", "fifo")
+    take = asyncio.create_task(jobs.take())
+    await in_line(jobs, 1)
+    closing = asyncio.create_task(queue.close())
+    await asyncio.sleep(0)  # it begins
+    eventually(lambda: all(worker._is_over for worker in queue._crew._workers))  # which holds up the loop
+    await closing
+    assert await take is None
+    await until(lambda: not threads_since(before))
 
 
 @awaited
