@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Crew, begin, finish
+from faults.harness import Connect, Crew, begin, finish
 
 import tubes
 
@@ -27,12 +27,19 @@ def db(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def connect(db: Path) -> Iterator[Callable[..., tubes.Queue]]:
-    """``connect(**settings)`` opens a queue on the test's file, and closes it when the test is over."""
+def url(db: Path) -> str:
+    """What ``connect`` opens: a file, or a server where a module says so."""
+    return f"sqlite:///{db}"
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    """``connect(**settings)`` opens a queue there, and closes it when the test is over."""
     opened: list[tubes.Queue] = []
+    usual = {"durability": "off"} if url.startswith("sqlite:") else {}
 
     def opening(**settings: Any) -> tubes.Queue:
-        queue = tubes.connect(f"sqlite:///{db}", **({"durability": "off"} | settings))
+        queue = tubes.connect(url, **usual | settings)
         opened.append(queue)
         return queue
 

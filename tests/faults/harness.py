@@ -24,6 +24,8 @@ from interpreter import PIPE, Process
 
 import tubes
 
+Connect = Callable[..., tubes.Queue]
+
 WORKER = Path(__file__).with_name("worker.py")
 ENOUGH = 21
 """Acks without which a torment shows little, however slow the machine is."""

@@ -7,12 +7,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from faults.harness import TYPES, eventually
+from faults.harness import TYPES, Connect, eventually
 
 import tubes
 from tubes.interrupts import guarded
-
-Connect = Callable[..., tubes.Queue]
 
 
 @pytest.mark.parametrize("type", TYPES)

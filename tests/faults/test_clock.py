@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, eventually
+from faults.harness import TYPES, Connect, eventually
 
 import tubes
 from tubes.clock import Signal, SystemClock
 from tubes.testing import FakeClock
 
-Connect = Callable[..., tubes.Queue]
 HOUR, DAY = 3600.0, 86400.0
 
 

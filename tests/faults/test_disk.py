@@ -8,16 +8,14 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, run
+from faults.harness import TYPES, Connect, run
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 
 def limit_pages(queue: tubes.Queue, pages: int) -> None:

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, Growing, run
+from faults.harness import TYPES, Connect, Growing, run
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 
 def in_child(work: Callable[[], Any]) -> Any:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from faults.harness import TYPES
+from faults.harness import TYPES, Connect
 
 import tubes
 
-Connect = Callable[..., tubes.Queue]
 Verb = Callable[[tubes.Tube, Any], object]
 
 OWNERS: dict[str, Verb] = {

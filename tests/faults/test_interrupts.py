@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, heard, run, strike, tell
+from faults.harness import Connect, eventually, heard, run, strike, tell
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 STRESS = """
 import os, random, signal, sys, threading, time, tubes

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, join_forgotten, no_new_threads, run
+from faults.harness import Connect, eventually, join_forgotten, no_new_threads, run
 
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
 from tubes.store import Store
-
-Connect = Callable[..., tubes.Queue]
 
 FULL = """
 import resource, signal, sys, tubes

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Crew, eventually, heard, run, tell
+from faults.harness import Connect, Crew, eventually, heard, run, tell
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 TAKE = """
 import sys, tubes

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import HOLDER, Crew, eventually, heard, tell
+from faults.harness import HOLDER, Connect, Crew, eventually, heard, tell
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 LOCKING = """
 import sqlite3, sys

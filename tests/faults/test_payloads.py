@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from faults.harness import Connect
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 
 def circular() -> list[Any]:

@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,22 +18,20 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from faults.harness import (
+    Connect,
     eventually,
     heard,
     join_forgotten,
     meanwhile,
     no_new_threads,
     run,
-    take_looking_seldom,
-    tell,
 )
 from faults.proxy import Proxy
+from faults.serving import Load
 from servers import PostgresServer, cut
 
 import tubes
 from tubes.testing import FakeClock
-
-Connect = Callable[..., tubes.Queue]
 
 
 @pytest.fixture
@@ -62,21 +59,6 @@ def through(proxy: Proxy, url: str) -> str:
     return changed(url, host="127.0.0.1", port=str(proxy.port))
 
 
-@pytest.fixture
-def connect(url: str) -> Iterator[Connect]:
-    """Opens queues on it, closed when the test is over."""
-    opened: list[tubes.Queue] = []
-
-    def opening(**settings: Any) -> tubes.Queue:
-        queue = tubes.connect(url, **settings)
-        opened.append(queue)
-        return queue
-
-    yield opening
-    for queue in opened:
-        queue.close()
-
-
 def plain(url: str) -> str:
     """The same for psycopg, without our own settings."""
     bare = sa.make_url(url).set(drivername="postgresql").difference_update_query(["dead_after"])
@@ -88,106 +70,6 @@ def waiting_for_locks(url: str) -> int:
     with psycopg.connect(plain(url)) as db:
         query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         return len(db.execute(query).fetchall())
-
-
-class Load:
-    """Threads that put numbers, and threads that take and ack them, whatever the store says meanwhile."""
-
-    def __init__(self, queues: list[tubes.Queue], producers: int = 2, consumers: int = 3) -> None:
-        self.stored: set[int] = set()
-        self.acked: Counter[int] = Counter()
-        self.unsure: set[int] = set()
-        self.errors: Counter[str] = Counter()
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=work, args=(queues[number % len(queues)].tube.jobs, number))
-            for work, count in ((self._produce, producers), (self._consume, consumers))
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _produce(self, tube: tubes.Tube, first: int) -> None:
-        number = first
-        while not self._over.is_set():
-            number += 100
-            try:
-                tube.put(number)
-                self.stored.add(number)
-            except tubes.StoreError as error:
-                self.errors[type(error).__name__] += 1
-                time.sleep(0.01)
-
-    def _consume(self, tube: tubes.Tube, _: int) -> None:
-        while not self._over.is_set():
-            try:
-                task = tube.take(timeout=0.1)
-            except tubes.StoreError as error:
-                self.errors[type(error).__name__] += 1
-                time.sleep(0.01)
-                continue
-            if task is not None:
-                self._ack(tube, task)
-
-    def _ack(self, tube: tubes.Tube, task: tubes.Task) -> None:
-        """Ack until it is known to have been done: what nobody acks and its session holds, is in the way of others."""
-        while True:
-            try:
-                tube.ack(task)
-                with self._lock:
-                    self.acked[task.data] += 1
-                return
-            except tubes.NotTaken:  # by a try whose outcome was unknown; or this process was taken for dead
-                self.unsure.add(task.data)
-                return
-            except tubes.StoreError as error:
-                self.errors[type(error).__name__] += 1
-                time.sleep(0.01)
-
-    def end(self) -> None:
-        """Stop all threads."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
-
-    def settle(self, connect: Connect) -> None:
-        """Everything that was stored is acked once, or may be, or is still there."""
-        with connect(sweep=False) as queue:
-            tube = queue.tube.jobs
-
-            def drained() -> bool:
-                queue.sweep()
-                while (task := tube.take(timeout=0)) is not None:
-                    tube.ack(task)
-                    self.acked[task.data] += 1
-                return tube.statistics()["tasks"]["total"] == 0
-
-            eventually(drained, within=15)
-        assert not [number for number, times in self.acked.items() if times > 1]
-        assert self.stored <= self.acked.keys() | self.unsure
-
-
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
-    connect: Connect, postgres_server: PostgresServer, mode: str
-) -> None:
-    """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
-    queues = [connect(), connect()]
-    queues[0].create_tube("jobs", "fifo")
-    load = Load(queues)
-    eventually(lambda: len(load.acked) > 50)
-    for _ in range(2):
-        postgres_server.stop(mode)
-        postgres_server.start()
-        before = len(load.acked)
-        eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
-    load.end()
-    for queue in queues:
-        queue.close()
-    load.settle(connect)
-    assert load.errors
 
 
 DEADLY = """
@@ -409,32 +291,6 @@ def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> 
     load.settle(connect)
 
 
-def test_a_waiting_take_goes_on_waiting_over_a_restart(
-    connect: Connect, postgres_server: PostgresServer
-) -> None:
-    queue, other = connect(), connect()
-    tube = queue.create_tube("jobs", "fifo")
-    got: list[tubes.Task | None] = []
-    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
-    waiter.start()
-    eventually(lambda: queue.store.waiters.count(tube.record.id))
-    time.sleep(0.2)
-    postgres_server.stop("fast")
-    postgres_server.start()
-    assert not got
-
-    def put() -> bool:
-        try:
-            other.tube.jobs.put("came")
-        except tubes.StoreError:
-            return False
-        return True
-
-    eventually(put)
-    waiter.join(20)
-    assert [task and task.data for task in got] == ["came"]
-
-
 def _accepts(url: str) -> bool:
     try:
         psycopg.connect(plain(url)).close()
@@ -509,120 +365,6 @@ def test_a_producer_killed_in_its_transaction_stores_nothing(
     producer.wait()
     eventually(lambda: tube.put("the same sub-queue"))
     assert {task.data for task in tube.tasks("r")} == {"another sub-queue", "the same sub-queue"}
-
-
-WORKER = """
-import sys, tubes
-queue = tubes.connect(sys.argv[1])
-tube = queue.tube.jobs
-for line in sys.stdin:
-    try:
-        if line.strip() == "take":
-            task = tube.take(timeout=0)
-            print(task and task.data, flush=True)
-        elif line.strip() == "ack":
-            print(tube.ack(task).state, flush=True)
-    except tubes.TubeError as error:
-        print(type(error).__name__, flush=True)
-"""
-
-
-def test_who_looks_seldom_finds_the_dead_too(connect: Connect, url: str, process: Callable[..., Any]) -> None:
-    """No sweeper looks in between."""
-    tube = connect(sweep=False).create_tube("jobs", "utube")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
-    worker.kill()
-    assert take_looking_seldom(tube).data == "held"
-
-
-def test_what_a_killed_process_holds_is_ready_again(
-    connect: Connect, url: str, process: Callable[..., Any]
-) -> None:
-    tube = connect().create_tube("jobs", "utube")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
-    assert tube.take(timeout=0) is None
-    worker.kill()
-    task = tube.take(timeout=20)
-    assert task is not None and task.data == "held" and task.attempts == 2
-    tube.ack(task)
-
-
-def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
-    connect: Connect, url: str, process: Callable[..., Any]
-) -> None:
-    """Its ack is refused, its next take is in a new session, and holds."""
-    tube = connect().create_tube("jobs", "fifo")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
-    os.kill(worker.pid, signal.SIGSTOP)
-    task = tube.take(timeout=20)
-    assert task is not None and task.data == "held"
-    os.kill(worker.pid, signal.SIGCONT)
-    tell(worker, "ack")
-    assert heard(worker) in ("LeaseLost", "NotTaken")
-    tube.ack(task)
-    tube.put("next")
-    tell(worker, "take")
-    assert heard(worker) == "next"
-    assert tube.take(timeout=0) is None
-    tell(worker, "ack")
-    assert heard(worker) == "-"
-    assert tube.statistics()["tasks"]["total"] == 0
-
-
-SKEWED = """
-import sys, time
-real = time.time_ns
-time.time_ns = lambda: real() + int(float(sys.argv[2]) * 3600e9)
-import tubes
-queue = tubes.connect(sys.argv[1], sweep=False)
-tube = queue.tube.jobs
-for line in sys.stdin:
-    verb = line.split()
-    if verb[0] == "put":
-        print(tube.put("skewed", ttl=float(verb[1]), delay=float(verb[2])).id, flush=True)
-    else:
-        task = tube.take(timeout=0)
-        print(task and task.data, flush=True)
-"""
-
-
-def check_clocks(tube: tubes.Tube, client: Any) -> None:
-    """A skewed client and this process agree on a delay and a ttr; on a slow machine they may be over by then."""
-    began = time.monotonic()
-    tell(client, "put 600 0.6")
-    heard(client)
-    assert tube.take(timeout=0) is None or time.monotonic() - began > 0.6  # delayed
-    task = tube.take(timeout=5)
-    began = time.monotonic()
-    assert task is not None  # after its delay, and not over
-    assert abs((task.created_at.timestamp()) - time.time()) < 60
-    tell(client, "take")
-    assert (
-        heard(client) == "None" or time.monotonic() - began > 0.4
-    )  # its ttr is not over for the other either
-
-    def taken_by_the_other() -> bool:
-        tell(client, "take")
-        return heard(client) == "skewed"
-
-    eventually(taken_by_the_other, within=5)
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_clients_whose_clocks_differ_agree(
-    connect: Connect, url: str, process: Callable[..., Any], hours: int
-) -> None:
-    """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
-    check_clocks(connect().create_tube("jobs", "fifottl", ttr=0.5), process(SKEWED, url, hours))
 
 
 def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:

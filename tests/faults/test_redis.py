@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import TYPES, eventually, heard, meanwhile, run, take_looking_seldom, tell
+from faults.harness import TYPES, Connect, eventually, heard, meanwhile, run, tell
+from faults.serving import WORKER, Load, put_when_it_can, waiting
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_close, check_stress
-from faults.test_postgresql import SKEWED, WORKER, Load, check_clocks
 from redis_servers import RedisServer
 
 import tubes
@@ -30,8 +30,6 @@ import tubes.aio
 from tubes.waiting import room
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
-
-Connect = Callable[..., tubes.Queue]
 
 
 @pytest.fixture
@@ -47,21 +45,6 @@ def url(server: RedisServer) -> str:
 
 
 @pytest.fixture
-def connect(url: str) -> Iterator[Connect]:
-    """Opens queues on it, closed when the test is over."""
-    opened: list[tubes.Queue] = []
-
-    def opening(**settings: Any) -> tubes.Queue:
-        queue = tubes.connect(url, **settings)
-        opened.append(queue)
-        return queue
-
-    yield opening
-    for queue in opened:
-        queue.close()
-
-
-@pytest.fixture
 def no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits looks for nothing by himself, as long as any test takes: he is called."""
     listener = importlib.import_module("tubes.drivers.redis.listener")
@@ -74,50 +57,7 @@ def until_wait(server: RedisServer, count: int) -> None:
     eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
 
 
-def waiting(tube: tubes.Tube, timeout: float = 60) -> tuple[threading.Thread, list[tubes.Task | None]]:
-    """A thread that waits for a task, and what it gets."""
-    got: list[tubes.Task | None] = []
-    thread = threading.Thread(target=lambda: got.append(tube.take(timeout=timeout)), daemon=True)
-    thread.start()
-    eventually(lambda: tube._store.waiters.count(tube.record.id))
-    return thread, got
-
-
-def put_when_it_can(tube: tubes.Tube, data: object) -> None:
-    """Put once, when the server is there again."""
-
-    def put() -> bool:
-        try:
-            tube.put(data)
-        except tubes.StoreUnavailable:
-            return False
-        return True
-
-    eventually(put)
-
-
 # The server ends, or forgets
-
-
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
-    connect: Connect, server: RedisServer, mode: Any
-) -> None:
-    """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
-    queues = [connect(), connect()]
-    queues[0].create_tube("jobs", "fifo")
-    load = Load(queues)
-    eventually(lambda: len(load.acked) > 50)
-    for _ in range(2):
-        server.stop(mode)
-        server.start()
-        before = len(load.acked)
-        eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
-    load.end()
-    for queue in queues:
-        queue.close()
-    load.settle(connect)
-    assert load.errors
 
 
 def test_forgotten_scripts_and_cut_connections_lose_and_double_nothing(
@@ -204,18 +144,6 @@ def test_a_session_ttr_that_could_not_be_stored_is_not_set(connect: Connect, ser
         queue.configure(session_ttr=9)
     assert queue.store.session_ttr_ms == 0
     server.start()
-
-
-def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: RedisServer) -> None:
-    """It is called again afterwards, not only found by a look now and then."""
-    queue, other = connect(), connect()
-    thread, got = waiting(queue.create_tube("jobs", "fifo"))
-    server.stop("fast")
-    server.start()
-    assert not got
-    put_when_it_can(other.tube.jobs, "came")
-    thread.join(20)
-    assert [task and task.data for task in got] == ["came"]
 
 
 @pytest.mark.usefixtures("no_floor")
@@ -344,57 +272,6 @@ def test_nobody_dies_of_a_server_that_was_away(
 # Clients end, stop, fork, or are interrupted
 
 
-def test_who_looks_seldom_finds_the_dead_too(connect: Connect, url: str, process: Callable[..., Any]) -> None:
-    """No sweeper looks in between."""
-    tube = connect(sweep=False).create_tube("jobs", "utube")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
-    worker.kill()
-    assert take_looking_seldom(tube).data == "held"
-
-
-def test_what_a_killed_process_holds_is_ready_again(
-    connect: Connect, url: str, process: Callable[..., Any]
-) -> None:
-    tube = connect().create_tube("jobs", "utube")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
-    assert tube.take(timeout=0) is None
-    worker.kill()
-    task = tube.take(timeout=20)
-    assert task is not None and task.data == "held" and task.attempts == 2
-    tube.ack(task)
-
-
-def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
-    connect: Connect, url: str, process: Callable[..., Any]
-) -> None:
-    """Its ack is refused, its next take is in a new session, and holds."""
-    tube = connect().create_tube("jobs", "fifo")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
-    os.kill(worker.pid, signal.SIGSTOP)
-    task = tube.take(timeout=20)
-    assert task is not None and task.data == "held"
-    os.kill(worker.pid, signal.SIGCONT)
-    tell(worker, "ack")
-    assert heard(worker) in ("LeaseLost", "NotTaken")
-    tube.ack(task)
-    tube.put("next")
-    tell(worker, "take")
-    assert heard(worker) == "next"
-    assert tube.take(timeout=0) is None
-    tell(worker, "ack")
-    assert heard(worker) == "-"
-    assert tube.statistics()["tasks"]["total"] == 0
-
-
 def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(connect: Connect) -> None:
     """The take itself finds it out, before any beat does."""
     queue, other = connect(), connect(sweep=False)
@@ -507,14 +384,6 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
         assert tube.take(timeout=0) is None
         assert held[0] is not None
         assert tube.tasks("t") == held
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_clients_whose_clocks_differ_agree(
-    connect: Connect, url: str, process: Callable[..., Any], hours: int
-) -> None:
-    """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
-    check_clocks(connect().create_tube("jobs", "fifottl", ttr=0.5), process(SKEWED, url, hours))
 
 
 def test_a_child_forked_while_another_thread_connects_begins_anew(

@@ -6,20 +6,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import redis
-from faults.harness import HOLDER, begin, eventually, finish, heard
-from faults.test_postgresql import Load
+from faults.harness import HOLDER, Connect, begin, eventually, finish, heard
+from faults.serving import Load
 from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
 
 import tubes
-
-Connect = Callable[..., tubes.Queue]
 
 
 @pytest.fixture
@@ -31,18 +29,9 @@ def cluster() -> Iterator[RedisCluster]:
 
 
 @pytest.fixture
-def connect(cluster: RedisCluster) -> Iterator[Connect]:
-    """Opens queues on it, closed when the test is over."""
-    opened: list[tubes.Queue] = []
-
-    def opening(**settings: Any) -> tubes.Queue:
-        queue = tubes.connect(f"{cluster.url}?dead_after=1", **settings)
-        opened.append(queue)
-        return queue
-
-    yield opening
-    for queue in opened:
-        queue.close()
+def url(cluster: RedisCluster) -> str:
+    """A queue there; a process is dead after a second."""
+    return f"{cluster.url}?dead_after=1"
 
 
 SESSIONS = int(key_slot(b"{tubes}"))

@@ -14,7 +14,8 @@ import pytest
 import sqlalchemy as sa
 from faults.harness import begin, eventually, finish, heard, tell
 from faults.racing import race
-from faults.test_postgresql import WORKER, plain
+from faults.serving import WORKER
+from faults.test_postgresql import plain
 from servers import PostgresServer
 
 import tubes

@@ -1,0 +1,132 @@
+"""Faults that every server must survive alike: it restarts, workers die or stop, clocks differ."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from faults.harness import Connect, eventually, heard, take_looking_seldom, tell
+from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can, waiting
+from redis_servers import RedisServer
+from servers import PostgresServer
+
+import tubes
+
+Server = PostgresServer | RedisServer
+
+
+@pytest.fixture(params=["postgresql", "redis"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """A server that has on disk what it has answered to, and which a test may stop."""
+    found: Server
+    if request.param == "postgresql":
+        found = request.getfixturevalue("postgres_server")
+    else:
+        found = request.getfixturevalue("own_redis_server")(fsync="always")
+    return found
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, server: Server) -> str:
+    """A queue there; a process is dead after a second."""
+    if isinstance(server, RedisServer):
+        return f"{server.url}&dead_after=1"
+    database: str = request.getfixturevalue("own_postgres_db")
+    tubes.connect(database, migrate=True).close()
+    return sa.make_url(database).update_query_dict({"dead_after": "1"}).render_as_string(hide_password=False)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
+    connect: Connect, server: Server, mode: Any
+) -> None:
+    """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
+    queues = [connect(), connect()]
+    queues[0].create_tube("jobs", "fifo")
+    load = Load(queues)
+    eventually(lambda: len(load.acked) > 50)
+    for _ in range(2):
+        server.stop(mode)
+        server.start()
+        before = len(load.acked)
+        eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
+    load.end()
+    for queue in queues:
+        queue.close()
+    load.settle(connect)
+    assert load.errors
+
+
+def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: Server) -> None:
+    """It is called again afterwards, not only found by a look now and then."""
+    queue, other = connect(), connect()
+    thread, got = waiting(queue.create_tube("jobs", "fifo"))
+    server.stop("fast")
+    server.start()
+    assert not got
+    put_when_it_can(other.tube.jobs, "came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+def test_who_looks_seldom_finds_the_dead_too(connect: Connect, url: str, process: Callable[..., Any]) -> None:
+    """No sweeper looks in between."""
+    tube = connect(sweep=False).create_tube("jobs", "utube")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    worker.kill()
+    assert take_looking_seldom(tube).data == "held"
+
+
+def test_what_a_killed_process_holds_is_ready_again(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    tube = connect().create_tube("jobs", "utube")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    assert tube.take(timeout=0) is None
+    worker.kill()
+    task = tube.take(timeout=20)
+    assert task is not None and task.data == "held" and task.attempts == 2
+    tube.ack(task)
+
+
+def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
+    connect: Connect, url: str, process: Callable[..., Any]
+) -> None:
+    """Its ack is refused, its next take is in a new session, and holds."""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    os.kill(worker.pid, signal.SIGSTOP)
+    task = tube.take(timeout=20)
+    assert task is not None and task.data == "held"
+    os.kill(worker.pid, signal.SIGCONT)
+    tell(worker, "ack")
+    assert heard(worker) in ("LeaseLost", "NotTaken")
+    tube.ack(task)
+    tube.put("next")
+    tell(worker, "take")
+    assert heard(worker) == "next"
+    assert tube.take(timeout=0) is None
+    tell(worker, "ack")
+    assert heard(worker) == "-"
+    assert tube.statistics()["tasks"]["total"] == 0
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clients_whose_clocks_differ_agree(
+    connect: Connect, url: str, process: Callable[..., Any], hours: int
+) -> None:
+    """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
+    check_clocks(connect().create_tube("jobs", "fifottl", ttr=0.5), process(SKEWED, url, hours))
