@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from faults.harness import HOLDER, begin, eventually, finish, heard, run
+from faults.harness import HOLDER, begin, eventually, finish, heard, run, waiting
 from redis_servers import RedisServer
 from server_kit import ServerKit
 
@@ -278,10 +278,7 @@ def test_who_takes_where_a_server_has_lost_everything_goes_on(
         hot = queue.create_tube("hot", "redis", url=server.url)
         hot.put("lost", utube="a")
         held = hot.take(0)
-        got: list[tubes.Task | None] = []
-        thread = threading.Thread(target=lambda: got.append(hot.take(20)))
-        thread.start()
-        eventually(lambda: queue.store.waiters.count(hot.record.id))
+        thread, got = waiting(hot)
         server.stop("immediate")
         with pytest.raises(tubes.StoreUnavailable):
             hot.take(0)

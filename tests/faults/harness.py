@@ -51,6 +51,15 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
         time.sleep(0.002)  # real time: what is waited for happens in other processes
 
 
+def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thread, list[tubes.Task | None]]:
+    """A thread that waits for a task, and what it gets."""
+    got: list[tubes.Task | None] = []
+    thread = threading.Thread(target=lambda: got.append(tube.take(timeout=timeout)), daemon=True)
+    thread.start()
+    eventually(lambda: tube._store.waiters.count(tube.record.id))
+    return thread, got
+
+
 @contextmanager
 def meanwhile(work: Callable[[], object]) -> Iterator[None]:
     """Another thread does that again and again, until the block ends."""

@@ -91,15 +91,6 @@ class Load:
         assert self.stored <= self.acked.keys() | self.unsure
 
 
-def waiting(tube: tubes.Tube, timeout: float = 60) -> tuple[threading.Thread, list[tubes.Task | None]]:
-    """A thread that waits for a task, and what it gets."""
-    got: list[tubes.Task | None] = []
-    thread = threading.Thread(target=lambda: got.append(tube.take(timeout=timeout)), daemon=True)
-    thread.start()
-    eventually(lambda: tube._store.waiters.count(tube.record.id))
-    return thread, got
-
-
 def put_when_it_can(tube: tubes.Tube, data: object) -> None:
     """Put once, when the server is there again."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
-from faults.harness import TYPES, Crew, eventually, run
+from faults.harness import TYPES, Crew, eventually, run, waiting
 
 import tubes
 from tubes.testing import FakeClock
@@ -42,10 +41,7 @@ def test_a_waiting_take_gets_a_dead_process_s_task(crew: Crew, type: str) -> Non
         tube.put("held")
         holder = crew.start("hold")
         eventually(crew.said("take"))
-        found: list[tubes.Task | None] = []
-        waiter = threading.Thread(target=lambda: found.append(tube.take(timeout=30)))
-        waiter.start()
-        eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+        waiter, found = waiting(tube)
         crew.kill(holder)
         waiter.join(10)
         assert found[0] is not None and found[0].data == "held"

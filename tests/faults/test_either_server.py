@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import Connect, eventually, heard, take_looking_seldom, tell
-from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can, waiting
+from faults.harness import Connect, eventually, heard, take_looking_seldom, tell, waiting
+from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
 from redis_servers import RedisServer
 from servers import PostgresServer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, eventually, join_forgotten, no_new_threads, run
+from faults.harness import Connect, eventually, join_forgotten, no_new_threads, run, waiting
 
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
@@ -137,10 +137,7 @@ def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
-    taken: list[tubes.Task | None] = []
-    waiter = threading.Thread(target=lambda: taken.append(tube.take(timeout=10)))
-    waiter.start()
-    eventually(lambda: store.waiters.count(tube.record.id) == 1)
+    waiter, taken = waiting(tube)
 
     def fails() -> None:
         monkeypatch.undo()
@@ -219,14 +216,11 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
     tube = queue.create_tube("jobs", "fifo")
     with no_new_threads(monkeypatch), pytest.raises(tubes.StoreUnavailable, match="new thread"):
         tube.take(timeout=5)
-    got: list[Any] = []
-    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
-    waiter.start()
-    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    waiter, got = waiting(tube)
     other.tube.jobs.put("x")
     waiter.join(30)
-    assert [task.data for task in got] == ["x"]
-    tube.ack(got[0])
+    (task,) = got
+    assert task is not None and tube.ack(task).data == "x"
     tube.drop()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import HOLDER, Connect, Crew, eventually, heard, tell
+from faults.harness import HOLDER, Connect, Crew, eventually, heard, tell, waiting
 
 import tubes
 
@@ -162,10 +162,7 @@ def test_a_lock_that_ends_in_time_is_only_waited_for(
     """A take that waits gets its task though the file was locked just then."""
     queue = connect(busy_timeout=20)
     tube = queue.create_tube("jobs", "fifo")
-    got: list[tubes.Task | None] = []
-    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
-    waiter.start()
-    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    waiter, got = waiting(tube)
     other = process(LOCKING, db, "BEGIN IMMEDIATE")
     assert heard(other) == "locked"
     putter = threading.Thread(target=lambda: tube.put("at last"))

@@ -25,6 +25,7 @@ from faults.harness import (
     meanwhile,
     no_new_threads,
     run,
+    waiting,
 )
 from faults.proxy import Proxy
 from faults.serving import Load
@@ -157,32 +158,29 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
     queues = [tubes.connect(to, sweep=False) for to in (here, through(proxy, here))]
     tube = queues[0].create_tube("jobs", "limfifottl", capacity=9)
     with queues[0], queues[1] as unlucky:
-        got: list[tubes.Task | None] = []
-        waiting: Any = unlucky.tube.jobs
-        take = waiting.driver.take
+        theirs: Any = unlucky.tube.jobs
+        take = theirs.driver.take
 
         def take_and_lose(*given: Any, **named: Any) -> Any:
             """So that it is this COMMIT, and not that of a look."""
             changes = take(*given, **named)
             if changes:
-                waiting.driver.take = take
+                theirs.driver.take = take
                 setattr(proxy, "cut_after" if is_committed else "hold_back", b"COMMIT\0")
             return changes
 
-        waiting.driver.take = take_and_lose
-        thread = threading.Thread(target=lambda: got.append(waiting.take(timeout=60)))
-        thread.start()
-        eventually(lambda: unlucky.store.waiters.count(waiting.record.id))
+        theirs.driver.take = take_and_lose
+        thread, got = waiting(theirs)
         tube.put("x", delay=0.2)  # what settles that and takes it is more than one statement
         if not is_committed:
             proxy.drop()
         thread.join(60)
         assert proxy.cut_after is None and proxy.hold_back is None
         (task,) = got
-        assert waiting._unknown
+        assert theirs._unknown
         assert task is not None and task.attempts == (2 if is_committed else 1)
         assert tube.take(timeout=0) is None
-        assert waiting.ack(task).data == "x"
+        assert theirs.ack(task).data == "x"
 
 
 def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url: str, proxy: Proxy) -> None:
@@ -311,10 +309,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     kept.put("kept")
     brief.put_many(["taken", "ready"])
     assert brief.take(timeout=0)
-    got: list[tubes.Task | None] = []
-    waiter = threading.Thread(target=lambda: got.append(empty.take(timeout=60)))
-    waiter.start()
-    eventually(lambda: queue.store.waiters.count(empty.record.id))
+    waiter, got = waiting(empty)
     if mode == "killed":  # one of its processes, as for want of memory: it restarts the others
         with psycopg.connect(plain(url)) as one, psycopg.connect(plain(url)) as another:
             os.kill(one.info.backend_pid, signal.SIGKILL)
@@ -808,10 +803,7 @@ def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_pu
         name = sa.make_url(url).database
         db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 0".encode())
         cut(db, but=working)
-        got: list[tubes.Task | None] = []
-        taking = threading.Thread(target=lambda: got.append(tube.take(timeout=20)))
-        taking.start()
-        eventually(lambda: queue.store.waiters.count(tube.record.id))
+        taking, got = waiting(tube)
         time.sleep(0.3)  # its last try before it sleeps is over
         others.put("x")
         taking.join(20)
@@ -916,13 +908,10 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     assert open_files[0] == open_files[1]
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
-    got: list[Any] = []
-    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
-    waiter.start()
-    eventually(lambda: queue.store.waiters.count(tube.record.id) == 1)
+    waiter, got = waiting(tube)
     connect(sweep=False).tube.jobs.put("x")
     waiter.join(30)
-    assert [task.data for task in got] == ["x"]
+    assert [task and task.data for task in got] == ["x"]
 
 
 NO_DESCRIPTORS = """

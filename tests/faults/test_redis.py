@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import TYPES, Connect, eventually, heard, meanwhile, run, tell
-from faults.serving import WORKER, Load, put_when_it_can, waiting
+from faults.harness import TYPES, Connect, eventually, heard, meanwhile, run, tell, waiting
+from faults.serving import WORKER, Load, put_when_it_can
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_close, check_stress
 from redis_servers import RedisServer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import HOLDER, Connect, begin, eventually, finish, heard
+from faults.harness import HOLDER, Connect, begin, eventually, finish, heard, waiting
 from faults.serving import Load
 from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
@@ -142,10 +142,7 @@ def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster
     """For busy_timeout: then nothing was done. Who waits for a task goes on waiting, and is called afterwards."""
     queue, hasty = connect(), connect(busy_timeout=0.2, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
-    got: list[tubes.Task | None] = []
-    thread = threading.Thread(target=lambda: got.append(tube.take(timeout=60)), daemon=True)
-    thread.start()
-    eventually(lambda: queue.store.waiters.count(tube.record.id))
+    thread, got = waiting(tube)
     move = Move(cluster, slot_of(tube))
     move.carry()
     with pytest.raises(tubes.StoreUnavailable, match="cannot be used"):
@@ -304,9 +301,7 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
         tube = next(
             tube for tube in made if owner_of(cluster, slot_of(tube)) is not owner_of(cluster, SESSIONS)
         )
-        thread = threading.Thread(target=tube.take, daemon=True)
-        thread.start()
-        eventually(lambda: queue.store.waiters.count(tube.record.id))
+        thread, got = waiting(tube)
         node = owner_of(cluster, slot_of(tube))
         assert node.pid is not None
         node.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -320,6 +315,7 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
             os.kill(node.pid, signal.SIGCONT)
         tube.put("x")
         thread.join(20)
+        assert [task and task.data for task in got] == ["x"]
 
 
 def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube, tubes.Tube]:

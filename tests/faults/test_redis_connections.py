@@ -21,7 +21,7 @@ from typing import Any
 import interpreter
 import pytest
 import redis
-from faults.harness import eventually, no_new_threads
+from faults.harness import eventually, no_new_threads, waiting
 from faults.proxy import Proxy
 from redis_servers import RedisServer
 
@@ -131,10 +131,7 @@ def test_a_take_that_arrives_when_its_sender_has_looked_already_strands_nothing(
 def test_a_waiting_take_whose_answer_is_lost_goes_on(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    got: list[tubes.Task | None] = []
-    thread = threading.Thread(target=lambda: got.append(unlucky.take(timeout=20)))
-    thread.start()
-    eventually(lambda: unlucky._store.waiters.count(unlucky.record.id))
+    thread, got = waiting(unlucky)
     proxy.cut_after = scripts.TAKE.sha.encode()
     tube.put("x")
     thread.join(20)
@@ -200,10 +197,7 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
     """No answer comes any more, neither a call nor the end of the wait: another connection is made in time."""
-    got: list[tubes.Task | None] = []
-    thread = threading.Thread(target=lambda: got.append(unlucky.take(timeout=None)), daemon=True)
-    thread.start()
-    eventually(lambda: unlucky._store.waiters.count(unlucky.record.id))
+    thread, got = waiting(unlucky, timeout=None)
     time.sleep(0.1)
     proxy.is_silent = True
     time.sleep(0.7)  # the wait was over meanwhile
@@ -507,10 +501,7 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
             tubes.connect(f"{url}?ssl_cert_reqs=none&ssl_validate_ocsp_stapled=1")
         with tubes.connect(f"{url}?ssl_ca_certs={certificate}") as queue, tubes.connect(server.url) as other:
             tube = queue.create_tube("jobs", "fifo")
-            got: list[tubes.Task | None] = []
-            thread = threading.Thread(target=lambda: got.append(tube.take(timeout=10)))
-            thread.start()
-            eventually(lambda: queue.store.waiters.count(tube.record.id))
+            thread, got = waiting(tube)
             other.tube.jobs.put("x" * 100_000)
             thread.join(20)
             assert got[0] is not None and len(got[0].data) == 100_000

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import begin, eventually, finish, heard, tell
+from faults.harness import begin, eventually, finish, heard, tell, waiting
 from faults.racing import race
 from faults.serving import WORKER
 from faults.test_postgresql import plain
@@ -130,10 +130,7 @@ def test_a_restart_of_the_server_is_noticed(
     tube = queue.create_tube("jobs", "fifo")
     brief = queue.create_tube("brief", "fifo", temporary=True)
     brief.put("gone")
-    got: list[tubes.Task | None] = []
-    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=60)))
-    waiter.start()
-    eventually(lambda: queue.store.waiters.count(tube.record.id))
+    waiter, got = waiting(tube)
     postgres_server.stop(mode)
     postgres_server.start()
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import signal
 import sqlite3
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, heard
+from faults.harness import eventually, heard, waiting
 from interpreter import Process
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -147,17 +146,14 @@ def test_each_transaction_on_a_connection_is_one_of_its_own(place: Place) -> Non
 
 def test_a_waiting_take_is_woken_by_the_commit_and_not_before(deaf: None, place: Place) -> None:
     tube = place.tube()
-    got: list[tubes.Task | None] = []
-    waiter = threading.Thread(target=lambda: got.append(tube.take(timeout=30)))
-    waiter.start()
-    waiting = place.queue.store.waiters
-    eventually(lambda: waiting.count(tube.record.id) == 1)
+    waiter, got = waiting(tube)
+    waiters = place.queue.store.waiters
     with place.engine.connect() as connection:
         tube.put("rolled back", connection=connection)
         connection.rollback()
         tube.put("committed", connection=connection)
         waiter.join(0.05)
-        assert waiting.count(tube.record.id) == 1 and not got
+        assert waiters.count(tube.record.id) == 1 and not got
         connection.commit()
     waiter.join(10)
     assert [task and task.data for task in got] == ["committed"]
