@@ -43,6 +43,13 @@ def interrupt():
         time.sleep(random.random() * 0.003)
         os.kill(os.getpid(), random.choice(RAISING))
 
+def again(printed):  # what was raised where it can only be printed, in a __del__ say, ends no take
+    if printed.exc_type is KeyboardInterrupt:
+        armed.set()
+    else:
+        sys.__unraisablehook__(printed)
+
+sys.unraisablehook = again
 threads = [threading.Thread(target=work) for work in (feed, interrupt)]
 for thread in threads:
     thread.start()
