@@ -428,9 +428,9 @@ def numbers() -> itertools.count[int]:
 
 
 def run(code: str, *arguments: object, within: float = 60.0) -> str:
-    """Run a piece of Python in a process of its own; return what it printed. Fails when it fails."""
+    """Run a piece of Python in a process of its own; return what it printed. Fails when it or a thread of it does."""
     done = interpreter.run(["-c", code, *arguments], timeout=within, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Exception in thread" not in done.stderr, done.stderr
     return str(done.stdout).strip()
 
 
