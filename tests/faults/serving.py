@@ -13,22 +13,35 @@ import tubes
 
 
 class Load:
-    """Threads that put numbers, and threads that take and ack them, whatever the store says meanwhile."""
+    """Threads that put numbers, and threads that take and ack them, whatever the store says, until the block ends."""
 
     def __init__(self, queues: list[tubes.Queue], producers: int = 2, consumers: int = 3) -> None:
         self.stored: set[int] = set()
         self.acked: Counter[int] = Counter()
         self.unsure: set[int] = set()
         self.errors: Counter[str] = Counter()
+        self._queues = queues
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=work, args=(queues[number % len(queues)].tube.jobs, number))
+            threading.Thread(target=work, args=(queues[number % len(queues)].tube.jobs, number), daemon=True)
             for work, count in ((self._produce, producers), (self._consume, consumers))
             for number in range(count)
         ]
+
+    def __enter__(self) -> Load:
         for thread in self._threads:
             thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop all threads, and close the queues, so that nothing is held any more."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        for queue in self._queues:
+            queue.close()
 
     def _produce(self, tube: tubes.Tube, first: int) -> None:
         number = first
@@ -61,18 +74,13 @@ class Load:
                     self.acked[task.data] += 1
                 return
             except tubes.NotTaken:  # by a try whose outcome was unknown; or this process was taken for dead
-                self.unsure.add(task.data)
-                return
+                break
             except tubes.StoreError as error:
                 self.errors[type(error).__name__] += 1
+                if self._over.is_set():
+                    break
                 time.sleep(0.01)
-
-    def end(self) -> None:
-        """Stop all threads."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
+        self.unsure.add(task.data)
 
     def settle(self, connect: Connect) -> None:
         """Everything that was stored is acked once, or may be, or is still there."""

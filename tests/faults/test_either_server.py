@@ -47,16 +47,13 @@ def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
     """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "fifo")
-    load = Load(queues)
-    eventually(lambda: len(load.acked) > 50)
-    for _ in range(2):
-        server.stop(mode)
-        server.start()
-        before = len(load.acked)
-        eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
-    load.end()
-    for queue in queues:
-        queue.close()
+    with Load(queues) as load:
+        eventually(lambda: len(load.acked) > 50)
+        for _ in range(2):
+            server.stop(mode)
+            server.start()
+            before = len(load.acked)
+            eventually(lambda n=before: len(load.acked) > n + 50, within=20)  # type: ignore[misc]
     load.settle(connect)
     assert load.errors
 

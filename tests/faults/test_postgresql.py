@@ -276,16 +276,13 @@ def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> 
     """pg_terminate_backend, again and again, at any moment."""
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "utube")
-    load = Load(queues)
-    with psycopg.connect(plain(url), autocommit=True) as db:
-        for _ in range(25):
-            time.sleep(0.05)
-            cut(db, share=0.5, within=0)
-    before = len(load.acked)
-    eventually(lambda: len(load.acked) > before + 20, within=20)
-    load.end()
-    for queue in queues:
-        queue.close()
+    with Load(queues) as load:
+        with psycopg.connect(plain(url), autocommit=True) as db:
+            for _ in range(25):
+                time.sleep(0.05)
+                cut(db, share=0.5, within=0)
+        before = len(load.acked)
+        eventually(lambda: len(load.acked) > before + 20, within=20)
     load.settle(connect)
 
 

@@ -66,17 +66,14 @@ def test_forgotten_scripts_and_cut_connections_lose_and_double_nothing(
     """SCRIPT FLUSH and CLIENT KILL, again and again, at any moment."""
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "utube")
-    load = Load(queues, producers=1)
-    for turn in range(24):
-        time.sleep(0.02)
-        server.command("SCRIPT FLUSH")
-        if turn % 4 == 0:
-            server.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
-    before = len(load.acked)
-    eventually(lambda: len(load.acked) > before + 20, within=20)
-    load.end()
-    for queue in queues:
-        queue.close()
+    with Load(queues, producers=1) as load:
+        for turn in range(24):
+            time.sleep(0.02)
+            server.command("SCRIPT FLUSH")
+            if turn % 4 == 0:
+                server.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+        before = len(load.acked)
+        eventually(lambda: len(load.acked) > before + 20, within=20)
     load.settle(connect)
 
 

@@ -121,19 +121,16 @@ def test_slots_that_move_under_load_lose_and_double_nothing(connect: Connect, cl
     """That of the tube, and that of the sessions. Calls wait while the keys are on their way."""
     queues = [connect(), connect()]
     tube = queues[0].create_tube("jobs", "utubettl", ttr=60)
-    load = Load(queues)
-    eventually(lambda: len(load.acked) > 20)
-    for slot in (slot_of(tube), SESSIONS, slot_of(tube)):
-        move = Move(cluster, slot)
-        move.carry(3)
-        time.sleep(0.05)
-        move.finish()
-        assert owner_of(cluster, slot) is move.to
-        before = len(load.acked)
-        eventually(lambda n=before: len(load.acked) > n + 20)  # type: ignore[misc]
-    load.end()
-    for queue in queues:
-        queue.close()
+    with Load(queues) as load:
+        eventually(lambda: len(load.acked) > 20)
+        for slot in (slot_of(tube), SESSIONS, slot_of(tube)):
+            move = Move(cluster, slot)
+            move.carry(3)
+            time.sleep(0.05)
+            move.finish()
+            assert owner_of(cluster, slot) is move.to
+            before = len(load.acked)
+            eventually(lambda n=before: len(load.acked) > n + 20)  # type: ignore[misc]
     load.settle(connect)
     assert not load.errors
 
@@ -279,17 +276,14 @@ def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     """The tube's own, and then that of the sessions."""
     queues = [connect(), connect()]
     tube = queues[0].create_tube("jobs", "fifo")
-    load = Load(queues)
-    eventually(lambda: len(load.acked) > 20)
-    for slot in {slot_of(tube), SESSIONS}:
-        node = owner_of(cluster, slot)
-        node.stop("immediate")
-        node.start()
-        before = len(load.acked)
-        eventually(lambda n=before: len(load.acked) > n + 20)  # type: ignore[misc]
-    load.end()
-    for queue in queues:
-        queue.close()
+    with Load(queues) as load:
+        eventually(lambda: len(load.acked) > 20)
+        for slot in {slot_of(tube), SESSIONS}:
+            node = owner_of(cluster, slot)
+            node.stop("immediate")
+            node.start()
+            before = len(load.acked)
+            eventually(lambda n=before: len(load.acked) > n + 20)  # type: ignore[misc]
     load.settle(connect)
 
 
