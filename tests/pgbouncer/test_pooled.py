@@ -67,7 +67,8 @@ def test_what_others_get_of_the_server_is_as_it_was(connect: Connect, pooled_db:
             assert shown == ["on", "on", "on", "0"]
             for leftover in ("pg_prepared_statements", "pg_listening_channels()"):
                 assert not db.execute(f"SELECT * FROM {leftover}").fetchall()
-        assert not db.execute("SELECT * FROM pg_locks WHERE locktype = 'advisory'").fetchall()
+        ours = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        assert not db.execute(f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND {ours}").fetchall()
 
 
 def test_a_waiting_take_finds_what_another_process_puts(
