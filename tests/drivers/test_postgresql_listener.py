@@ -247,6 +247,22 @@ def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
         assert called(waiting) == [0]
 
 
+def test_who_has_lost_his_connection_looks_and_says_again_that_he_waits(
+    processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile nobody could call him, and he has another number now."""
+    monkeypatch.setattr(postgresql_listener, "FLOOR", 3600.0)
+    monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 3600.0)
+    putter, waiting, _ = processes
+    all_wait([waiting], putter)
+    assert waiting.looks()
+    (number,) = putter.listener._waiting
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        db.execute("SELECT pg_terminate_backend(%s, 20000)", [number])
+    eventually(lambda: putter.listener._waiting.keys() - {number})
+    assert waiting.looks()
+
+
 @pytest.mark.parametrize("said", ["²", "7" * 5000, "waiting ²"])
 def test_what_somebody_else_says_on_the_channel_does_no_harm(
     processes: list[Process], postgres_db: str, said: str
