@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import os
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +21,10 @@ from tubes.task import Task
 
 BATCH = 500
 """Most lines that are put, or tasks that are taken, in one commit."""
+
+SIGNALS_EVERY = 100
+"""Milliseconds between two looks for signals while a reader is slow: one that the system gave to another thread ends no
+wait of this one."""
 
 
 class Closed(Exception):
@@ -116,9 +121,13 @@ def shown(task: Task) -> dict[str, Any]:
 def write_line(text: str) -> None:
     """Write a line to standard output, past every buffer: when this returns, the reader can have it."""
     left = memoryview((text + "\n").encode())
+    output = select.poll()
+    output.register(1, select.POLLOUT)
     try:
         while left:
-            left = left[interruptible(os.write, 1, left) :]
+            while not interruptible(output.poll, SIGNALS_EVERY):
+                pass
+            left = left[os.write(1, left[: select.PIPE_BUF]) :]
     except BrokenPipeError as error:
         raise Closed from error
 
