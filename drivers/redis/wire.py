@@ -18,7 +18,6 @@ from redis import exceptions
 from tubes.errors import OutcomeUnknown
 
 from ..forks import keep_from_children
-from ..lookout import Lookout
 from .scripts import Argument, Keys, Script, packed
 
 NOT_NOW = (
@@ -94,13 +93,11 @@ class Wire:
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)
         self._patience = self._timeout = connection.socket_timeout
-        self._lookout = Lookout(self._connection._sock.fileno())
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument]) -> Any:
         """Run a script, and return what it answers: text as bytes."""
         self._give_time(len(given))
         self._send(_evalsha(script, keys, given))
-        self._lookout.look()
         answer = self.receive()
         if isinstance(answer, exceptions.NoScriptError):
             return self.command("EVAL", script.text, len(keys), *keys, *given)
