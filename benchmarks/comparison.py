@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.crews import Crew, Fresh, crews
+from benchmarks.crews import Cores, Crew, Fresh, crews
 from benchmarks.server_contenders import BATCH, Contender, Tubes, TubesAllOptions
 from benchmarks.speed import CHUNKS, Results, record
 
@@ -57,10 +57,11 @@ def by_batches(tasks: int) -> Part:
 
 
 class Server(NamedTuple):
-    """What is measured on, in words, and how to have a database there."""
+    """What is measured on, in words, how to have a database there, and where its clients run."""
 
     description: str
     fresh: Fresh
+    cores: Cores = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Comparison:
         results: Results,
         part: Part,
         kinds: Sequence[type[Contender]],
-        fresh: Fresh,
+        server: Server,
         scale: float,
         turn: int,
     ) -> None:
@@ -113,7 +114,7 @@ class Comparison:
         if not part.all_options:
             kinds = [kind for kind in kinds if kind is not TubesAllOptions]
         least = part.least // CHUNKS
-        with crews(kinds, fresh, part.connections) as opened:
+        with crews(kinds, server.fresh, part.connections, server.cores) as opened:
             for crew in opened:
                 for step in (part.put, part.take):
                     crew.run(step.loop, 0, self.warm * least)

@@ -221,7 +221,7 @@ def measured(comparison: Comparison, options: argparse.Namespace) -> Report:
             for part in parts:
                 progress.update(bar, description=f"round {turn + 1} of {rounds}, {part.name}")
                 for server, results in zip(servers, report.all_results, strict=True):
-                    comparison.measure(results, part, kinds, server.fresh, scale, turn)
+                    comparison.measure(results, part, kinds, server, scale, turn)
                     progress.advance(bar)
     return report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,9 @@ STARTUP, TURN = 60.0, 300.0
 Fresh = Callable[[], AbstractContextManager[str]]
 """Gives the URL of an empty database, which is removed at the end."""
 
+Cores = frozenset[int] | None
+"""The processor's cores on which something runs; None: those that the system chooses, and changes."""
+
 
 class Order(NamedTuple):
     """What one process shall do: the loop's name, and the numbers of the tasks."""
@@ -29,7 +33,7 @@ class Order(NamedTuple):
 class Crew:
     """Some processes of one kind on one database. They stay, so that connections are warm as users' are."""
 
-    def __init__(self, kind: type[Contender], url: str, size: int) -> None:
+    def __init__(self, kind: type[Contender], url: str, size: int, cores: Cores) -> None:
         self.kind = kind
         self.url = url
         context = get_context("forkserver")
@@ -38,7 +42,7 @@ class Crew:
         self._processes = []
         for _ in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(kind, url, theirs), daemon=True)
+            process = context.Process(target=serve, args=(kind, url, cores, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -83,8 +87,25 @@ class Crew:
             process.kill()
 
 
-def serve(kind: type[Contender], url: str, pipe: Connection) -> None:
+@contextmanager
+def on_cores(cores: Cores) -> Iterator[None]:
+    """What this process starts meanwhile runs there, as it does itself."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def serve(kind: type[Contender], url: str, cores: Cores, pipe: Connection) -> None:
     """What one process does: one order after the other, each in two steps, so that all begin at once."""
+    with on_cores(cores):
+        obey_all(kind, url, pipe)
+
+
+def obey_all(kind: type[Contender], url: str, pipe: Connection) -> None:
+    """What ``serve`` does there."""
     contender = kind(url)
     try:
         pipe.send(None)
@@ -114,14 +135,14 @@ def obey(contender: Contender, verb: str, items: Sequence[Any], count: int) -> A
 
 
 @contextmanager
-def crews(kinds: Sequence[type[Contender]], fresh: Fresh, size: int) -> Iterator[list[Crew]]:
+def crews(kinds: Sequence[type[Contender]], fresh: Fresh, size: int, cores: Cores) -> Iterator[list[Crew]]:
     """A crew of each kind, on a fresh database each."""
     with ExitStack() as stack:
         opened = []
         for kind in kinds:
             database = stack.enter_context(fresh())
             kind.prepare(database)
-            crew = Crew(kind, database, size)
+            crew = Crew(kind, database, size, cores)
             stack.callback(crew.close)
             opened.append(crew)
         yield opened

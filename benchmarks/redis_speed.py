@@ -5,24 +5,49 @@ Run it: ``python benchmarks/redis_speed.py``. README.md beside it says what is m
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.comparison import Comparison, Part, Row, Server, Step, by_batches, one_by_one
 from benchmarks.comparison_program import main
+from benchmarks.crews import Cores, on_cores
 from benchmarks.places import ON_REDIS
 from benchmarks.redis_contenders import PEERS, Raw
 from benchmarks.redis_server import Fsync, described, new_database, server
 from benchmarks.server_contenders import TubesAllOptions
 
-EACH: tuple[Fsync, ...] = ("everysec", "always")
-"""How often the servers write their files to the disk: a measurement for each."""
+
+class Placed(NamedTuple):
+    """A measurement: how often the server writes its file to the disk, and where it and its client run.
+
+    Left to itself the system puts the two now on one core and now on two, where a call takes three times as long:
+    whoever it moves in the middle of a turn looks slow.
+    """
+
+    fsync: Fsync
+    words: str
+    server: Cores
+    client: Cores
+
+
+def placed() -> Sequence[Placed]:
+    """All measurements of this machine."""
+    cores = sorted(os.sched_getaffinity(0))
+    first, last = frozenset(cores[:1]), frozenset(cores[-1:])
+    one = Placed("everysec", "client and server on one core", first, first)
+    if first == last:
+        return one, one._replace(fsync="always")
+    apart = "client and server on a core each"
+    return Placed("everysec", apart, first, last), one, Placed("always", apart, first, last)
+
 
 ROWS = (
     Row("put", "put", of_raw=0.75, of_peers=1.0),
@@ -47,10 +72,17 @@ CHAIN = Part(
 
 @contextmanager
 def servers(url: str | None) -> Iterator[Sequence[Server]]:
-    """Two, which write to the disk every second, and always; or the one that is named, as it is."""
+    """One for each measurement; or the one that is named, as it is."""
+    if url is not None:
+        yield [Server(described(url), partial(new_database, url))]
+        return
     with ExitStack() as stack:
-        opened = [stack.enter_context(server(url, fsync)) for fsync in (EACH if url is None else EACH[:1])]
-        yield [Server(described(own), partial(new_database, own)) for own in opened]
+        opened = []
+        for each in placed():
+            with on_cores(each.server):
+                own = stack.enter_context(server(None, each.fsync))
+            opened.append(Server(f"{described(own)}, {each.words}", partial(new_database, own), each.client))
+        yield opened
 
 
 COMPARISON = Comparison(
