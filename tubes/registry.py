@@ -94,7 +94,7 @@ def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
     try:
         found: Any = sys.modules.get(entry.module)  # which may be about to be imported
         names = entry.attr.split(".")
-    except AttributeError:  # it is no "module:name"
+    except (AttributeError, AssertionError):  # it is no "module:name"; the latter from Python 3.13 on
         return False
     for name in names:
         found = getattr(found, name, None)
