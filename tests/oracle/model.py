@@ -178,6 +178,7 @@ class Model:
         self._waiters: list[Waiter] = []
         self._out = Outcome()
         self._began = 0
+        self.waited = False
 
     # Steps
 
@@ -199,6 +200,7 @@ class Model:
         out = self._out
         out.result = result
         out.took = 0 if name == "sleep" else self.now - self._began
+        self.waited = isinstance(result, Waiter)
         out.is_sorted = name == "sleep"
         out.stats = self.stats()
         return out

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from oracle.model import Model
-from oracle.outcome import Failed, Outcome, Seen, Step, differences, same
+from oracle.outcome import Failed, Outcome, Step, differences, same
 from oracle.recording import Case, Departure, Recording
 from oracle.stage import Stage
 
@@ -73,21 +72,15 @@ class Replay:
         told = self._model.perform(call)
         if self._stage is None:
             return told, None
-        return told, self._stage.perform(call, self._model.instants, waits=bool(told.took))
+        return told, self._stage.perform(call, self._model.instants, waits=self._model.waited)
 
     def _arrange(self, outcome: Outcome | None) -> None:
-        """Put the background calls that ended into one order: takes that got a task as they did, then the others.
+        """Put the background calls that ended into one order, since in which they return is nobody's to say.
 
-        In which order those return is nobody's to say: in Tarantool who waits for room polls, and of two whose
-        time is over at one moment either may be told first.
+        Which of them got which task is told by their results, and in which order by the events.
         """
-
-        def place(ended: tuple[str, Any]) -> str:
-            label, result = ended
-            return "" if isinstance(result, Seen) and label not in self._recording.puts else label
-
         if outcome is not None:
-            outcome.woke.sort(key=place)
+            outcome.woke.sort(key=lambda ended: ended[0])
 
     def _refused(self, call: Step) -> None:
         """The call as it was made is an error at once, and changes nothing."""

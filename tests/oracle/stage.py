@@ -198,7 +198,7 @@ class Stage:
         if label is None and not self._may_wait(step):
             with self._turn:
                 return work()
-        call = Call(label, work, nullcontext() if waits or label else self._turn)
+        call = Call(label, work, nullcontext() if waits else self._turn)
         self._calls.append(call)
         call.start()
         self._settle()
