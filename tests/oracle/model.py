@@ -8,6 +8,7 @@ how tubes are built: time is an integer, everything else is in lists.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -47,8 +48,8 @@ CALLED = {"ack": {"delete"}, "ttl": {"delete", "ttl"}, "delay": {"delay", "delay
 
 
 def ms(seconds: float) -> int:
-    """Seconds as whole milliseconds."""
-    return round(seconds * 1000)
+    """Seconds as whole milliseconds, rounded up but for what floats add."""
+    return math.ceil(round(seconds * 1000, 6))
 
 
 @dataclass
@@ -151,6 +152,15 @@ class Waiter:
             return LONG_MS + 1, self.connection
         return self.timeout, self.since
 
+    def may_overtake(self, first: Waiter) -> bool:
+        """Tell whether Tarantool may serve this one before another that came first.
+
+        Who waits for room looks now and then. Long waits of one connection are told apart by the number of a fiber.
+        """
+        if self.puts or first.puts:
+            return self.puts and first.puts
+        return self.rank() < first.rank() or self.rank() == first.rank() > (LONG_MS,)
+
 
 class Ending(NamedTuple):
     """A session without connections, and when it ends."""
@@ -168,6 +178,7 @@ class Model:
         self.partings: set[str] = set()
         self.cut_short: Counter[tuple[str, str]] = Counter()
         self.instants: list[int] = []
+        self.waited = False
         self._numbers = count(1)
         self._connections: dict[str, int] = {}
         self._sessions = {0: 0}  # what no session does is done by one more
@@ -178,7 +189,6 @@ class Model:
         self._waiters: list[Waiter] = []
         self._out = Outcome()
         self._began = 0
-        self.waited = False
 
     # Steps
 
@@ -190,6 +200,7 @@ class Model:
         if "s" in step:
             connection = self._connection(step["s"])
         result = getattr(self, f"do_{name}")(step, connection)
+        self.waited = isinstance(result, Waiter)
         if "bg" in step:
             if not isinstance(result, Waiter):
                 self._out.woke.append((step["bg"], result))
@@ -200,7 +211,6 @@ class Model:
         out = self._out
         out.result = result
         out.took = 0 if name == "sleep" else self.now - self._began
-        self.waited = isinstance(result, Waiter)
         out.is_sorted = name == "sleep"
         out.stats = self.stats()
         return out
@@ -313,7 +323,7 @@ class Model:
         return item.seen()
 
     def _note_null(self, options: Mapping[str, Any]) -> None:
-        if any(options.get(name, 0) is None for name in ("ttl", "ttr")):
+        if any(options.get(name, 0) is None for name in ("ttl", "ttr", "timeout")):
             self.partings.add("null for a duration")
 
     def do_take(self, step: Step, connection: int) -> Any:
@@ -392,6 +402,8 @@ class Model:
         self._tell(box, "touch", item)
         if delta >= LONG_MS / 1000:
             self.partings.add("a touch of an hour or more")
+        if not (delta * 1e6).is_integer():
+            self.partings.add("a touch of a part of a microsecond")
         return item.seen()
 
     def _found(self, step: Step) -> Failed | tuple[Box, Item]:
@@ -476,6 +488,8 @@ class Model:
     def do_disconnect(self, step: Step, connection: int) -> None:
         del self._connections[step["s"]]
         for waiter in [waiter for waiter in self._waiters if waiter.connection == connection]:
+            if waiter.puts:
+                self.partings.add("a put whose connection is gone")
             self._end(waiter, Failed("disconnected"))
         self._leave(self._sessions.pop(connection))
 
@@ -547,10 +561,10 @@ class Model:
     def _serve(self) -> bool:
         """Let the first in line that can have what it waits for; tell whether there was one."""
         for waiter in self._waiters:
-            rivals = [other for other in self._waiters if other.box is waiter.box and not other.puts]
+            rivals = [other for other in self._waiters if other.box is waiter.box and other is not waiter]
             result = waiter.try_it()
             if result is not None:
-                if not waiter.puts and min(rivals, key=Waiter.rank) is not waiter:
+                if any(other.may_overtake(waiter) for other in rivals):
                     self.partings.add("the order of waiters")
                 self._end(waiter, result)
                 return True
@@ -609,7 +623,9 @@ class Model:
     def _time_is_up(self, box: Box, item: Item) -> None:
         if item.end is not None and item.end <= self.now:
             if item.state in "t~":
-                self.cut_short[box.name, "ttr" if item.state == "t" else "delay"] += 1
+                ending = "ttr" if item.state == "t" else "delay"
+                self.cut_short[box.name, ending] += 1
+                self._note_raise(box, ending)
             if item.state == "t" and box.grouped and (item.back is None or item.back > self.now):
                 self.partings.add("ttl of a taken task in utubettl")
             if item.unwatched and box.grouped:
@@ -633,8 +649,11 @@ class Model:
         box.calls[event] += 1
         if box.listens:
             self._out.events.append(Told(box.name, event, item.seen(), self.now - self._began))
-            if CALLED.get(event, {event}) & box.raises:
-                self.partings.add("a callback that raises")
+            self._note_raise(box, event)
+
+    def _note_raise(self, box: Box, event: str) -> None:
+        if box.listens and CALLED.get(event, {event}) & box.raises:
+            self.partings.add("a callback that raises")
 
 
 def _text(name: Any) -> str:

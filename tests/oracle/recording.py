@@ -208,7 +208,8 @@ class Recording:
         """Read what was recorded. An id may be given anew in the middle of a step, so the order matters."""
         made = self._made(step, told)
         is_put = step["op"] == "put"
-        result = None if is_put else self._result(step)
+        is_last = step["op"] in ("put", "take")  # which may have waited
+        result = None if is_last else self._result(step)
         events = []
         for event in step.get("events", ()):
             place, _, name = event[0].rpartition(":")
@@ -217,15 +218,14 @@ class Recording:
                 self._learn(place, event[1][0], made)
             at = None if self._loose or len(event) < 3 else round(event[2] * 1000)
             events.append(Told(place, name, self._seen(place, event[1]), at))
-        if is_put:
-            if isinstance(step.get("r"), list) and made:  # nobody listened
-                self._learn(tube, step["r"][0], made)
-            result = self._result(step)
-        woke = []
+        if is_put and isinstance(step.get("r"), list) and made:  # nobody listened
+            self._learn(tube, step["r"][0], made)
         for label, ended in step.get("woke", ()):
             if label in self.puts and isinstance(ended, list) and made:
                 self._learn(_tube(self._background[label]), ended[0], made)
-            woke.append((label, self._ended(label, ended)))
+        if is_last:
+            result = self._result(step)
+        woke = [(label, self._ended(label, ended)) for label, ended in step.get("woke", ())]
         took = None if self._loose or "bg" in step else round(step.get("took", 0) * 1000)
         return Outcome(result, events, woke, took, is_sorted=step["op"] == "sleep")
 

@@ -89,7 +89,8 @@ DEPARTURES = (
     ),
     Departure(
         "waiters are served first come, first served",
-        "Tarantool wakes the waiter with the shortest timeout, and among long ones that of the oldest connection.",
+        "Tarantool wakes the waiter with the shortest timeout, and among long ones that of the oldest connection. Who "
+        "waits for room looks every ten milliseconds there, and the first that looks gets it.",
         parts=frozenset({"the order of waiters"}),
     ),
     Departure(
@@ -135,8 +136,9 @@ DEPARTURES = (
     ),
     Departure(
         "a touch adds what it says",
-        "Tarantool takes 3153.6 s for for ever and ends the ttr at once, and fails with an overflow above 100 years.",
-        parts=frozenset({"a touch of an hour or more"}),
+        "Tarantool takes 3153.6 s for for ever and ends the ttr at once, and fails with an overflow above 100 years, "
+        "and by 4.1 s, of which floats make a part of a microsecond.",
+        parts=frozenset({"a touch of an hour or more", "a touch of a part of a microsecond"}),
     ),
     Departure(
         "a kick counts whole tasks",
@@ -154,6 +156,11 @@ DEPARTURES = (
         "a put that waits for room in a tube that is dropped says that there is none",
         "In Tarantool it fails with an internal error.",
         rules.a_put_into_a_dropped_tube,
+    ),
+    Departure(
+        "a put that waits for room ends with its connection",
+        "In Tarantool it waits on, and stores a task later of which nobody is told.",
+        parts=frozenset({"a put whose connection is gone"}),
     ),
     Departure(
         "defects that no recorded step shows",
