@@ -69,13 +69,14 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
         while not is_over.is_set():
             work()
 
-    thread = threading.Thread(target=go_on)
+    thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
     try:
         yield
     finally:
         is_over.set()
         thread.join(20)
+    assert not thread.is_alive(), "what went on meanwhile hangs"
 
 
 class Growing(weakref.WeakSet[Any]):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from faults.conftest import crew
+
+__all__ = ["crew"]
 
 HERE = Path(__file__).parent
 

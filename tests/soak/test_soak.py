@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,6 @@ from servers import PostgresServer
 
 SECONDS = float(os.environ.get("TUBES_SOAK_SECONDS", 60))
 KILLS = int(os.environ.get("TUBES_SOAK_KILLS", 100))
-
-
-@pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    """Workers on a file of their own; all are killed when the test is over."""
-    made = Crew(tmp_path)
-    yield made
-    made.disband()
 
 
 @pytest.mark.timeout(1800)
