@@ -69,7 +69,6 @@ def test_a_full_disk_is_an_error_and_stores_nothing_by_halves(connect: Connect, 
 
 def test_a_shared_commit_that_finds_the_disk_full_fails_for_all_of_it(connect: Connect) -> None:
     """Eight threads put until the disk is full: each put that returned is stored, and no other."""
-    import threading
 
     queue = connect(sweep=False, durability="full")
     tube = queue.create_tube("jobs", "fifo")
