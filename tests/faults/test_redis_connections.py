@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -392,19 +392,15 @@ def says_that_it_loads(client: redis.Redis) -> bool:
 
 def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
     """Also by who must connect first, and name a database there, which Redis refuses meanwhile, and Valkey does not."""
-    server.command("CONFIG SET", "lua-time-limit", 1)
     with tubes.connect(server.url.replace("db=0", "db=2"), sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         store: Any = queue.store
         store._hub.nodes.close()
-        endless = threading.Thread(target=run_for_ever, args=(server,))
-        endless.start()
-        eventually(lambda: is_busy(server))
-        ending = threading.Timer(0.1, server.command, ("SCRIPT KILL",))
-        ending.start()
-        tube.put("x")
-        endless.join()
-        ending.join()
+        with busy(server):
+            ending = threading.Timer(0.1, server.command, ("SCRIPT KILL",))
+            ending.start()
+            tube.put("x")
+            ending.join()
 
 
 @pytest.mark.timeout(20, method="thread")
@@ -458,23 +454,34 @@ def call_while_busy(
     server: RedisServer, handler: Callable[[int, object], None], call: Callable[[], object]
 ) -> None:
     """Call while the server runs a script, and have a signal's handler run in the wait."""
-    server.command("CONFIG SET", "lua-time-limit", 1)
-    endless = threading.Thread(target=run_for_ever, args=(server,))
     interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, handler)
-    endless.start()
     try:
-        eventually(lambda: is_busy(server))
-        interrupting.start()
-        call()
+        with busy(server):
+            interrupting.start()
+            call()
     finally:
-        endless.join()
         signal.signal(signal.SIGUSR1, before)
 
 
-def run_for_ever(server: RedisServer) -> None:
-    with suppress(redis.ResponseError):
-        server.command("EVAL", "while true do end", 0)
+@contextmanager
+def busy(server: RedisServer) -> Iterator[None]:
+    """The server runs a script without an end, until somebody kills it, or the block is over."""
+
+    def run_for_ever() -> None:
+        with suppress(redis.ResponseError):
+            server.command("EVAL", "while true do end", 0)
+
+    server.command("CONFIG SET", "lua-time-limit", 1)
+    endless = threading.Thread(target=run_for_ever)
+    endless.start()
+    try:
+        eventually(lambda: is_busy(server))
+        yield
+    finally:
+        with suppress(redis.ResponseError):  # it is over
+            server.command("SCRIPT KILL")
+        endless.join()
 
 
 def is_busy(server: RedisServer) -> bool:
