@@ -17,6 +17,7 @@ from oracle.stage import Stage
 
 import tubes
 from tubes.testing.through_asyncio import connect_awaited
+from tubes.waiting import Waiters
 
 
 class Turn(AbstractContextManager["Turn"]):
@@ -78,6 +79,10 @@ class AwaitedStage(Stage):
             self._turn.report(queue, lambda: self._note(name, task, event))
 
         return on_task_change
+
+    def _waiters(self, queue: tubes.Queue) -> Waiters:
+        facing: Any = queue
+        return super()._waiters(facing._awaited._plain)
 
     def _statistics(self) -> dict[str, Stats]:
         """After each step they are asked of the plain queue behind the door; a step that asks does so through it."""
