@@ -68,6 +68,7 @@ class AwaitedStage(Stage):
     """Plays one scenario in the empty store at ``url``."""
 
     _turn: Turn
+    are_fibers = False
 
     def __init__(self, url: str) -> None:
         super().__init__(url, connect_awaited)

@@ -20,6 +20,8 @@ from oracle.model import ABSENT, CALLED
 from oracle.outcome import Failed, Outcome, Seen, Stats, Step, Told
 
 import tubes
+from tubes.clock import Signal
+from tubes.options import LARGEST_ID
 from tubes.testing import FakeClock
 from tubes.waiting import Waiters
 
@@ -46,18 +48,51 @@ class Stuck(AssertionError):
 class Call(threading.Thread):
     """A call that may wait; its events come in ``turn``."""
 
-    def __init__(self, label: str | None, work: Callable[[], Any], turn: AbstractContextManager[Any]) -> None:
+    def __init__(
+        self,
+        label: str | None,
+        work: Callable[[], Any],
+        turn: AbstractContextManager[Any],
+        at_end: Callable[[], None],
+    ) -> None:
         super().__init__(daemon=True)
         self.label = label
         self.result: Any = None
         self.is_over = False
         self._work = work
         self._turn = turn
+        self._at_end = at_end
 
     def run(self) -> None:
-        with self._turn:
-            self.result = self._work()
+        try:
+            with self._turn:
+                self.result = self._work()
+        finally:
+            self._at_end()
         self.is_over = True
+
+
+class FiberClock(FakeClock):
+    """Who is woken goes on when the call that woke it is over, and alone, until it waits again or is over itself."""
+
+    def __init__(self, start_ms: int, turn: AbstractContextManager[Any] | None) -> None:
+        super().__init__(start_ms)
+        self._turn = turn
+        self._woken = threading.local()
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        self.give_up_turn()
+        is_set = super().wait(signal, timeout)
+        if self._turn is not None:
+            self._turn.__enter__()
+            self._woken.has_turn = True
+        return is_set
+
+    def give_up_turn(self) -> None:
+        """To be called by a thread that has waited, at its end."""
+        if self._turn is not None and getattr(self._woken, "has_turn", False):
+            self._woken.has_turn = False
+            self._turn.__exit__(None, None, None)
 
 
 def wake_one_by_one(waiters: Waiters) -> None:
@@ -71,8 +106,13 @@ def wake_one_by_one(waiters: Waiters) -> None:
 class Stage:
     """Plays one scenario in the empty store at ``url``."""
 
+    are_fibers = True
+    """Whether each call has a thread of its own, so that only one need go on at a time."""
+
     def __init__(self, url: str, connect: Callable[..., tubes.Queue] = tubes.connect) -> None:
-        self.clock = FakeClock(START_MS)
+        self._turn: AbstractContextManager[Any] = threading.RLock()  # who is woken reports after who woke it
+        self._notes: AbstractContextManager[Any] = self._turn
+        self.clock = FiberClock(START_MS, self._turn if self.are_fibers else None)
         self._url = url
         self._connect = connect
         self._session_ttr = 0.0
@@ -86,8 +126,6 @@ class Stage:
         self._events: list[Told] = []
         self._woke: list[tuple[str, Any]] = []
         self._began = 0
-        self._turn: AbstractContextManager[Any] = threading.RLock()  # who is woken reports after who woke it
-        self._notes: AbstractContextManager[Any] = self._turn
         self._is_over = False
         self._timed: dict[str, tubes.Tube] = {}
         self._tubes: dict[tuple[tubes.Queue, str], tubes.Tube] = {}
@@ -195,7 +233,7 @@ class Stage:
         if isinstance(key, bool) or not isinstance(key, int) or key < 0:
             return key
         ids = self._ids.get(step.get("tube", "t"), [])
-        return ids[key] if key < len(ids) else ABSENT * ABSENT + key
+        return ids[key] if key < len(ids) else min(ABSENT * ABSENT + key, LARGEST_ID)
 
     # Steps
 
@@ -212,7 +250,7 @@ class Stage:
         if label is None and not self._may_wait(step):
             with self._turn:
                 return work()
-        call = Call(label, work, nullcontext() if waits else self._turn)
+        call = Call(label, work, nullcontext() if waits else self._turn, self.clock.give_up_turn)
         self._calls.append(call)
         call.start()
         self._settle()
