@@ -652,6 +652,7 @@ class Queue:
         """
         tube = self._open_tube(record)
         if tube is not None:
+            driver.stop()
             return tube
         opened = Tube(self, record, driver)
         opened.place.start()

@@ -479,6 +479,27 @@ def test_a_tube_waits_for_its_driver_and_opens_when_that_is_registered(tmp_path:
         assert queue.statistics("late")["calls"]["put"] == 2
 
 
+def test_a_driver_is_stopped_of_a_tube_that_is_open_already() -> None:
+    """Whoever creates a tube that is there makes one more."""
+    stopped: list[Any] = []
+
+    class Noting:
+        def __init__(self, store: Any, tube: TubeRecord) -> None:
+            """Nothing to keep."""
+
+        def stop(self) -> None:
+            stopped.append(self)
+
+    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    whole = type("Whole", (Noting,), {**methods, **vars(Noting), "features": Features()})
+    tubes.register_driver("notes_its_end", whole)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "notes_its_end", if_not_exists=True)
+        stopped.clear()
+        assert queue.create_tube("jobs", "notes_its_end", if_not_exists=True) is tube
+        assert stopped and tube.driver not in stopped
+
+
 def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_others(tmp_path: Path) -> None:
     """Its driver, which has a store of its own, takes its time to start, and another one to stop."""
     url = f"sqlite:///{tmp_path / 'queue.db'}"
