@@ -384,6 +384,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     with place.connect() as queue:
         tube = queue.get_tube(name)
         if data is None:
+            tube.put_many((), **given)  # an option that cannot be is refused, whatever the input
             if Putting(tube, read, given, as_json).run():
                 raise click.exceptions.Exit(BAD_INPUT)
             return

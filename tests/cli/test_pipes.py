@@ -62,6 +62,17 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
     assert [task.data for task in jobs.tasks("r")] == [1, 2, "\ud800"]
 
 
+@pytest.mark.parametrize("sent", [b"", b"\n", b"{bad\n", b"1\n"])
+def test_an_option_that_cannot_be_is_wrong_usage_whatever_the_input(
+    shell: Shell, jobs: tubes.Tube, sent: bytes
+) -> None:
+    put = shell.run("put", "jobs", "--delay", "3", input=sent)
+    assert (put.returncode, put.stdout) == (USAGE, b"")
+    [told] = put.stderr.decode().splitlines()
+    assert "does not support 'delay'" in told
+    assert count(jobs, "total") == 0
+
+
 def test_a_line_is_stored_when_it_has_come_not_when_the_input_ends(shell: Shell, jobs: tubes.Tube) -> None:
     process = shell.start("put", "jobs", stdin=subprocess.PIPE)
     assert process.stdin is not None
