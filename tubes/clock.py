@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 SLICE = 0.25
 """Seconds that the main thread waits without a look for signals."""
@@ -81,6 +81,7 @@ class Parking(threading.local):
 parking = Parking()
 
 
+@runtime_checkable
 class Clock(Protocol):
     """What a queue needs to know of time."""
 

@@ -76,6 +76,13 @@ def timeout_seconds(value: object) -> float | None:
     return seconds("timeout", value)
 
 
+def flag(option: str, value: object) -> bool:
+    """Check a yes or no; "no" is neither."""
+    if not isinstance(value, bool):
+        raise BadOption(f"{option} must be True or False, not {value!r}", option=option, value=value)
+    return value
+
+
 def whole(option: str, value: object, *, least: int = 0) -> int:
     """Check a whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_ID:

@@ -87,10 +87,21 @@ def connect(
             option="durability",
             value=durability,
         )
+    if clock is None:
+        clock = SystemClock()
+    elif isinstance(clock, type) or not isinstance(clock, Clock):
+        raise BadOption(
+            f"a clock has now_ms(), monotonic() and wait(), as tubes.testing.FakeClock() has; {clock!r} is none",
+            option="clock",
+            value=clock,
+        )
+    checked.flag("sweep", sweep)
+    if migrate is not None:
+        checked.flag("migrate", migrate)
     open_store = find_store(scheme)
     store = open_store(
         url,
-        clock=clock or SystemClock(),
+        clock=clock,
         durability=durability or getattr(open_store, "default_durability", "full"),
         session_ttr_ms=checked.milliseconds("session_ttr", session_ttr),
         namespace=checked.tube_name(namespace, option="namespace", what="namespace"),
@@ -187,8 +198,8 @@ class Queue:
         definition = find_driver(type)
         if on_task_change is not None:
             check_listener(on_task_change)
-        if not isinstance(temporary, bool):
-            raise BadOption(f"temporary must be true or false, not {temporary!r}", option="temporary")
+        checked.flag("temporary", temporary)
+        checked.flag("if_not_exists", if_not_exists)
         stored = self._stored_options(definition, type, name, options)
         is_warned = _may_lose_tasks(stored) and name not in self.tubes()
         if is_warned:  # now: it may be an error

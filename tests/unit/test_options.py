@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 import tubes
 from tubes import options
 from tubes.errors import BadOption, NotSupported
+from tubes.testing import FakeClock
 
 
 class Host(str, Enum):  # noqa: UP042  # a StrEnum shows itself as its text
@@ -26,6 +30,30 @@ class Kind(str, Enum):  # noqa: UP042  # as Host
 
 class Customer(int, Enum):
     ANN = 7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clock": 0}, {"clock": "UTC"}, {"clock": FakeClock}, {"sweep": "no"}, {"sweep": 0}, {"migrate": "no"}],
+)
+def test_an_option_of_connect_that_cannot_be_is_refused_and_no_file_is_made(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    [(option, value)] = wrong.items()
+    with pytest.raises(BadOption, match=f"{option}.*{re.escape(repr(value))}") as caught:
+        tubes.connect(f"sqlite:///{tmp_path}/queue.db", **wrong)
+    assert caught.value.option == option
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["if_not_exists", "temporary"])
+def test_yes_or_no_is_neither_text_nor_number_and_no_tube_is_made(option: str) -> None:
+    with tubes.connect("sqlite://") as queue:
+        for value in ("no", 1, None):
+            wrong: dict[str, Any] = {option: value}
+            with pytest.raises(BadOption, match=f"{option} must be True or False, not {value!r}"):
+                queue.create_tube("jobs", "fifo", **wrong)
+        assert queue.tubes() == []
 
 
 @pytest.mark.parametrize("name", ["a", "_", "jobs", "Jobs_2", "a" * 32])
