@@ -402,9 +402,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 
 @command("take")
 @click.argument("name")
-@click.option(
-    "--count", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Most tasks."
-)
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Most tasks.  [default: 1]")
 @click.option("--all", "take_all", is_flag=True, help="No limit: end when none has come within --timeout.")
 @click.option(
     "--timeout",
@@ -429,7 +427,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 @click.option("--json", is_flag=True, expose_value=False, help="Print JSON, one value a line: as always.")
 def take(
     name: str,
-    count: int,
+    count: int | None,
     take_all: bool,
     timeout: float | None,
     ack: bool,
@@ -455,13 +453,15 @@ def take(
       tubes take jobs --session-ttr 600 > task.json
       tubes ack jobs --session "$(jq -r .session task.json)" "$(jq .id task.json)"
     """
+    if take_all and count is not None:
+        raise click.UsageError("--all has no limit, --count sets one: give one of them")
     with place.connect() as queue:
         tube = queue.get_tube(name)
         if session is not None:
             queue.identify(session)
         if session_ttr is not None or not (ack or session):
             queue.configure(session_ttr=KEPT_FOR if session_ttr is None else session_ttr)
-        taking = Taking(tube, None if take_all else count, timeout, ack)
+        taking = Taking(tube, None if take_all else count or 1, timeout, ack)
         printed = taking.run()
     if not printed or taking.late:
         raise click.exceptions.Exit(REFUSED)

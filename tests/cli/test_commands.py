@@ -266,6 +266,7 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["take", "jobs", "--session", "me"], USAGE, "a session is a UUID"),
         (["take", "jobs", "--session", "00000000-0000-4000-8000-000000000000"], REFUSED, "unknown"),
         (["take", "jobs", "--count", "0"], USAGE, "--count"),
+        (["take", "jobs", "--all", "--count", "3"], USAGE, "--all has no limit"),
         (["ack", "jobs", "1"], USAGE, "--session"),
         (["delete", "jobs", "99"], REFUSED, "no task 99"),
         (
