@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -31,8 +32,8 @@ T = TypeVar("T")
 MOST_AT_ONCE = 64
 """Works that share one commit at most."""
 
-LOOKS_FOR_COMPANY, LOOK_FOR_COMPANY = 4, 0.00003
-"""How often, and for how many seconds each time, a leader looks for those who shared the last commit."""
+COMPANY_COMES_IN = 0.0004
+"""Seconds that a leader waits at most for those who shared the last commit."""
 
 LONGEST_WAIT = 0.1
 """Seconds after which a thread in line looks by itself, should whoever was to stir it have been interrupted."""
@@ -177,7 +178,7 @@ class _Member:
     """One thread's work in the line."""
 
     __slots__ = (
-        "alone", "error", "is_settled", "leads", "lock", "on_commit", "result", "retry", "since", "work",
+        "alone", "error", "is_settled", "leads", "lock", "next", "on_commit", "result", "retry", "since", "work",
     )  # fmt: skip
 
     def __init__(
@@ -194,6 +195,7 @@ class _Member:
     def reset(self) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
+        self.next: _Member | None = None
         self.leads = False
         self.retry = False
         self.is_settled = False
@@ -202,6 +204,11 @@ class _Member:
         """Let the thread look: at its outcome, or whether the writer is free."""
         with suppress(RuntimeError):  # it was stirred and has not looked yet
             self.lock.release()
+
+    def stir_next(self) -> None:
+        """Pass on that the commit is done: threads that are stirred all at once stand in each other's way."""
+        if self.next is not None:
+            self.next.stir()
 
 
 class _Spoiled(Exception):
@@ -227,6 +234,9 @@ class SqliteWriter:
         self._waiting: set[int] = set()
         """The threads that stand in line."""
         self._company = 0
+        """How many shared the last commit with its leader."""
+        self._host: _Member | None = None
+        """The leader that waits for them."""
         self._lender: Lender | None = None
         self._tx = SqliteTx(self, db)
         self.holds_lock: Callable[[], bool] = bool
@@ -276,9 +286,10 @@ class SqliteWriter:
             if self._shares_commits:
                 return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
             self._snatch_turn()
+        member = _Member(work, on_commit)
         if self._company:
-            self._await_company()
-        return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
+            self._await_company(member)
+        return self._lead(member)  # type: ignore[no-any-return]
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
@@ -424,6 +435,8 @@ class SqliteWriter:
         thread = get_ident()
         self._waiting.add(thread)
         self._line.append(member)
+        if (host := self._host) is not None and len(self._line) >= self._company:
+            host.stir()
         try:
             self._wait(member)
         except BaseException as interrupt:
@@ -433,6 +446,7 @@ class SqliteWriter:
                 raise
         finally:
             self._waiting.discard(thread)
+            member.stir_next()
         if member.leads:
             return None if member.work is None else self._lead(member)
         return self._outcome(member)
@@ -465,12 +479,12 @@ class SqliteWriter:
             if member.leads:
                 self._give_up_turn()
 
-    def _await_company(self) -> None:
-        """Give those who shared the last commit a moment to come back: less than the fsync it saves them."""
-        for _ in range(LOOKS_FOR_COMPANY):
-            if len(self._line) >= self._company:
-                return
-            pause(LOOK_FOR_COMPANY)
+    def _await_company(self, host: _Member) -> None:
+        """Give those who shared the last commit a moment to come back: about as long as the fsync it saves each."""
+        self._host = host
+        if len(self._line) < self._company:
+            host.lock.acquire(True, COMPANY_COMES_IN)
+        self._host = None
         self._company = len(self._line)
 
     def _give_up_turn(self) -> None:
@@ -531,11 +545,12 @@ class SqliteWriter:
             self._settle(batch, failure)
             self._company = len(batch) - 1
         finally:
-            for other in batch:
-                other.is_settled = True
-                if other is not member:
-                    other.stir()
+            for one, other in pairwise(batch):
+                one.next = other
+            for one in batch:
+                one.is_settled = True
             self._owner = 0
+            member.stir_next()
             self._give_up_turn()
         return self._outcome(member)
 

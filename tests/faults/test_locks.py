@@ -332,6 +332,26 @@ def test_who_listens_goes_on_when_a_store_cannot_look(connect: Connect) -> None:
     assert taken[0] is not None and taken[0].data == "x"
 
 
+def test_threads_that_share_commits_are_all_told(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by another one: nobody finds out only because it looks by itself in the end."""
+    monkeypatch.setattr("tubes.drivers.sql.sqlite_writer.LONGEST_WAIT", 3600.0)
+    queue = connect(durability="full", sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    threads = [
+        threading.Thread(target=lambda: [tube.put("x") for _ in range(50)], daemon=True) for _ in range(16)
+    ]
+    with queue.transaction() as unit:
+        tube.put("first", unit=unit)
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(store.writer._line) == len(threads))
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert tube.statistics()["tasks"]["ready"] == 1 + 16 * 50
+
+
 def test_a_thread_that_always_came_too_late_is_handed_the_file(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
