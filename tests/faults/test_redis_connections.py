@@ -194,17 +194,27 @@ def test_a_look_whose_answer_is_lost_is_done_again(
 
 
 def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
-    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+    server: RedisServer, tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    """No answer comes any more, neither a call nor the end of the wait: another connection is made in time."""
+    """No answer comes any more, neither a call nor the end of the wait: in time it waits on another connection."""
+
+    def blocked() -> set[str]:
+        return {client["id"] for client in server.command("CLIENT LIST") if client["cmd"] == "blpop"}
+
     thread, got = waiting(unlucky, timeout=None)
-    time.sleep(0.1)
+    eventually(blocked)
+    lost = blocked()
     proxy.is_silent = True
-    time.sleep(0.7)  # the wait was over meanwhile
+    eventually(lambda: not blocked() & lost)
     tube.put("x")
     proxy.is_silent = False
     thread.join(10)
     assert got and got[0] is not None and got[0].data == "x"
+    thread, got = waiting(unlucky, timeout=None)
+    eventually(blocked)
+    tube.put("y")
+    thread.join(10)
+    assert got and got[0] is not None and got[0].data == "y"
 
 
 def test_a_call_that_is_under_way_when_its_queue_is_closed_leaves_no_connection_open(
