@@ -8,7 +8,10 @@ from pathlib import Path
 
 import interpreter
 import pytest
+from faults.harness import eventually
 from interpreter import PIPE, Process
+
+import tubes
 
 from . import blocks as runner
 from .blocks import blocks
@@ -94,3 +97,21 @@ def test_the_tutorials_programs_work_as_it_says(tmp_path: Path) -> None:
     assert done == [n * n for n in range(20)]
     report = start("report.py")
     assert "'ack': 20" in report.communicate(timeout=30)[0]
+
+
+def test_the_worker_tries_again_puts_aside_and_ends_when_it_is_told(tmp_path: Path) -> None:
+    """That of the how-to, with shorter pauses between its tries."""
+    (block,) = (found for found in blocks(ROOT / "docs/how-to/run-workers.md", "python") if found.file)
+    (tmp_path / "worker.py").write_text(block.text.replace("RETRY_AFTER = 2.0", "RETRY_AFTER = 0.001"))
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    worker = Process(["worker.py", url], cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True)
+    with tubes.connect(url) as queue:
+        jobs = queue.create_tube("jobs", "fifottl", ttr=60, if_not_exists=True)
+        jobs.put_many([{"n": -1}, {"n": 4}])
+        eventually(lambda: jobs.statistics()["tasks"]["buried"] and jobs.statistics()["calls"]["ack"])
+        (failed,) = jobs.tasks("!")
+        assert (failed.data, failed.attempts) == ({"n": -1}, 5)
+        worker.terminate()
+        output, said = worker.communicate(timeout=30)
+        assert (worker.returncode, output) == (0, "2.0\n")
+        assert said.count("math domain error") == 5
