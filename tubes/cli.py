@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import unquote
@@ -157,16 +158,23 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
         return
     from rich.text import Text
 
-    table = table_of(title, ">id", "state", "data", "utube", ">pri", ">attempts", "due at")
+    columns = [">id", "state", "since", "data", "utube", ">pri", ">attempts", "due at"]
+    if any(task.owner for task in tasks):
+        columns.append("session")
+    table = table_of(title, *columns)
     for task in tasks:
-        due = "" if task.due_at is None else task.due_at.isoformat(timespec="seconds")
         data = short(repr(task.data) if isinstance(task.data, bytes) else line(task.data))
-        state = task.state.name.lower()
+        state, since, due = task.state.name.lower(), seconds(task.updated_at), seconds(task.due_at)
         utube = "" if task.utube is None else line(task.utube)
         utube = utube[1:-1] or utube
-        row = (str(task.id), state, data, utube, str(task.pri), str(task.attempts), due)
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        row = (str(task.id), state, since, data, utube, str(task.pri), str(task.attempts), due)
+        session = () if task.owner is None else (str(task.owner)[:8],)
+        table.add_row(*(Text(printable(cell)) for cell in (*row, *session)))
     print_table(table)
+
+
+def seconds(instant: datetime | None) -> str:
+    return "" if instant is None else instant.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
 
 
 def short(text: str) -> str:
@@ -301,8 +309,11 @@ def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
             return
         tube = queue.get_tube(name)
         states = STORED if state is None else (State[state.upper()],)
-        tasks = [task for wanted in states for task in tube.tasks(wanted, limit=limit)]
-        print_tasks(sorted(tasks, key=lambda task: task.id), f"Tasks in {name} ({tube.type})", as_json)
+        found = [tube.tasks(wanted, limit=limit) for wanted in states]
+        tasks = sorted((task for some in found for task in some), key=lambda task: task.id)
+        print_tasks(tasks, f"Tasks in {name} ({tube.type}), times in UTC", as_json)
+        if any(len(some) == limit for some in found) and not as_json:
+            say(f"of a state, the first {limit} are shown; there may be more, see --limit and 'tubes stats'")
 
 
 def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
@@ -489,7 +500,7 @@ def each(
                 refused = True
                 say(str(error))
         if is_json or verb == "peek":
-            print_tasks(tasks, f"Tasks in {name}", is_json)
+            print_tasks(tasks, f"Tasks in {name}, times in UTC", is_json)
     if refused:
         raise click.exceptions.Exit(REFUSED)
 
@@ -527,7 +538,14 @@ def release(name: str, ids: tuple[int, ...], session: str, delay: float | None, 
 @click.argument("name")
 @ids_argument
 @in_session
-@click.option("--by", "delta", type=float, required=True, metavar="SECONDS", help="How much more time.")
+@click.option(
+    "--by",
+    "delta",
+    type=click.FloatRange(min=0),
+    required=True,
+    metavar="SECONDS",
+    help="How much more time.",
+)
 @as_json
 def touch(name: str, ids: tuple[int, ...], session: str, delta: float, as_json: bool) -> None:
     """Give tasks that a session holds more time.

@@ -180,10 +180,10 @@ class Putting:
                         self._add(number, text)
                     self._store()  # what has come is stored before more is waited for
         except BaseException as error:
-            say(f"ended early: {self._stored} tasks were put; {self._where(error)}")
+            say(f"ended early, {self._stored} put; {self._where(error)}")
             raise
         if self._bad:
-            say(f"{self._stored} tasks were put, {self._bad} lines were bad")
+            say(f"{self._stored} put, {self._bad} bad")
         return self._bad
 
     def _where(self, error: BaseException) -> str:

@@ -118,6 +118,26 @@ def test_ls_shows_tubes_and_tasks(tubes_: Command) -> None:
     assert (tube["tasks"]["ready"], tube["tasks"]["buried"]) == (1, 1)
 
 
+def test_ls_shows_who_holds_a_task_and_since_when(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", '"one"')
+    assert "session" not in tubes_("ls", "jobs").out
+    task = tubes_("take", "jobs").json()
+    row = next(row for row in tubes_("ls", "jobs").out.splitlines() if '"one"' in row)
+    assert task["updated_at"][:19].replace("T", " ") in row
+    assert row.split()[-1] == task["session"][:8]
+
+
+def test_ls_says_when_there_may_be_more(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    for data in ("1", "2"):
+        tubes_("put", "jobs", data)
+    assert tubes_("ls", "jobs", "--limit", "3").err == ""
+    assert "the first 2 are shown" in tubes_("ls", "jobs", "--limit", "2").err
+    assert "the first 1 are shown" in tubes_("ls", "jobs", "--limit", "1", "--state", "ready").err
+    assert tubes_("ls", "jobs", "--limit", "1", "--json").err == ""
+
+
 def test_ls_shows_what_a_terminal_would_obey_as_what_it_is(tubes_: Command) -> None:
     tubes_("create", "sites", "utube")
     tubes_("put", "sites", '"\x9b31m, \u202e, \x7f, \\u001b, caf\u00e9"', "--utube", "\x9b2J\x1b[1m")

@@ -57,7 +57,7 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
         "line 5",
         "line 6",
         "line 9",
-        "3 tasks were put, 5 lines were bad",
+        "3 put, 5 bad",
     }
     assert [task.data for task in jobs.tasks("r")] == [1, 2, "\ud800"]
 
@@ -92,7 +92,7 @@ def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
         put = shell.run("put", "few", "--json", input=b"1\n2\n3\n4\n5\n")
         assert put.returncode == REFUSED
         assert [task["data"] for task in values(put.stdout)] == [1, 2, 3]
-        assert b"3 tasks were put; line 4" in put.stderr
+        assert b"3 put; line 4" in put.stderr
         assert b"'few' is full" in put.stderr
 
 
@@ -300,7 +300,7 @@ def test_ctrl_c_finds_each_line_either_put_and_counted_or_neither(shell: Shell, 
         if process.wait(20) == INTERRUPTED:
             break
     stored = count(jobs, "total")
-    assert f"{stored} tasks were put; line {stored + 1} and what follows it were not" in said
+    assert f"{stored} put; line {stored + 1} and what follows it were not" in said
 
 
 def feed(pipe: Any, data: bytes) -> None:
