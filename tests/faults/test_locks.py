@@ -54,7 +54,7 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
         began = time.monotonic()
         with pytest.raises(tubes.StoreBusy, match=r"locked by another connection for more than 0\.2 s"):
             write()
-        assert 0.15 < time.monotonic() - began < 3
+        assert 0.15 < time.monotonic() - began < 10
     assert tube.peek(first).data == "first" and queue.tubes() == ["jobs"]
     queue.store.counts.add(tube.record.id, tubes.Event.KICK, 7)
     figures = tube.statistics()
@@ -98,7 +98,7 @@ def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
     connect: Connect, db: Path, durability: str
 ) -> None:
     """And not each after the other, which is forty times as long."""
-    queue = connect(durability=durability, busy_timeout=0.1, sweep=False)
+    queue = connect(durability=durability, busy_timeout=0.5, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     refused: list[str] = []
 
@@ -120,8 +120,8 @@ def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert time.monotonic() - began < 2.5
-    assert len(refused) == 40 and all("for more than 0.1 s" in why for why in refused)
+        assert time.monotonic() - began < 10
+    assert len(refused) == 40 and all("for more than 0.5 s" in why for why in refused)
     tube.put("later")
 
 
@@ -213,7 +213,7 @@ def test_a_stopped_process_that_holds_a_transaction_hangs_nobody(crew: Crew) -> 
         began = time.monotonic()
         with pytest.raises(tubes.StoreBusy):
             tube.put("outside")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         crew.kill(worker)
         tube.put("after")
         assert [task.data for task in tube.tasks("r")] == ["after"]
