@@ -738,18 +738,17 @@ class Tube:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
         queue, store = self._queue, self._store
         waking = 0
-        if len(changes) == 1:
-            tally: Iterable[tuple[Event, int]] = ((changes[0][0], 1),)
-        else:
-            tally = Counter([change[0] for change in changes]).items()
-        for event, count in tally:
+        tally: dict[Event, int] = {}
+        for event, _, _ in changes:
+            tally[event] = tally.get(event, 0) + 1
+        for event, count in tally.items():
             if event in self._waking:
                 waking += count
             if event in self._making_room:
                 store.waiters.wake(self._room, count)
         if waking:
             store.wake(self._id, waking)
-        for event, count in tally:
+        for event, count in tally.items():
             if store.counts.add(self._id, event, count):
                 queue.counted()
         if self._is_timed:
