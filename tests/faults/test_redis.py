@@ -651,16 +651,13 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
         put_at = time.monotonic()
         with pytest.raises(tubes.StoreUnavailable):
             tube.peek(1)
-        assert put_at - began < 2 and time.monotonic() - put_at < 3
+        assert put_at - began < 5 and time.monotonic() - put_at < 5
         assert not got
     finally:
         os.kill(server.pid, signal.SIGCONT)
     put_when_it_can(tube, "surely")
     thread.join(20)
     assert got[0] is not None and got[0].data in ("maybe", "surely")
-
-
-# Durability
 
 
 def test_a_server_that_hangs_is_not_waited_for_by_who_wants_another(connect: Connect) -> None:
@@ -692,6 +689,9 @@ def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server:
         with pytest.raises(tubes.OutcomeUnknown):
             tube.put("x")
         client.client_unpause()
+
+
+# Durability
 
 
 def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
