@@ -16,7 +16,7 @@ TubeError
 ├── DuplicateKey
 └── StoreError
     ├── StoreUnavailable             the file, disk or server cannot be used (now)
-    ├── StoreBusy                    somebody else held the store's lock for too long
+    ├── StoreBusy                    a lock was held for too long, or the server ended the call
     ├── Conflict                     a conflict that retries did not settle
     ├── OutcomeUnknown               the connection died during a commit
     └── SchemaMismatch               the store's schema is not the one this version knows

@@ -43,14 +43,20 @@ def translated(error: Refused, what: str) -> TubeError:
         )
     if error.code == "25P02":
         return StoreError(f"{what}: this transaction has failed before, and can only be rolled back")
-    if error.code in ("55P03", "57014"):
+    if error.code == "55P03":
         return StoreBusy(f"{what}: a lock was not to be had in time ({error})")
+    if error.code == "57014":  # its statement_timeout, or pg_cancel_backend
+        return StoreBusy(f"{what}: the server ended the statement ({error})")
     if error.code in LOST_CODES:
         return StoreUnavailable(f"{what}: the connection was lost: {error}")
     if error.code in _UNAVAILABLE:
         return StoreUnavailable(f"{what} cannot be used: {_UNAVAILABLE[error.code]} ({error})")
     if error.code in ("42P01", "42703", "42883", "3F000"):
         return SchemaMismatch(f"{what} has not the tables of this version: run `tubes migrate` ({error})")
-    if error.code in ("54000", "22001", "22P05", "54001"):
+    if error.code == "22P05":
+        return StoreError(
+            f"{what}: its encoding has not all characters of the payload or of the utube: {error}"
+        )
+    if error.code in ("54000", "22001", "54001"):
         return StoreError(f"the payload is more than {what} can store: {error}")
     return StoreError(f"{what}: {error}")

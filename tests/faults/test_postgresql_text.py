@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -12,8 +15,9 @@ import tubes
 TEXTS = ["plain", "Zürich", 'a "quoted" \\ text', "tab\tline\n", "\x1f", "\x1f,\x1f", "{1,NULL}", "😀", ""]
 
 
-@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
-def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
+@contextmanager
+def queue_in(postgres_url: str, encoding: str) -> Iterator[tubes.Queue]:
+    """One in a database of this encoding."""
     name = f"tubes_test_{encoding.lower()}"
     with psycopg.connect(conninfo(postgres_url), autocommit=True) as db:
         drop_database(db, name)
@@ -21,17 +25,53 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
         try:
             url = sa.make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
             with tubes.connect(url, migrate=True, sweep=False) as queue:
-                tube = queue.create_tube("texts", "utube")
-                for sub_queue in filter(None, TEXTS):
-                    one = tube.put(sub_queue, utube=sub_queue)
-                    some = tube.put_many(TEXTS, utube=sub_queue)
-                    assert [tube.peek(task).data for task in (one, *some)] == [sub_queue, *TEXTS]
-                    assert {tube.peek(task).utube for task in (one, *some)} == {sub_queue}
-                taken = tube.take_many(100, 0)
-                assert {task.utube for task in taken} == set(filter(None, TEXTS))
-                assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
+                yield queue
         finally:
             drop_database(db, name)
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
+def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
+    with queue_in(postgres_url, encoding) as queue:
+        tube = queue.create_tube("texts", "utube")
+        for sub_queue in filter(None, TEXTS):
+            one = tube.put(sub_queue, utube=sub_queue)
+            some = tube.put_many(TEXTS, utube=sub_queue)
+            assert [tube.peek(task).data for task in (one, *some)] == [sub_queue, *TEXTS]
+            assert {tube.peek(task).utube for task in (one, *some)} == {sub_queue}
+        taken = tube.take_many(100, 0)
+        assert {task.utube for task in taken} == set(filter(None, TEXTS))
+        assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
+
+
+def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
+    """What it has comes back, and of a batch nothing is stored."""
+    with queue_in(postgres_url, "LATIN1") as queue:
+        tube = queue.create_tube("texts", "utube")
+        tube.put("Zürich", utube="ü")
+        for put in (
+            lambda: tube.put("😀"),
+            lambda: tube.put("x", utube="😀"),
+            lambda: tube.put_many(["é", "😀"]),
+        ):
+            with pytest.raises(tubes.StoreError, match="encoding has not all characters"):
+                put()
+        assert [(task.data, task.utube) for task in tube.take_many(9, 0)] == [("Zürich", "ü")]
+        assert tube.statistics()["tasks"]["total"] == 1
+
+
+def test_a_statement_that_the_server_ends_was_not_done(postgres_db: str) -> None:
+    """A role's statement_timeout, while another has the table."""
+    slow = sa.make_url(postgres_db).update_query_dict({"options": "-cstatement_timeout=100"})
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        with tubes.connect(slow.render_as_string(hide_password=False), sweep=False) as other:
+            with psycopg.connect(conninfo(postgres_db)) as db:
+                db.execute("LOCK TABLE tubes_task")
+                with pytest.raises(tubes.StoreBusy, match="the server ended the statement"):
+                    other.tube.jobs.put("never")
+            assert other.tube.jobs.put("later").data == "later"
+        assert [task.data for task in tube.take_many(9, 0)] == ["later"]
 
 
 @pytest.mark.parametrize("pooled", ["no", "yes"])
