@@ -738,9 +738,12 @@ class Tube:
         """Tell the framework's own listeners: counts, waiting consumers, the sweeper."""
         queue, store = self._queue, self._store
         waking = 0
+        first_due: int | None = None
         tally: dict[Event, int] = {}
-        for event, _, _ in changes:
+        for event, _, due in changes:
             tally[event] = tally.get(event, 0) + 1
+            if due is not None and (first_due is None or due < first_due):
+                first_due = due
         for event, count in tally.items():
             if event in self._waking:
                 waking += count
@@ -751,10 +754,8 @@ class Tube:
         for event, count in tally.items():
             if store.counts.add(self._id, event, count):
                 queue.counted()
-        if self._is_timed:
-            first_due = min((due for _, _, due in changes if due is not None), default=None)
-            if first_due is not None:
-                queue.due_at(first_due)
+        if first_due is not None and self._is_timed:
+            queue.due_at(first_due)
 
     def line_up(self, changes: Sequence[Change]) -> None:
         """Put changes in the line of the user's callbacks; called in commit order."""
