@@ -317,16 +317,17 @@ class Tube:
                 changes = driver.take(tx, limit, owner=owner, now=now)
             elif ack_and_take is not None:
                 changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
-                refused = not any(event is ACK for event, _, _ in changes)
             else:
                 tx.begin()
                 changes = driver.ack(tx, acks, owner=owner, now=now)
-                refused = not changes
-                if not refused:
+                if changes:
                     changes = [*changes, *driver.take(tx, limit, owner=owner, now=now)]
+            refused = bool(acks)
             for event, raw, _ in changes:
                 if event is TAKE:
                     kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
+                elif event is ACK:
+                    refused = False
             return changes
 
         if self._unknown and unit is None:
