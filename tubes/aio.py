@@ -44,8 +44,11 @@ Undo = Callable[[PlainTube, Any, Any], object]
 MOST_THREADS = 8
 """Threads of a queue that run its calls, and as many for tubes elsewhere; more calls at once take turns."""
 
-MOST_TRANSACTIONS = 16
-"""Transactions of a queue that are open or begin at the same time, each in a thread of its own."""
+MOST_TRANSACTIONS = 12
+"""Transactions of a queue that are open or begin at the same time, each in a thread of its own.
+
+On PostgreSQL each has a connection for as long as it is open; a queue has 16, and other calls need some too.
+"""
 
 log = logging.getLogger("tubes.events")
 
@@ -322,7 +325,8 @@ class Queue:
         elsewhere: bool = False,
     ) -> T:
         """Run a plain call in a thread: that of the unit that it belongs to, or any."""
-        return await self._crew.run(work, undo=undo, worker=self._units.get(unit), elsewhere=elsewhere)
+        worker = self._units.get(unit) if isinstance(unit, Unit) else None
+        return await self._crew.run(work, undo=undo, worker=worker, elsewhere=elsewhere)
 
     def _opened(self, plain: PlainTube) -> Tube:
         """The awaited form of a tube: always the same while anybody has it."""

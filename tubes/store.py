@@ -220,6 +220,10 @@ class Unit:
         with self._lock:
             return self._whole(self._read, look)
 
+    def turn(self) -> AbstractContextManager[object]:
+        """Keep the calls of other threads out meanwhile, as each call does."""
+        return self._lock
+
     def end(self) -> None:
         """Accept no more calls, when those under way are done."""
         with self._lock:

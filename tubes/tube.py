@@ -377,7 +377,7 @@ class Tube:
                         self._take_now(most, kept)
                     if not kept and (is_first or is_called or remaining == 0.0):
                         due = self._look_and_take(most, kept)
-                except (StoreUnavailable, OutcomeUnknown):
+                except (StoreUnavailable, StoreBusy, OutcomeUnknown):
                     if not self.place.reconnects or self._queue.is_closed or remaining == 0.0:
                         raise
                     kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -209,6 +209,11 @@ def connection_of(given: Any) -> sa.Connection:
             ) from error
         except sa.exc.DBAPIError as error:
             raise StoreUnavailable(f"this Session cannot connect: {error.orig}") from error
+        except (
+            sa.exc.TimeoutError,
+            OSError,
+        ) as error:  # its pool is exhausted; asyncpg's own, when nobody answers
+            raise StoreUnavailable(f"this Session cannot connect: {error}") from error
     if not isinstance(given, sa.Connection):
         raise BadOption(
             f"a connection is a SQLAlchemy Connection or Session, or its async twin, not {given!r}",
@@ -346,11 +351,14 @@ class Lender:
         self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
         self._lent: sa.Connection | None = None
         self._check = check
+        self._unit: Unit | None = None
         self._cursors: weakref.WeakSet[Any] = weakref.WeakSet()
         if check is not None:
             sa.event.listen(self._engine, "before_cursor_execute", self._about_to_execute)
         dialect = self._engine.dialect
         watch_savepoints(dialect)
+        for name in ("do_execute", "do_executemany", "do_execute_no_params"):
+            vars(dialect)[name] = self._in_turn(getattr(dialect, name))
         vars(dialect).update(
             do_commit=self._refuse, do_rollback=self._refuse, do_close=_keep, do_terminate=_keep
         )
@@ -361,7 +369,7 @@ class Lender:
             connection = self._engine.connect()
             joined = Joined(_stands)
             joined.is_lent = True
-            joined.units[store] = unit
+            joined.units[store] = self._unit = unit
             connection.info[KEY] = joined
             connection.begin()  # so that a Session on it leaves the commit to others
             self._lent = connection
@@ -369,7 +377,7 @@ class Lender:
 
     def take_back(self) -> None:
         """The unit is over."""
-        connection, self._lent = self._lent, None
+        connection, self._lent, self._unit = self._lent, None, None
         if connection is not None and not connection.closed:
             if not connection.invalidated:  # else it was lost, and nobody uses it again
                 connection.info.pop(KEY, None)
@@ -384,6 +392,16 @@ class Lender:
         if self._check is not None:
             self._check()
         self._cursors.add(cursor)
+
+    def _in_turn(self, execute: Callable[..., None]) -> Callable[..., None]:
+        """Between the calls of other threads that share the unit: what the connection is at is never torn."""
+
+        def execute_in_turn(*given: Any) -> None:
+            unit = self._unit
+            with unit.turn() if unit is not None else nullcontext():
+                execute(*given)
+
+        return execute_in_turn
 
     def _refuse(self, _: Any) -> None:
         if self._lent is not None:

@@ -31,6 +31,9 @@ The settings are the user's, and are not changed.
 IN_TRANSACTION = 2
 """libpq's number for a transaction that is open and has not failed."""
 
+FAILED_BEFORE = "25P02"
+"""What the server says to every statement in a transaction in which one has failed."""
+
 
 def identity_query(namespace: str) -> str:
     """What is the same on two connections only if they see the same table: server, database, and the table in it."""
@@ -106,7 +109,11 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
 
 
 def stands(dialect: Any, connection: Any) -> bool:
-    """Whether no statement has failed: then the server takes COMMIT for ROLLBACK, and does not say so."""
+    """Whether no statement has failed: then the server takes COMMIT for ROLLBACK, and does not say so.
+
+    Where the connection is lost its error is raised: after it, some drivers take the transaction for over, and their
+    commit does nothing and says nothing.
+    """
     info = getattr(driver_connection(dialect, connection), "info", None)
     status = getattr(info, "transaction_status", None)
     if status is not None:
@@ -114,8 +121,10 @@ def stands(dialect: Any, connection: Any) -> bool:
     cursor = connection.cursor()
     try:
         cursor.execute("SELECT 1")
-    except Exception:
-        return False
+    except Exception as error:
+        if code_of(error) == FAILED_BEFORE:
+            return False
+        raise
     finally:
         cursor.close()
     return True
@@ -124,11 +133,19 @@ def stands(dialect: Any, connection: Any) -> bool:
 def refused_to_user(error: sa.exc.DBAPIError) -> Refused:
     """What the server said to a statement on the user's connection."""
     original: Any = error.orig
-    fields = next((each for each in original.args if isinstance(each, dict)), {})  # as pg8000 has it
-    code = (
-        getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or str(fields.get("C", ""))
-    )
+    code = code_of(original)
     is_lost = error.connection_invalidated or (not code and isinstance(error, sa.exc.OperationalError))
     if is_lost and code not in LOST_CODES:  # the server has a code for all that it refuses
         code = LOST_CODES[-1]
-    return Refused(code, str(fields.get("M", original)).strip())
+    return Refused(code, str(_fields(original).get("M", original)).strip())
+
+
+def code_of(original: Any) -> str:
+    """The SQLSTATE in a driver's error, empty where it has none."""
+    code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    return str(code or _fields(original).get("C", ""))
+
+
+def _fields(original: Any) -> dict[str, Any]:
+    """Those of the server's message, as pg8000 has them."""
+    return next((each for each in original.args if isinstance(each, dict)), {})
