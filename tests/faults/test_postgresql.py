@@ -550,6 +550,21 @@ def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
             pytest.fail("there is none")
 
 
+def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, url: str) -> None:
+    """Looking for a task needs no more than time; the lock beyond the timeout ends it no more than a restart does."""
+    tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "fifo")
+    thread, got = waiting(tube)
+    with psycopg.connect(plain(url)) as db:
+        db.execute("LOCK TABLE tubes_task")
+        for _ in range(2):
+            eventually(lambda: waiting_for_locks(url) == 1)
+            eventually(lambda: waiting_for_locks(url) == 0)
+        assert thread.is_alive()
+    tube.put("at last")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["at last"]
+
+
 @pytest.mark.parametrize("if_not_exists", [True, False])
 def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     connect: Connect, url: str, if_not_exists: bool

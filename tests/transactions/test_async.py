@@ -176,3 +176,15 @@ def test_what_cannot_be_joined_is_refused(place: Place) -> None:
 
     play(place, scene)
     assert place.changes == []
+
+
+def test_what_is_no_unit_is_refused(place: Place) -> None:
+    async def main() -> None:
+        async with tubes.aio.connect(place.url, sweep=False) as queue:
+            tube = await queue.create_tube("jobs", "fifo", if_not_exists=True)
+            nonsense: list[Any] = [[], {}, "unit"]
+            for unit in nonsense:
+                with pytest.raises(tubes.BadOption, match="a unit is what"):
+                    await tube.put("x", unit=unit)
+
+    asyncio.run(main())

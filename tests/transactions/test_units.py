@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,23 @@ def test_a_unit_s_connection_forgets_no_statement_of_the_queue_s(postgres_place:
             tube.put(number, unit=unit)
         tube.put(number)
     assert [task.data for task in tube.tasks("r")] == [0, 0, 1, 1]
+
+
+@pytest.mark.timeout(30, method="thread")
+def test_threads_that_share_a_unit_wait_for_its_statements_too(place: Place) -> None:
+    """Those of its connection and those of its tubes are on one wire."""
+    tube = place.tube()
+    with ThreadPoolExecutor() as others, place.queue.transaction() as unit:
+        connection = unit.connection
+
+        def execute() -> list[int]:
+            return [connection.execute(sa.text(f"SELECT {n}")).scalar_one() for n in range(300)]
+
+        executing = others.submit(execute)
+        for n in range(300):
+            tube.put(n, unit=unit)
+        assert executing.result() == [*range(300)]
+    assert [task.data for task in tube.tasks("r", limit=300)] == [*range(300)]
 
 
 @pytest.mark.parametrize(
