@@ -165,6 +165,10 @@ def join(
                 f"a {connection.dialect.name} connection cannot be joined: this queue is on {database}",
                 option="connection",
             )
+        if getattr(connection.get_transaction(), "_is_prepared", False):  # of the database's two phases
+            raise BadOption(
+                "this transaction is prepared: nothing more can be part of it", option="connection"
+            )
         if connection.dialect.is_async and not sa.util.concurrency.in_greenlet():
             raise BadOption(
                 "an async connection is joined in its greenlet: through tubes.aio, or inside run_sync",

@@ -41,6 +41,9 @@ LASTING = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolati
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
+DISCARD = "DISCARD TEMP; SELECT pg_advisory_unlock_all()"
+"""What users may have left on a connection, beside what they have set."""
+
 COUNT_PREPARED = "SELECT count(*) FROM pg_prepared_statements"
 
 LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25P03", "57P05")
@@ -175,7 +178,7 @@ class Wire:
         if self.in_transaction:
             self.simple("ROLLBACK")
         if self._was_lent and self._set_up:
-            reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {self._set_up}"
+            reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {DISCARD}; {self._set_up}"
             if self.simple(f"{reset}; {COUNT_PREPARED}").rows[0][0] < len(self._prepared):
                 self._prepared.clear()  # they have deallocated some
         self._was_lent = False

@@ -111,6 +111,18 @@ def test_what_is_done_to_a_unit_s_connection_ends_with_the_unit(postgres_place: 
     assert [task.data for task in tube.tasks("r")] == ["x", "y"]
 
 
+def test_what_is_left_on_a_unit_s_connection_ends_with_the_unit(postgres_place: Place) -> None:
+    """A lock of the session's would be held by whoever has the connection next, and a temporary table hide ours."""
+    tube = postgres_place.tube()
+    for _ in range(2):
+        with postgres_place.queue.transaction() as unit:
+            unit.connection.exec_driver_sql("SELECT pg_advisory_lock(7)")
+            unit.connection.exec_driver_sql("CREATE TEMPORARY TABLE tubes_task (id int)")
+        assert tube.put("x")
+        with postgres_place.engine.begin() as connection:
+            assert connection.scalar(sa.text("SELECT pg_try_advisory_xact_lock(7)"))
+
+
 def test_who_a_unit_s_connection_is_ends_with_the_unit(own_postgres_db: str) -> None:
     url = sa.make_url(own_postgres_db).set(username="postgres").render_as_string(hide_password=False)
     with tubes.connect(url, migrate=True, sweep=False) as queue:
@@ -576,6 +588,8 @@ def test_a_prepared_transaction_publishes_when_it_is_committed(tmp_path: Path) -
                     transaction = connection.begin_twophase()
                     tube.put(name, utube="x", connection=connection)
                     transaction.prepare()
+                    with pytest.raises(tubes.BadOption, match="is prepared"):
+                        tube.put("too late", utube="x", connection=connection)
                     assert name not in seen
                     getattr(transaction, end)()
             assert seen == ["a"] and [task.data for task in tube.tasks("r")] == ["a"]
