@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from .postgresql_wire import Lost, Refused, Wire
 
 MOST_CONNECTIONS = 16
 """Connections that work at the same time, beside the one that listens; more threads take turns."""
+
+IS_FULL = re.compile("too many (clients|connections)|connection slots")
+"""What a server says that has no more connections, for us or for anybody. libpq keeps the code of that to itself."""
 
 LONGEST_WAIT = 0.1
 """Seconds after which a thread in line looks by itself: for a signal that came just before it slept."""
@@ -46,12 +50,25 @@ class Pool:
             self.give_back(wire)
 
     def borrow(self) -> Wire:
-        """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be."""
+        """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be.
+
+        A server that has no more for this process is no error while it has some: its threads take turns on those.
+        """
         wire = self._idle_wire() if not self._line else None
-        if wire is None:
-            wire = self._stand_in_line()
-        if wire is not None:
-            return wire
+        most = MOST_CONNECTIONS
+        while wire is None:
+            wire = self._stand_in_line(most)
+            if wire is None:
+                try:
+                    wire = self._one_more()
+                except StoreUnavailable as error:
+                    most = self._opened
+                    if not (most and IS_FULL.search(str(error))):
+                        raise
+        return wire
+
+    def _one_more(self) -> Wire:
+        """Open one, in the place that is kept for it, or have a spare one."""
         try:
             spare = self._shared.take_spare(self._kind)
             return spare if spare is not None and spare.still_stands() else self._new_wire()
@@ -111,7 +128,7 @@ class Pool:
         self.forget_idle()
         return None
 
-    def _stand_in_line(self) -> Wire | None:
+    def _stand_in_line(self, most: int) -> Wire | None:
         """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more."""
         _, patience, _ = self._kind
         deadline, place = real_monotonic() + patience, threading.Lock()
@@ -126,14 +143,12 @@ class Pool:
                     wire = self._idle_wire()
                     if wire is not None:
                         return wire
-                    if self._opened < MOST_CONNECTIONS:
+                    if self._opened < most:
                         self._opened += 1
                         return None
                 left = deadline - real_monotonic()
                 if left <= 0:
-                    raise StoreBusy(
-                        f"{self._what}: all {MOST_CONNECTIONS} connections of this process are in use"
-                    )
+                    raise StoreBusy(f"{self._what}: all {most} connections of this process are in use")
                 interruptible(place.acquire, True, min(left, LONGEST_WAIT))
         finally:
             self._line.remove(place)

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -433,6 +434,25 @@ def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
     for thread in threads:
         thread.join(30)
     return errors
+
+
+def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
+    """And who has none at all is told so."""
+    server = PostgresServer(settings="max_connections = 8\nsuperuser_reserved_connections = 2")
+    try:
+        with tubes.connect(server.url, migrate=True, sweep=False) as queue, ExitStack() as others:
+            tube = queue.create_tube("jobs", "fifo")
+            for _ in range(4):
+                others.enter_context(psycopg.connect(plain(server.url)))
+            assert in_threads(8, lambda: tube.put("x")) == []
+            with suppress(psycopg.OperationalError):
+                while True:
+                    others.enter_context(psycopg.connect(plain(server.url)))
+            with pytest.raises(tubes.StoreUnavailable, match=r"too many clients|connection slots"):
+                tubes.connect(f"{server.url}&application_name=another", sweep=False)
+            tube.put("y")
+    finally:
+        server.close()
 
 
 @pytest.mark.usefixtures("few_connections")
