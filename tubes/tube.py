@@ -462,8 +462,11 @@ class Tube:
         self, tasks: Iterable[Task | int], *, unit: Unit | None = None, connection: Any = None
     ) -> list[Task]:
         """Finish those of these tasks that this session holds, in one commit; return those."""
-        ref = self._ref
-        refs = [ref(task) for task in tasks]
+        name, ref = self._record.name, self._ref
+        refs = [
+            new_ref((task.id, task.token, task)) if type(task) is Task and task.tube == name else ref(task)
+            for task in tasks
+        ]
         unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(

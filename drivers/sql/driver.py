@@ -204,9 +204,9 @@ class SqlDriver:
     def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         if len(refs) == 1 and not self._capacity:
             return self._ack_one(tx, refs[0], owner, now)
-        if owner is not None and not any(token is None or task is None for _, token, task in refs):
-            if len({ref[0] for ref in refs}) == len(refs):  # no two leases of one task
-                return self._ack_known(tx, refs, owner, now)
+        known = {id for id, token, task in refs if token is not None and task is not None}
+        if owner is not None and len(known) == len(refs):  # all are known, and no two are leases of one task
+            return self._ack_known(tx, refs, owner, now)
         tx.begin()
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
 
