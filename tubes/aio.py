@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tubes import queue as plain
 from tubes.bridge import Crew, Worker
@@ -228,7 +228,8 @@ class Queue:
         self._plain = queue
         self._crew = crew
         self._callbacks = Callbacks()
-        self._transactions = asyncio.Semaphore(MOST_TRANSACTIONS)
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        """For transactions, in each loop that has used the queue: a semaphore is one loop's."""
         self._units: dict[Unit, Worker] = {}
         self._tubes: WeakValueDictionary[PlainTube, Tube] = WeakValueDictionary()
 
@@ -283,17 +284,27 @@ class Queue:
 
     @asynccontextmanager
     async def _thread(self) -> AsyncIterator[Worker]:
-        """A thread for a transaction, which counts as open for as long as anything is under way there."""
-        await self._transactions.acquire()
-        worker = None
-        try:
+        """A thread for a transaction, which counts as open for as long as anything is under way there.
+
+        One inside another of the same asyncio task shares the place of that: else such tasks would wait for each
+        other.
+        """
+        if self._crew.has_reserved():
             with self._crew.reserved() as worker:
                 yield worker
+            return
+        loop = asyncio.get_running_loop()
+        places = self._places.setdefault(loop, asyncio.Semaphore(MOST_TRANSACTIONS))
+        await places.acquire()
+        own = None
+        try:
+            with self._crew.reserved() as own:
+                yield own
         finally:
-            if worker is None:
-                self._transactions.release()
+            if own is None:
+                places.release()
             else:
-                worker.when_clear(self._transactions.release)
+                own.when_clear(places.release)
 
     async def run_sync(self, work: Callable[[Any], T], *, unit: Unit) -> T:
         """Return ``work(unit.connection)``, called in the transaction's thread: statements of your own."""

@@ -73,6 +73,10 @@ class Crew:
         call.receive()
         return result
 
+    def has_reserved(self) -> bool:
+        """Whether the current task has a thread to itself."""
+        return self._own() is not None
+
     @contextmanager
     def reserved(self) -> Iterator[Worker]:
         """Reserve a thread for the current task: all its calls go there meanwhile, and nobody else's do."""

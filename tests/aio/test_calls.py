@@ -278,6 +278,51 @@ async def test_transactions_of_many_tasks_take_turns(sql_url: str) -> None:
 
 
 @awaited
+async def test_transactions_inside_others_wait_for_nobody(postgres_db: str) -> None:
+    """Each of two tasks has as many as there is room for, and neither waits for what the other has."""
+    both_have_half = asyncio.Barrier(2)
+
+    async with connect(postgres_db) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+
+        async def one_inside_another(depth: int) -> None:
+            async with queue.transaction() as unit:
+                await jobs.put(depth, unit=unit)
+                if depth == 1:
+                    await both_have_half.wait()
+                if depth < aio.MOST_TRANSACTIONS // 2 + 1:
+                    await one_inside_another(depth + 1)
+
+        await asyncio.gather(*(one_inside_another(1) for _ in range(2)))
+        assert len(await jobs.take_many(100, 0)) == aio.MOST_TRANSACTIONS + 2
+
+
+def test_a_queue_may_outlast_a_loop_also_where_transactions_wait_for_their_turn(sql_url: str) -> None:
+    async def transactions(queue: aio.Queue) -> int:
+        jobs = await queue.get_tube("jobs")
+
+        async def put(data: int) -> None:
+            async with queue.transaction() as unit:
+                await jobs.put(data, unit=unit)
+
+        await asyncio.gather(*map(put, range(2 * aio.MOST_TRANSACTIONS)))
+        return len(await jobs.take_many(100, 0))
+
+    async def open_and_use() -> aio.Queue:
+        queue = await connect(sql_url)
+        await queue.create_tube("jobs", "fifo")
+        assert await transactions(queue) == 2 * aio.MOST_TRANSACTIONS
+        return queue
+
+    async def use_and_close(queue: aio.Queue) -> None:
+        assert await transactions(queue) == 2 * aio.MOST_TRANSACTIONS
+        await queue.close()
+
+    queue = asyncio.run(open_and_use())
+    asyncio.run(use_and_close(queue))
+
+
+@awaited
 async def test_a_call_that_would_wait_for_its_own_transaction_is_refused(tmp_path: Any) -> None:
     """On SQLite, which has one writer."""
     async with connect(f"sqlite:///{tmp_path / 'aio.db'}") as queue:

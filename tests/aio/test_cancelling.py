@@ -215,7 +215,7 @@ async def test_a_transaction_has_no_thread_in_which_a_cancelled_one_waits(
             other.execute("ROLLBACK")
         await next
         await until(lambda: len(queue._crew._spare) == 2)
-        assert queue._transactions._value == aio.MOST_TRANSACTIONS
+        assert [places._value for places in queue._places.values()] == [aio.MOST_TRANSACTIONS]
         assert [task.data for task in await jobs.take_many(5, 0)] == ["x"]
 
 
