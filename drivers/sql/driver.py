@@ -186,8 +186,16 @@ class SqlDriver:
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
         """The same for several."""
-        rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
-        rows.sort()  # RETURNING promises no order
+        if self._sql.is_shared:
+            rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
+            rows.sort()  # RETURNING promises no order
+        else:
+            rows = tx.rows(self._sql.next_plain, self._tube, limit)
+            ids = [row[ID] for row in rows]
+            if span := _span(ids):
+                tx.run(self._sql.take_range, owner, now, *span)
+            elif ids:
+                tx.run(self._sql.take_listed, owner, now, _json_ids(ids))
         texts = [row[1] for row in rows]
         if None in texts:
             datas = [blob if text is None else decode(text) for _, text, blob, *_ in rows]
@@ -215,11 +223,9 @@ class SqlDriver:
         if self._capacity:
             tx.begin()
         self._lock_groups(tx, [ref.id for ref in refs])
-        leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
-        leases = f"{{{leases}}}"
-        if not self._reads_acks and self._ack_all(tx, leases, owner, len(refs)):
+        if not self._reads_acks and self._ack_all(tx, refs, owner):
             return self._all_done(refs, now)
-        rows = tx.only_rows(self._sql.ack_leases, leases, self._tube, owner)
+        rows = tx.only_rows(self._sql.ack_leases, _json_leases(refs), self._tube, owner)
         self._give_room(tx, len(rows))
         if not self._is_timed and len(rows) == len(refs):
             return self._all_done(refs, now)
@@ -231,16 +237,22 @@ class SqlDriver:
             if task is not None
         ]
 
-    def _ack_all(self, tx: SqlTx, leases: str, owner: str, count: int) -> bool:
+    def _ack_all(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> bool:
         """Ack them without reading what they were, a third of SQLite's work; none, if any is refused."""
         tx.run(self._sql.mark)
-        are_acked = tx.run(self._sql.ack_leases_unread, leases, self._tube, owner) == count
+        are_acked = self._ack_unread(tx, refs, owner) == len(refs)
         if are_acked:
-            self._give_room(tx, count)
+            self._give_room(tx, len(refs))
         else:
             tx.run(self._sql.back_to_mark)
         tx.run(self._sql.end_mark)
         return are_acked
+
+    def _ack_unread(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> int:
+        span, tokens = _span([ref.id for ref in refs]), {ref.token for ref in refs}
+        if span and len(tokens) == 1:
+            return tx.run(self._sql.ack_range, *span, self._tube, owner, *tokens)
+        return tx.run(self._sql.ack_leases_unread, _json_leases(refs), self._tube, owner)
 
     def _all_done(self, refs: Sequence[Ref], now: int) -> Sequence[Change]:
         return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]
@@ -494,6 +506,19 @@ class SqlDriver:
 
 def _json_ids(ids: Sequence[int]) -> str:
     return f"[{','.join(map(str, ids))}]"
+
+
+def _json_leases(refs: Sequence[Ref]) -> str:
+    leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
+    return f"{{{leases}}}"
+
+
+def _span(ids: Sequence[int]) -> tuple[int, int] | None:
+    """The first and the last of ids of which each is there once, if there is none between them but these."""
+    if not ids:
+        return None
+    first, last = min(ids), max(ids)
+    return (first, last) if last - first == len(ids) - 1 else None
 
 
 def _end_of_life(row: Row) -> int | None:

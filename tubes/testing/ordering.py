@@ -35,6 +35,20 @@ class Ordering(Suite):
         assert ids(tube.take_many(4, 0)) == expected[4:]
         assert tube.take_many(4, 0) == []
 
+    def test_a_batch_leaves_out_what_lies_between(self, make_tube: MakeTube) -> None:
+        tube, other = make_tube(), make_tube("other")
+        tasks = []
+        for n in range(4):
+            tasks.append(tube.put(n, **self.apart(n)))
+            other.put(n, **self.apart(n))
+        tube.bury(tasks[1])
+        taken, theirs = tube.take_many(9, 0), other.take_many(9, 0)
+        assert sorted(ids(taken)) == ids([tasks[0], *tasks[2:]])
+        assert len(theirs) == 4
+        assert ids(tube.ack_many(taken)) == ids(taken)
+        assert ids(tube.tasks("!")) == [tasks[1].id]
+        assert sorted(ids(other.tasks("t"))) == sorted(ids(theirs))
+
     def test_a_released_task_keeps_its_place(self, tube: Tube) -> None:
         tasks = self.put_some(tube)
         first, second = take(tube), take(tube)
