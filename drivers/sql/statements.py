@@ -168,27 +168,27 @@ class Statements:
             "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
         }
 
-        # With priorities too: nothing is put where a worse task waits in front, which must step back first
+        # With priorities too: nothing is put where a worse task waits in front, which must step back first. What is
+        # to be ignored says so by having no attempts: an INSERT … SELECT of a table that it reads stores it twice.
 
         ahead = sa.alias(task, "ahead")
-        worse_in_front = sa.select(ONE).where(
-            _of_tube(ahead),
-            ahead.c.utube == bind("utube"),
-            ahead.c.front == ONE,
-            ahead.c.state == READY,
-            ahead.c.pri > bind("pri"),
-            bind("front").is_not(None),
+        worse_in_front = sa.exists(
+            sa.select(ONE).where(
+                _of_tube(ahead),
+                ahead.c.utube == bind("utube"),
+                ahead.c.front == ONE,
+                ahead.c.state == READY,
+                ahead.c.pri > bind("pri"),
+            )
         )
-        ranked = self._typed(grouped)
+        must_step_back = sa.and_(bind("front").is_not(None), worse_in_front)
+        ranked = grouped | {"attempts": sa.case((must_step_back, sa.null()), else_=ZERO)}
 
         self.put = self._put(values, NEW)
         self.put_plain = self._put(plain, NEW_PLAIN)
         self.put_grouped = self._put(values if self._is_server else grouped, NEW)
         self.put_ranked = self._make(
-            sa.insert(task).from_select(
-                list(ranked), sa.select(*ranked.values()).where(~sa.exists(worse_in_front))
-            ),
-            *NEW,
+            sa.insert(task).prefix_with("OR IGNORE", dialect="sqlite").values(ranked), *NEW
         )
         self.step_back = self._make(
             sa.update(task)

@@ -85,15 +85,16 @@ WORSE_IN_FRONT = (
 SQLITE_TRIGGERS = {
     # A task went away. From the front of its sub-queue: the best one from behind follows. With the largest id: a row of
     # no tube keeps that from being given again, which costs a third of AUTOINCREMENT's page more for every insert.
-    # Both in one trigger, since it is starting a trigger that costs.
+    # Both in one trigger, since it is starting a trigger that costs. The INSERT is ignored where that row has no state:
+    # an INSERT … SELECT of a table that it reads stores it twice.
     "gone": """AFTER DELETE ON {ns}_task
         WHEN (old.front = 1 AND old.utube IS NOT NULL) OR NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id)
         BEGIN """ + BEST_BEHIND.replace("{of}", "old").rstrip() + """ AND old.front = 1;
             DELETE FROM {ns}_task WHERE tube IS NULL AND front IS NULL
                 AND NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id);
-            INSERT INTO {ns}_task (id, state, pri, created_ms, updated_ms, attempts)
-                SELECT old.id, '-', 0, 0, 0, 0
-                WHERE NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id);
+            INSERT OR IGNORE INTO {ns}_task (id, state, pri, created_ms, updated_ms, attempts) VALUES (
+                old.id, CASE WHEN EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id) THEN NULL ELSE '-' END, 0, 0, 0, 0
+            );
         END""",
     # The same, by being buried or delayed.
     "aside": """AFTER UPDATE OF ttr_ms ON {ns}_task
