@@ -127,6 +127,16 @@ in_session = click.option(
     metavar="UUID",
     help="The session that took the task; `tubes take` prints it.",
 )
+
+
+def _name_of_tube(context: click.Context, argument: click.Parameter, name: str | None) -> str | None:
+    if name is not None and "://" in name:  # not shown: it may hold a password
+        raise click.BadParameter("this is a store, which is named by --url")
+    return name
+
+
+name_argument = click.argument("name", callback=_name_of_tube)
+name_if_any = click.argument("name", metavar="[NAME]", required=False, callback=_name_of_tube)
 ids_argument = click.argument("ids", nargs=-1, required=True, type=int, metavar="ID...")
 
 
@@ -235,7 +245,7 @@ def command(name: str) -> Callable[[F], F]:
 
 
 @command("create")
-@click.argument("name")
+@name_argument
 @click.argument("type", default="fifo")
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long its tasks live.")
 @click.option("--ttr", type=float, metavar="SECONDS", help="A taken task comes back after this.")
@@ -272,6 +282,7 @@ def create(
       tubes create mails limfifottl --capacity 1000 --if-not-exists
       tubes create hot redis --option url=redis://localhost:6379/0
     """
+    tube_name(name)  # before the store is made
     given = {option: value for option, value in options.items() if value is not None}
     for pair in own:
         option, is_pair, value = pair.partition("=")
@@ -287,7 +298,7 @@ def create(
 
 
 @command("ls")
-@click.argument("name", metavar="[NAME]", required=False)
+@name_if_any
 @click.option(
     "--state", type=click.Choice([state.name.lower() for state in STORED]), help="Only tasks in this state."
 )
@@ -364,7 +375,7 @@ def exit_if_away(missing: Mapping[str, str]) -> None:
 
 
 @command("put")
-@click.argument("name")
+@name_argument
 @click.argument("data", required=False)
 @click.option("--pri", type=int, metavar="N", help="Priority, 0 first.")
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long the task lives.")
@@ -412,7 +423,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 
 
 @command("take")
-@click.argument("name")
+@name_argument
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Most tasks.  [default: 1]")
 @click.option("--all", "take_all", is_flag=True, help="No limit: end when none has come within --timeout.")
 @click.option(
@@ -506,7 +517,7 @@ def each(
 
 
 @command("ack")
-@click.argument("name")
+@name_argument
 @ids_argument
 @in_session
 @as_json
@@ -520,7 +531,7 @@ def ack(name: str, ids: tuple[int, ...], session: str, as_json: bool) -> None:
 
 
 @command("release")
-@click.argument("name")
+@name_argument
 @ids_argument
 @in_session
 @click.option("--delay", type=float, metavar="SECONDS", help="Ready again only after this.")
@@ -535,7 +546,7 @@ def release(name: str, ids: tuple[int, ...], session: str, delay: float | None, 
 
 
 @command("touch")
-@click.argument("name")
+@name_argument
 @ids_argument
 @in_session
 @click.option(
@@ -557,7 +568,7 @@ def touch(name: str, ids: tuple[int, ...], session: str, delta: float, as_json: 
 
 
 @command("peek")
-@click.argument("name")
+@name_argument
 @ids_argument
 @as_json
 def peek(name: str, ids: tuple[int, ...], as_json: bool) -> None:
@@ -566,7 +577,7 @@ def peek(name: str, ids: tuple[int, ...], as_json: bool) -> None:
 
 
 @command("bury")
-@click.argument("name")
+@name_argument
 @ids_argument
 @as_json
 def bury(name: str, ids: tuple[int, ...], as_json: bool) -> None:
@@ -575,7 +586,7 @@ def bury(name: str, ids: tuple[int, ...], as_json: bool) -> None:
 
 
 @command("delete")
-@click.argument("name")
+@name_argument
 @ids_argument
 @as_json
 def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
@@ -584,7 +595,7 @@ def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
 
 
 @command("kick")
-@click.argument("name")
+@name_argument
 @click.argument("count", type=click.IntRange(min=0), default=1)
 @as_json
 def kick(name: str, count: int, as_json: bool) -> None:
@@ -601,7 +612,7 @@ def kick(name: str, count: int, as_json: bool) -> None:
 
 
 @command("drop")
-@click.argument("name")
+@name_argument
 def drop(name: str) -> None:
     """Remove a tube and its tasks.
 
@@ -615,7 +626,7 @@ def drop(name: str) -> None:
 
 
 @command("stats")
-@click.argument("name", metavar="[NAME]", required=False)
+@name_if_any
 @as_json
 def stats(name: str | None, as_json: bool) -> None:
     """Show counts of tasks and calls.

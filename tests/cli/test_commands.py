@@ -95,6 +95,12 @@ def test_the_store_may_be_named_before_or_after_the_command(tubes_: Command, tmp
     assert tubes_("ls", "--url", other, "--namespace", "mine", "--json").out == ""
 
 
+def test_a_name_that_cannot_be_makes_no_store(tubes_: Command, tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    assert tubes_("--url", f"sqlite:///{path}", "create", "a b").status == USAGE
+    assert not path.exists()
+
+
 def test_put_prints_the_id_or_the_task(tubes_: Command) -> None:
     tubes_("create", "sites", "utubettl")
     id = int(tubes_("put", "sites", '{"a": 1}').out)
@@ -276,6 +282,7 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["create", "x", "fifoo"], USAGE, "did you mean 'fifo'?"),
         (["create", "x", "fifo", "--ttl", "3"], USAGE, "does not support 'ttl'"),
         (["create", "1x"], USAGE, "bad tube name '1x'"),
+        (["ls", "sqlite:///jobs.db"], USAGE, "a store, which is named by --url"),
         (["create", "x", "redis", "--option", "url"], USAGE, "'url' is no NAME=VALUE"),
         (["create", "x", "redis", "--option", "url=sqlite://"], USAGE, "redis://host:6379/0"),
         (["create", "x", "redis", "--option", "server=redis://"], USAGE, "no option 'server'"),
