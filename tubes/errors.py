@@ -191,10 +191,10 @@ class TubesWarning(UserWarning):
     """Something that works, but hardly as it was meant."""
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?", or what is known, or nothing."""
+def suggestion(word: str, known: Iterable[str], besides: Iterable[str] = ()) -> str:
+    """Return "; did you mean 'x'?", or what is known, or nothing. ``besides`` may be meant, and is not listed."""
     words = sorted(known)
-    close = get_close_matches(word, words, n=1)
+    close = get_close_matches(word, [*words, *sorted(besides)], n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there are: {', '.join(words)}" if words else ""

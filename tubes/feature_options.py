@@ -57,10 +57,14 @@ _WHERE = frozenset({"unit", "connection"})
 """Options of every verb that changes a task: the transaction that it is a part of."""
 
 
+_OF_CREATION = ("if_not_exists", "temporary", "on_task_change")
+"""What ``create_tube`` itself takes, of every type."""
+
+
 def check_tube_options(options: Iterable[str], features: Features, own: Iterable[str], where: str) -> None:
     """Refuse what a tube of a type with these features cannot have; ``own`` are the type's own options."""
     known = _supported(features, TUBE_OPTIONS).union(own)
-    checked.check_names(options, _ALL_TUBE_OPTIONS.union(own), known, where)
+    checked.check_names(options, _ALL_TUBE_OPTIONS.union(own), known, where, _OF_CREATION)
 
 
 def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def release_delay(options: ReleaseOptions, features: Features, where: str) -> in
     """The milliseconds of a release's delay."""
     delay = options.get("delay")
     known = ("delay",) if features.timed or delay is None else ()
-    checked.check_names(options.keys() - _WHERE, ("delay",), known, where)
+    checked.check_names(options.keys() - _WHERE, ("delay",), known, where, _WHERE)
     return 0 if delay is None else checked.milliseconds("delay", delay)
 
 
@@ -107,7 +111,7 @@ class TaskSettings:
         """Check what a put says."""
         if not options.keys() <= self._allowed:
             checked.check_names(
-                options.keys() - _WHERE, _ALL_PUT_OPTIONS, self._allowed - _WHERE, self._where
+                options.keys() - _WHERE, _ALL_PUT_OPTIONS, self._allowed - _WHERE, self._where, _WHERE
             )
         pri, utube, ttl_ms, ttr_ms, delay_ms = self.defaults
         if "pri" in options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -141,8 +141,27 @@ def check_stored_options(options: object) -> dict[str, Any]:
     return options
 
 
-def check_names(given: Iterable[str], allowed: Iterable[str], supported: Iterable[str], where: str) -> None:
-    """Refuse an option that nobody knows, and one that this type does not support, by name."""
+def iterated(option: str, values: Iterable[Any]) -> Iterator[Any]:
+    """Begin to go over the values of a batch; BadOption for what cannot be gone over."""
+    try:
+        return iter(values)
+    except TypeError as error:
+        raise BadOption(
+            f"{option} must be an iterable, not {values!r}", option=option, value=values
+        ) from error
+
+
+def check_names(
+    given: Iterable[str],
+    allowed: Iterable[str],
+    supported: Iterable[str],
+    where: str,
+    besides: Iterable[str] = (),
+) -> None:
+    """Refuse an option that nobody knows, and one that this type does not support, by name.
+
+    ``besides`` are those of the call itself, which are checked elsewhere.
+    """
     supported = set(supported)
     for option in given:
         if option in supported:
@@ -152,4 +171,6 @@ def check_names(given: Iterable[str], allowed: Iterable[str], supported: Iterabl
                 f"{where} does not support {option!r}; it supports: {', '.join(sorted(supported)) or 'none'}",
                 option=option,
             )
-        raise BadOption(f"{where} has no option {option!r}{suggestion(option, supported)}", option=option)
+        raise BadOption(
+            f"{where} has no option {option!r}{suggestion(option, supported, besides)}", option=option
+        )

@@ -163,7 +163,7 @@ class Tube:
         """Store several tasks in one commit, all with the same options: all of them, or none."""
         manner = self._put_manner(options)
         settings = self._settings.of(options)
-        items = [new_item(carried + settings) for carried in encode_many([*datas])]
+        items = [new_item(carried + settings) for carried in encode_many([*checked.iterated("datas", datas)])]
         return self._tasks(self._put(items, *manner)) if items else []
 
     def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:
@@ -465,7 +465,7 @@ class Tube:
         name, ref = self._record.name, self._ref
         refs = [
             new_ref((task.id, task.token, task)) if type(task) is Task and task.tube == name else ref(task)
-            for task in tasks
+            for task in checked.iterated("tasks", tasks)
         ]
         unit = self._unit(unit, connection)
         store = self._store

@@ -214,6 +214,20 @@ def test_an_unknown_option_is_an_error_that_suggests_a_near_miss() -> None:
     assert not isinstance(caught.value, NotSupported)
 
 
+def test_what_a_call_takes_for_every_type_is_suggested_too() -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        for near, call in (
+            ("if_not_exists", lambda: queue.create_tube("more", "fifo", if_not_exist=True)),
+            ("temporary", lambda: queue.create_tube("more", "fifo", temporay=True)),
+            ("on_task_change", lambda: queue.create_tube("more", "fifo", on_task_chnage=print)),
+            ("connection", lambda: jobs.put("x", conection=None)),  # type: ignore[call-arg]
+            ("unit", lambda: jobs.release(1, unti=None)),  # type: ignore[call-arg]
+        ):
+            with pytest.raises(BadOption, match=f"did you mean '{near}'"):
+                call()
+
+
 def test_known_options_pass() -> None:
     options.check_names(["delay"], ["delay"], ["delay"], "put")
     options.check_names([], [], [], "put")

@@ -270,6 +270,13 @@ class Api(Suite):
             queue.create_tube(tube.name, self.type)
         assert queue.create_tube(tube.name, self.type, if_not_exists=True) is tube
 
+    def test_a_batch_that_is_none_is_refused(self, tube: Tube) -> None:
+        for nothing in (None, 5):
+            with pytest.raises(BadOption, match=f"must be an iterable, not {nothing}"):
+                tube.put_many(nothing)  # type: ignore[arg-type]
+            with pytest.raises(BadOption, match=f"must be an iterable, not {nothing}"):
+                tube.ack_many(nothing)  # type: ignore[arg-type]
+
     def test_an_unknown_option_is_refused_by_name(self, queue: Queue, tube: Tube) -> None:
         with pytest.raises(BadOption, match="color"):
             tube.put("x", color="red")  # type: ignore[call-arg]
