@@ -212,6 +212,8 @@ class Tubes:
             raise AttributeError(name)
         return self._queue.get_tube(name)
 
+    __contains__ = __iter__ = None  # else Python asks for [0], [1] and so on, and each is a coroutine
+
     async def __aiter__(self) -> AsyncIterator[str]:
         for name in await self._queue.tubes():
             yield name

@@ -25,6 +25,10 @@ async def test_a_tube_is_opened_by_name_as_an_item_or_an_attribute(url: str) -> 
         assert [name async for name in queue.tube] == await queue.tubes() == ["jobs"]
         with pytest.raises(tubes.NoSuchTube):
             await queue.tube.nothing
+        with pytest.raises(TypeError, match="'Tubes' object is not iterable"):
+            list(queue.tube)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="'Tubes'"):
+            assert "jobs" in queue.tube  # type: ignore[misc]
 
 
 @awaited
