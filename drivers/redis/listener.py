@@ -216,7 +216,7 @@ class Listener(Stirred):
     def _patience(self) -> float:
         """Seconds that a node that hangs is waited for: about a beat, for this process must show that it lives."""
         with self._lock:
-            return max(FLOOR, min((every for every, _ in self._beats.values()), default=FLOOR))
+            return min((every for every, _ in self._beats.values()), default=FLOOR)
 
     def _answered(self, watch: Watch) -> None:
         """The wait is over: somebody called, or nobody did for a while."""

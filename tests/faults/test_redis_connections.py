@@ -49,7 +49,7 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 @pytest.fixture
 def tube(server: RedisServer) -> Iterator[tubes.Tube]:
     """A tube there, seen by somebody whose connections are sound."""
-    with tubes.connect(f"{server.url}&dead_after=1") as queue:
+    with tubes.connect(f"{server.url}") as queue:
         tube = queue.create_tube("jobs", "limfifottl", capacity=5)
         id = tube.put("so that the server knows the scripts").id
         tube.peek(id)
