@@ -225,7 +225,9 @@ class SqlDriver:
         self._lock_groups(tx, [ref.id for ref in refs])
         if not self._reads_acks and self._ack_all(tx, refs, owner):
             return self._all_done(refs, now)
-        rows = tx.only_rows(self._sql.ack_leases, _json_leases(refs), self._tube, owner)
+        sql = self._sql
+        statement, leases = self._of_leases(refs, sql.ack_range, sql.ack_leases)
+        rows = tx.only_rows(statement, *leases, self._tube, owner)
         self._give_room(tx, len(rows))
         if not self._is_timed and len(rows) == len(refs):
             return self._all_done(refs, now)
@@ -239,20 +241,27 @@ class SqlDriver:
 
     def _ack_all(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> bool:
         """Ack them without reading what they were, a third of SQLite's work; none, if any is refused."""
-        tx.run(self._sql.mark)
-        are_acked = self._ack_unread(tx, refs, owner) == len(refs)
+        sql = self._sql
+        statement, leases = self._of_leases(refs, sql.ack_range_unread, sql.ack_leases_unread)
+        tx.run(sql.mark)
+        are_acked = tx.run(statement, *leases, self._tube, owner) == len(refs)
         if are_acked:
             self._give_room(tx, len(refs))
         else:
-            tx.run(self._sql.back_to_mark)
-        tx.run(self._sql.end_mark)
+            tx.run(sql.back_to_mark)
+        tx.run(sql.end_mark)
         return are_acked
 
-    def _ack_unread(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> int:
+    @staticmethod
+    def _of_leases(
+        refs: Sequence[Ref], of_range: Statement, of_any: Statement
+    ) -> tuple[Statement, tuple[Any, ...]]:
+        """The statement for these leases, of two, and its parameters: one span of ids with one token is the most
+        frequent case, since a batch is mostly acked as it was taken, and the cheapest."""
         span, tokens = _span([ref.id for ref in refs]), {ref.token for ref in refs}
         if span and len(tokens) == 1:
-            return tx.run(self._sql.ack_range, *span, self._tube, owner, *tokens)
-        return tx.run(self._sql.ack_leases_unread, _json_leases(refs), self._tube, owner)
+            return of_range, (*span, *tokens)
+        return of_any, (_json_leases(refs),)
 
     def _all_done(self, refs: Sequence[Ref], now: int) -> Sequence[Change]:
         return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]

@@ -356,10 +356,10 @@ class Statements:
 
         self.ack_leases = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner")
         self.ack_leases_unread = self._make(ack, "leases", "tube", "owner")
-        in_range = sa.and_(_in_range(task), *is_held(task), c.attempts == bind("token"))
-        self.ack_range = self._make(
-            sa.delete(task).where(in_range), "first", "last", "tube", "owner", "token"
-        )
+        ack = sa.delete(task).where(_in_range(task), *is_held(task), c.attempts == bind("token"))
+        span = ("first", "last", "token", "tube", "owner")
+        self.ack_range = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), *span)
+        self.ack_range_unread = self._make(ack, *span)
         self.mark = self._make(sa.text("SAVEPOINT tubes_mark"))
         self.back_to_mark = self._make(sa.text("ROLLBACK TO SAVEPOINT tubes_mark"))
         self.end_mark = self._make(sa.text("RELEASE SAVEPOINT tubes_mark"))

@@ -23,6 +23,7 @@ BATCHES: dict[str, Statement] = {
     "ready": SQL.ready,
     "remove": SQL.remove,
     "ack_leases": SQL.ack_leases,
+    "ack_range": SQL.ack_range,
     "ids_in_front": SQL.ids_in_front,
     "ids_behind": SQL.ids_behind,
     "ids_aside": SQL.ids_aside,
