@@ -45,7 +45,7 @@ STATE = """
     SELECT coalesce(sum(n_dead_tup) FILTER (WHERE ours), 0), coalesce(sum(pg_table_size(relid)) FILTER (WHERE ours), 0),
         coalesce(sum(pg_indexes_size(relid)) FILTER (WHERE ours), 0),
         coalesce(sum(pg_total_relation_size(relid)) FILTER (WHERE NOT ours), 0),
-        coalesce(sum(autovacuum_count) FILTER (WHERE ours), 0)
+        coalesce(sum(vacuum_count) FILTER (WHERE ours), 0), coalesce(sum(autovacuum_count) FILTER (WHERE ours), 0)
     FROM (SELECT *, relname = 'tubes_task' AS ours FROM pg_stat_user_tables) t
 """
 
@@ -64,6 +64,7 @@ class Sample:
     indexes: float
     others: float
     vacuums: int
+    autovacuums: int
 
 
 def pass_through(
@@ -113,8 +114,9 @@ def look(db: psycopg.Connection[Any], through: int, seconds: float, cost: float)
     """Ask the server."""
     row = db.execute(STATE).fetchone()
     assert row is not None
-    dead, heap, indexes, others, vacuums = (int(value) for value in row)
-    return Sample(through, seconds, cost, dead, heap / MIB, indexes / MIB, others / MIB, vacuums)
+    dead, heap, indexes, others, vacuums, autovacuums = (int(value) for value in row)
+    sizes = heap / MIB, indexes / MIB, others / MIB
+    return Sample(through, seconds, cost, dead, *sizes, vacuums, autovacuums)
 
 
 def show_one(console: Console, sample: Sample) -> None:
@@ -147,9 +149,10 @@ def report(out: Console, type: str, samples: Sequence[Sample], title: str) -> li
         "heap MiB",
         "indexes MiB",
         "other tables MiB",
+        "vacuums",
+        "autovacuums",
     ):
         table.add_column(heading, justify="right")
-    table.add_column("autovacuums", justify="right")
     for sample in samples:
         table.add_row(
             f"{sample.through:,}",
@@ -160,6 +163,7 @@ def report(out: Console, type: str, samples: Sequence[Sample], title: str) -> li
             f"{sample.indexes:.1f}",
             f"{sample.others:.1f}",
             str(sample.vacuums),
+            str(sample.autovacuums),
         )
     out.print(table)
     grown = growth(samples)

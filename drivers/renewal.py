@@ -67,6 +67,9 @@ class Renewable(ABC):
         if not self._is_stale:
             self._close()
 
+    def tidy(self) -> None:  # noqa: B027  # the SQL stores do something
+        """Nothing is left behind."""
+
     def before_fork(self) -> None:  # noqa: B027  # SQLite's alone does something
         """Nothing must come to rest: a child never touches its parent's connections."""
 

@@ -516,6 +516,7 @@ class Queue:
         self._next_sweep_ms = began + FLOOR * 1000
         try:
             self.store.prove_life()
+            self.store.tidy()
             if not self._sweeps:
                 self.flush_counts()
                 return None

@@ -150,6 +150,10 @@ class Store(Protocol):
 
     # Life
 
+    def tidy(self) -> None:
+        """Clear away what changes leave behind. Called in the background, every second or so."""
+        ...
+
     def leave(self) -> bool:
         """End this connection's part in its session, which ends with its last one; tell whether it had a part."""
         ...

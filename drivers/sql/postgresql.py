@@ -52,6 +52,7 @@ from .postgresql_listener import Listener
 from .postgresql_pool import Pool
 from .postgresql_shared import Shared
 from .postgresql_tx import PostgresTx
+from .postgresql_vacuum import Vacuum
 from .postgresql_wire import BEGIN, Lost, Refused, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
 
@@ -114,6 +115,7 @@ class PostgresStore(Catalogue, Renewable):
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
         self._identity: Identity | None = None
+        self._vacuum = Vacuum(namespace)
         self._share()
         self._open(migrate=bool(migrate))
 
@@ -531,6 +533,15 @@ class PostgresStore(Catalogue, Renewable):
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
         if rows:
             self.transact(lambda tx: tx.only_many(self._sql.add_calls, rows))
+
+    # Tidying
+
+    def tidy(self) -> None:
+        """Vacuum the tables of tasks where that pays."""
+        if self._is_closed or self._is_stale or self._left:
+            return
+        with suppress(Lost), self._pool.lent() as wire:  # who uses the next one sees to that
+            self._vacuum.run(wire)
 
     # Examining
 

@@ -384,9 +384,10 @@ class SqliteStore(Catalogue, Renewable):
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
         if rows:
             self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
-            self._shorten_log()
 
-    def _shorten_log(self) -> None:
+    # Tidying
+
+    def tidy(self) -> None:
         """Let SQLite begin its log anew, which it does not by itself while there is always somebody who reads."""
         try:
             size = 0 if self.path is None else os.path.getsize(f"{self.path}-wal")

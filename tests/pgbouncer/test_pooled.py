@@ -71,6 +71,20 @@ def test_what_others_get_of_the_server_is_as_it_was(connect: Connect, pooled_db:
         assert not db.execute(f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND {ours}").fetchall()
 
 
+def test_dead_rows_are_vacuumed(connect: Connect, own_postgres_db: str) -> None:
+    tube = connect().create_tube("jobs", "fifo")
+    with psycopg.connect(plain(own_postgres_db), autocommit=True) as db:
+
+        def is_vacuumed() -> bool:
+            tube.put_many(range(500))
+            tube.ack_many(tube.take_many(500, timeout=0))
+            return bool(
+                db.execute("SELECT pg_stat_get_vacuum_count('tubes_task'::regclass)").fetchall()[0][0]
+            )
+
+        eventually(is_vacuumed)
+
+
 def test_a_waiting_take_finds_what_another_process_puts(
     connect: Connect, record_property: Callable[[str, object], None]
 ) -> None:

@@ -1,0 +1,52 @@
+"""Vacuums the tables of tasks as soon as it pays. Autovacuum looks once a minute at most, and every take steps over
+what has died at the head of the index until then: a minute of batches makes a take six times as slow, and the table
+ten times as large."""
+
+from __future__ import annotations
+
+from tubes.clock import real_monotonic
+
+from .postgresql_wire import Refused, Wire
+
+DEAD = 10_000
+"""Dead rows from which on a table is vacuumed; a take leaves one, and an ack another."""
+
+REST = 50
+"""Times as long as the last vacuum took until the next: where tables are huge, or an old transaction keeps all that is
+dead, at most a fiftieth of the time is spent."""
+
+LONGEST_REST = 60.0
+"""Seconds between two at most, and after one that the server has refused."""
+
+HARMLESS = "'AccessShareLock', 'RowShareLock', 'RowExclusiveLock'"
+"""Locks beside which a vacuum can begin. To SKIP_LOCKED another leaves a warning in the server's log."""
+
+
+class Vacuum:
+    """Of the tables of one namespace, by whichever process comes first. Only who owns tables may vacuum them."""
+
+    def __init__(self, namespace: str) -> None:
+        names = ", ".join(f"""('"{namespace}_{table}"')""" for table in ("task", "temporary_task"))
+        self._look = f"""
+            SELECT name FROM (VALUES {names}) AS ours (name) JOIN pg_class ON pg_class.oid = to_regclass(name)
+            WHERE pg_stat_get_dead_tuples(pg_class.oid) >= {DEAD} AND pg_has_role(relowner, 'USAGE')
+            AND coalesce(pg_stat_get_last_vacuum_time(pg_class.oid) NOT BETWEEN
+                clock_timestamp() - make_interval(secs => $1) AND clock_timestamp(), true)
+            AND NOT EXISTS (
+                SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
+                WHERE relation = pg_class.oid AND datname = current_database() AND mode NOT IN ({HARMLESS})
+            )
+        """
+        self._rest = self._not_before = 0.0
+
+    def run(self, wire: Wire) -> None:
+        """Do it where it pays, and wait for no table that somebody has locked, such as another vacuum."""
+        began = real_monotonic()
+        if began < self._not_before:
+            return
+        try:
+            for (name,) in wire.execute(self._look, (self._rest,)).rows:
+                wire.simple(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, PARALLEL 0) {name}")
+                self._rest = min(REST * (real_monotonic() - began), LONGEST_REST)
+        except Refused:  # by a statement_timeout, say
+            self._not_before = real_monotonic() + LONGEST_REST

@@ -1,0 +1,161 @@
+"""What takes and acks leave dead in the tables is vacuumed by the queue, long before autovacuum comes."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from faults.harness import eventually
+from servers import PostgresServer, conninfo
+
+import tubes
+
+DEAD = "SELECT pg_stat_get_dead_tuples(CAST(%s AS regclass))"
+VACUUMS = "SELECT pg_stat_get_vacuum_count(CAST(%s AS regclass))"
+
+
+@pytest.fixture
+def url(own_postgres_db: str) -> str:
+    """A database with our tables, in which autovacuum does nothing."""
+    tubes.connect(own_postgres_db, migrate=True).close()
+    with psycopg.connect(conninfo(own_postgres_db), autocommit=True) as db:
+        for table in ("tubes_task", "tubes_temporary_task"):
+            db.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
+    return own_postgres_db
+
+
+@pytest.fixture
+def db(url: str, postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
+    """The server's superuser, in that database."""
+    server = sa.make_url(url).set(username="postgres").render_as_string(hide_password=False)
+    with psycopg.connect(conninfo(server), autocommit=True) as db:
+        yield db
+
+
+def asked(db: psycopg.Connection, question: str, table: str) -> int:
+    """The server's answer."""
+    row = db.execute(question.encode(), (table,)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def pass_through(tube: tubes.Tube, db: psycopg.Connection, table: str = "tubes_task") -> None:
+    """Let tasks through until the server knows of so many dead rows that it pays; it counts once a second."""
+
+    def do_some() -> bool:
+        tube.put_many(range(500))
+        tube.ack_many(tube.take_many(500, timeout=0))
+        return asked(db, DEAD, table) >= 10_000
+
+    eventually(do_some)
+
+
+@pytest.mark.parametrize(("temporary", "table"), [(False, "tubes_task"), (True, "tubes_temporary_task")])
+def test_dead_rows_are_vacuumed_in_the_background(
+    url: str, db: psycopg.Connection, temporary: bool, table: str
+) -> None:
+    with tubes.connect(url) as queue:
+        tube = queue.create_tube("jobs", "fifo", temporary=temporary)
+        for _ in range(2):
+            before = asked(db, VACUUMS, table)
+
+            def is_vacuumed() -> bool:
+                tube.put_many(range(500))
+                tube.ack_many(tube.take_many(500, timeout=0))
+                return asked(db, VACUUMS, table) > before  # noqa: B023
+
+            eventually(is_vacuumed)
+        assert asked(db, "SELECT pg_table_size(CAST(%s AS regclass))", table) < 40 << 20
+
+
+def test_a_few_dead_rows_are_left_to_autovacuum(url: str, db: psycopg.Connection) -> None:
+    with tubes.connect(url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        for _ in range(3):
+            tube.put_many(range(100))
+            tube.ack_many(tube.take_many(100, timeout=0))
+            time.sleep(0.5)  # real time: the server counts once a second
+        assert 0 < asked(db, DEAD, "tubes_task") < 10_000
+        queue.store.tidy()
+    assert asked(db, VACUUMS, "tubes_task") == 0
+
+
+def test_a_locked_table_is_not_waited_for(
+    url: str, db: psycopg.Connection, postgres_server: PostgresServer
+) -> None:
+    with (
+        tubes.connect(url, sweep=False, busy_timeout=60) as queue,
+        psycopg.connect(conninfo(url)) as holder,
+    ):
+        tube = queue.create_tube("jobs", "fifo")
+        holder.execute("LOCK TABLE tubes_task IN SHARE UPDATE EXCLUSIVE MODE")
+        pass_through(tube, db)
+        tidying = threading.Thread(target=queue.store.tidy, daemon=True)
+        tidying.start()
+        tidying.join(20)
+        assert not tidying.is_alive()
+        assert asked(db, VACUUMS, "tubes_task") == 0
+        assert "skipping" not in postgres_server.log
+        holder.rollback()
+        queue.store.tidy()
+        eventually(lambda: asked(db, VACUUMS, "tubes_task"))
+
+
+def test_who_does_not_own_the_tables_leaves_it(
+    url: str, db: psycopg.Connection, postgres_server: PostgresServer
+) -> None:
+    """The server would refuse, and write a warning into its log each time."""
+    worker = sa.make_url(url).set(username="worker").render_as_string(hide_password=False)
+    db.execute("CREATE ROLE worker LOGIN")
+    try:
+        db.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO worker")
+        db.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO worker")
+        with tubes.connect(worker, sweep=False) as queue:
+            pass_through(queue.create_tube("jobs", "fifo"), db)
+            queue.store.tidy()
+        assert asked(db, VACUUMS, "tubes_task") == 0
+        assert "skipping" not in postgres_server.log
+    finally:
+        db.execute("DROP OWNED BY worker; DROP ROLE worker")
+
+
+def test_a_vacuum_that_the_server_ends_is_no_error_and_not_tried_again_at_once(
+    url: str, db: psycopg.Connection, postgres_server: PostgresServer
+) -> None:
+    name = sa.make_url(url).database
+    for setting in ("vacuum_cost_delay = 100", "vacuum_cost_limit = 1", "statement_timeout = 1000"):
+        db.execute(f"ALTER DATABASE {name} SET {setting}".encode())
+    before = postgres_server.log.count("canceling statement")
+    with tubes.connect(url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        pass_through(tube, db)
+        queue.store.tidy()
+        eventually(lambda: postgres_server.log.count("canceling statement") > before)
+        queue.store.tidy()
+        assert asked(db, VACUUMS, "tubes_task") == 0
+        assert postgres_server.log.count("canceling statement") == before + 1
+        tube.put("after")
+        task = tube.take(timeout=0)
+        assert task is not None
+        assert task.data == "after"
+
+
+def test_what_an_old_transaction_keeps_is_vacuumed_rarely(
+    url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be removed, however often it is tried."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.postgresql_vacuum"), "REST", 1e6)
+    with tubes.connect(url, sweep=False) as queue, psycopg.connect(conninfo(url)) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1 FROM tubes_task")
+        pass_through(queue.create_tube("jobs", "fifo"), db)
+        queue.store.tidy()
+        eventually(lambda: asked(db, VACUUMS, "tubes_task"))
+        assert asked(db, DEAD, "tubes_task") >= 10_000
+        queue.store.tidy()
+        assert asked(db, VACUUMS, "tubes_task") == 1
