@@ -28,6 +28,9 @@ TAKES_ARRAYS = (
 The settings are the user's, and are not changed.
 """
 
+HAS_SNAPSHOT = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
+"""Then a tube that was dropped since is still to be seen, and what is put there would be lost."""
+
 IN_TRANSACTION = 2
 """libpq's number for a transaction that is open and has not failed."""
 
@@ -47,9 +50,13 @@ def identity_query(namespace: str) -> str:
 class PostgresJoinedTx(JoinedTx):
     """Our statements are written for libpq's parameters, ``$1``; here they get those of the user's driver."""
 
-    def __init__(self, connection: sa.Connection, *, takes_arrays: bool) -> None:
+    def __init__(
+        self, connection: sa.Connection, namespace: str, *, takes_arrays: bool, has_snapshot: bool
+    ) -> None:
         super().__init__(connection)
         self._takes_arrays = takes_arrays
+        self._tubes = f'"{namespace}_tube"'
+        self._has_snapshot = has_snapshot
         dialect: Any = type(connection.dialect)  # an instance may be told to compile in another style
         self._style: str = dialect.default_paramstyle
 
@@ -64,6 +71,7 @@ class PostgresJoinedTx(JoinedTx):
         batch = statement.batch
         if len(given) == 1 or batch is None or not self._takes_arrays:
             return super().insert(statement, given)
+        self._keep(given[0][0])
         columns = [[*column] for column in zip(*given, strict=True)]
         ids = [row[0] for row in self.rows(batch, *columns)]
         if len(ids) < len(given):
@@ -71,11 +79,17 @@ class PostgresJoinedTx(JoinedTx):
         return ids
 
     def only_insert(self, statement: Statement, given: Row) -> int:
+        self._keep(given[0])
         rows = self.rows(statement, *given)
         if not rows:
             raise NoSuchTube("(dropped)")
         id: int = rows[0][0]
         return id
+
+    def _keep(self, tube: int) -> None:
+        """See to it that the tube that a row is for was not dropped since the snapshot, nor is before the commit."""
+        if self._has_snapshot:
+            self.execute(f"SELECT 1 FROM {self._tubes} WHERE id = {int(tube)} FOR KEY SHARE")
 
 
 @lru_cache(maxsize=1024)
@@ -96,16 +110,17 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
             "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
         )
     try:
-        asked = f"{identity_query(namespace)}, {IS_READ_ONLY}, {HAS_TRIGGERS}, {TAKES_ARRAYS}"
+        asked = f"{identity_query(namespace)}, {IS_READ_ONLY}, {HAS_TRIGGERS}, {TAKES_ARRAYS}, {HAS_SNAPSHOT}"
         row = connection.exec_driver_sql(asked).one()
     except sa.exc.DBAPIError as error:
         raise translated(refused_to_user(error), what) from error
-    started, database, table, is_read_only, has_triggers, takes_arrays = row
+    started, database, table, is_read_only, has_triggers, takes_arrays, has_snapshot = row
     if is_read_only == "on":
         raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
     if not has_triggers:
         raise BadOption("tubes does not work with session_replication_role = replica", option="connection")
-    return PostgresJoinedTx(connection, takes_arrays=takes_arrays), (started, database, table)
+    tx = PostgresJoinedTx(connection, namespace, takes_arrays=takes_arrays, has_snapshot=has_snapshot)
+    return tx, (started, database, table)
 
 
 def stands(dialect: Any, connection: Any) -> bool:

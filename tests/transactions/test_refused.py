@@ -357,6 +357,32 @@ def test_a_conflict_of_serializable_transactions_is_said_and_not_repeated(postgr
     assert [event for event, _ in postgres_place.changes] == ["put", "delete"]
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("call", ["put", "put_many"])
+def test_nothing_is_put_into_a_tube_that_an_old_snapshot_alone_knows(
+    postgres_place: Place, level: Any, call: str
+) -> None:
+    """The row would be there, and no tube that has it."""
+    tube, other = postgres_place.tube(), postgres_place.tube("fifo", "other")
+    with postgres_place.engine.connect() as connection:
+        connection.execution_options(isolation_level=level)
+        connection.execute(sa.text("SELECT * FROM mine"))
+        tube.drop()
+        with pytest.raises(tubes.Conflict, match="roll the transaction back and try again"):
+            getattr(tube, call)(["x", "y"], connection=connection)
+        connection.rollback()
+        with pytest.raises(tubes.NoSuchTube):
+            getattr(tube, call)(["x", "y"], connection=connection)
+        connection.rollback()
+        connection.execute(sa.text("SELECT * FROM mine"))
+        other.put("before")
+        getattr(other, call)(["x", "y"], connection=connection)
+        connection.commit()
+    rows = "SELECT count(*) FROM tubes_task"
+    with postgres_place.engine.connect() as connection:
+        assert connection.scalar(sa.text(rows)) == len(other.tasks("r")) == {"put": 2, "put_many": 3}[call]
+
+
 def test_a_transaction_that_has_failed_commits_nothing(postgres_place: Place) -> None:
     """The server takes its COMMIT for a ROLLBACK, and does not say so."""
     tube = postgres_place.tube()
