@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from tubes.clock import pause, real_monotonic
-from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable
+from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
 from tubes.interrupts import interruptible
 
 from .scripts import Keys
@@ -36,6 +37,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
 """What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
+
+OURS = ("dead_after", "protocol")
+"""Options in a URL that are not for redis-py."""
 
 AWAY_FOR = 5.0
 """Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
@@ -237,7 +241,10 @@ class Nodes:
         except NOT_NOW:
             raise
         except (exceptions.RedisError, *UNFIT) as error:
-            raise BadOption(f"bad store URL: {error}", option="url") from error
+            said = str(error)
+            if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
+                said = f"there is no option {unknown[1]!r}{suggestion(unknown[1], (), OURS)}"
+            raise BadOption(f"bad store URL: {said}", option="url") from error
 
     def _give_back(self, address: Address | None, wire: Wire) -> None:
         idle = self._idle.setdefault(address, [])

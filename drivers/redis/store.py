@@ -43,7 +43,7 @@ from . import scripts
 from .driver import RedisDriver
 from .examiner import Examined, redis_checks
 from .hub import Hub
-from .nodes import Cursor, Nodes
+from .nodes import OURS, Cursor, Nodes
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
@@ -55,9 +55,6 @@ MOST_TRIES = 20
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average."""
-
-OURS = ("dead_after", "protocol")
-"""Options in a URL that are not for redis-py."""
 
 HOSTED = "tubes_hosted"
 """Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import threading
 import uuid
@@ -34,6 +35,7 @@ from tubes.errors import (
     SchemaMismatch,
     StoreError,
     StoreUnavailable,
+    suggestion,
 )
 from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
@@ -57,6 +59,9 @@ from .postgresql_wire import BEGIN, Lost, Refused, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")
+
+OURS = ("dead_after", "pooled")
+"""Options in a URL that are not for libpq."""
 
 MOST_TRIES = 20
 """Times that a step is run when it conflicts with others', before Conflict."""
@@ -110,7 +115,10 @@ class PostgresStore(Catalogue, Renewable):
         try:
             self._conninfo = make_conninfo(**settings)
         except psycopg.ProgrammingError as error:  # names the option, and no value
-            raise BadOption(f"bad store URL: {str(error).strip()}", option="url") from error
+            said = str(error).strip()
+            unknown = re.search('connection option "(.*)"', said)
+            near = suggestion(unknown[1], (), OURS) if unknown else ""
+            raise BadOption(f"bad store URL: {said}{near}", option="url") from error
         self._sql: Statements = statements(DIALECT, namespace)
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
@@ -600,5 +608,5 @@ def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     pooled = parsed.query.get("pooled", "auto")
     if pooled not in answers:
         raise BadOption(f"pooled must be yes, no or auto, not {pooled!r}", option="pooled")
-    parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(["dead_after", "pooled"])
+    parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(OURS)
     return parsed, seconds, answers[pooled]

@@ -326,6 +326,15 @@ def test_an_option_that_no_such_text_can_be_is_refused(redis_url: str, option: s
         tubes.connect(f"{redis_url}{joined}{option}")
 
 
+@pytest.mark.parametrize(
+    ("name", "near"), [("dead_aftr", r"; did you mean 'dead_after'\?"), ("unheard_of", "$")]
+)
+def test_an_option_that_there_is_not_is_refused_by_its_name(redis_url: str, name: str, near: str) -> None:
+    joined = "&" if "?" in redis_url else "?"
+    with pytest.raises(tubes.BadOption, match=f"bad store URL: there is no option '{name}'{near}"):
+        tubes.connect(f"{redis_url}{joined}{name}=1")
+
+
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
 def test_a_host_that_none_can_be_called_is_one_that_is_not_there(host: str) -> None:
     with pytest.raises(tubes.StoreUnavailable, match="label"):

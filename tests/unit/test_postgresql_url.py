@@ -25,6 +25,12 @@ def test_a_wrong_option_is_refused_by_its_name(url: str, named: str) -> None:
     assert refused.value.option == named
 
 
+@pytest.mark.parametrize(("given", "meant"), [("dead_aftr=3", "dead_after"), ("poled=no", "pooled")])
+def test_an_option_that_is_nearly_ours_is_suggested(given: str, meant: str) -> None:
+    with pytest.raises(tubes.BadOption, match=f"did you mean '{meant}'"):
+        tubes.connect(f"postgresql://nowhere.invalid/db?{given}")
+
+
 @pytest.mark.parametrize(
     "url",
     [
