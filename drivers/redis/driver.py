@@ -23,7 +23,7 @@ from tubes.payload import decode_json
 from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
 
 from . import scripts
-from .scripts import Argument, Keys, Script
+from .scripts import OF_PLAIN, PLAIN_KEYS, Argument, Keys, Script
 from .wire import NO_TUBE, Refused
 
 HIGHEST_PRI = 2**53
@@ -82,6 +82,7 @@ class RedisDriver:
             + "b" * features.bounded
             + "n" * (type.order == "newest")
         )
+        self._plain_keys = None if self.flags else self.keys.first(PLAIN_KEYS)
         self.number = tube.id
         self.name = tube.name
         self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
@@ -91,6 +92,10 @@ class RedisDriver:
         self._waiting = waiting
         self._is_timed = features.timed
         self._is_plain = not (features.timed or features.priority or features.grouped)
+
+    def keys_of(self, script: Script) -> Keys:
+        """The keys that a script needs here."""
+        return self._plain_keys if self._plain_keys is not None and script in OF_PLAIN else self.keys
 
     # Life
 

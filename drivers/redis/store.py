@@ -207,11 +207,11 @@ class RedisStore(Renewable):
         self, driver: RedisDriver, script: Script, given: Sequence[Argument], *, is_repeatable: bool
     ) -> Any:
         """Run a tube's script on the tube's node."""
-        keys = driver.keys
+        keys = driver.keys_of(script)
 
         def use(wire: Wire) -> Any:
             if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
-                self._hub.empty_after_restart(wire, keys, self.clock.now_ms())
+                self._hub.empty_after_restart(wire, driver.keys, self.clock.now_ms())
             elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience)
             return wire.evaluate(script, keys, given)

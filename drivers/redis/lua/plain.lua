@@ -1,6 +1,6 @@
 -- Included before tube.lua by the scripts that are called most. The plainest tubes, whose features are empty, need no
--- more than this: their order is that of `states`, and nothing is ever due.
-local META, TASKS, STATES, _, _, _, HELD, _, _, SESSIONS, _, WAITING = unpack(KEYS)
+-- more than this, and of their keys the first seven: their order is that of `states`, and nothing is ever due.
+local META, TASKS, STATES, HELD, SESSIONS, WAITING = unpack(KEYS)
 local call = redis.call
 local is_plain = ARGV[1] == ''
 

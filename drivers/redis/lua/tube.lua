@@ -1,21 +1,22 @@
 -- Included by every script of a tube: its keys, and how those are called who wait.
 --
--- KEYS, always all of them and in this order; the tube's hash tag makes them one slot of a Cluster:
+-- KEYS, all of them and in this order, but for where plain.lua needs fewer; the tube's hash tag makes them one slot of a
+-- Cluster:
 --   meta      hash     next: the id of the next task · run: the server's run, in a temporary tube · dropped: when it was;
 --                      gave: the last id before that
 --   tasks     hash     id -> record · id .. = -> payload, as it was put
 --   states    zset     score 0, state .. id: every task, by state and id
+--   held      zset     score 0, "owner id attempts": the taken tasks, by session, each with its token
+--   sessions  set      sessions that may take here, see admit
+--   waiting   zset     score ms since the epoch, process: who waits for tasks, until when it says so again
+--   bell      list     one element for each of these that is called; they wait in BLPOP
 --   ready     zset     score pri, id: what a take looks at, in order. In grouped tubes the heads of free sub-queues
 --                      only; in tubes without priority and groups it is empty, and the order is that of `states`
 --   line      zset     score 0, utube .. NUL .. pri .. id: all ready tasks of a grouped tube, by sub-queue
 --   busy      hash     utube -> id of the task that is taken, in a grouped tube
---   held      zset     score 0, "owner id attempts": the taken tasks, by session, each with its token
 --   buried    zset     score pri, id: the buried tasks of a tube with priority, in the order of a kick
 --   due       zset     score ms since the epoch, id: when time does something to a task next
---   sessions  set      sessions that may take here, see admit
 --   calls     hash     event -> how often
---   waiting   zset     score ms since the epoch, process: who waits for tasks, until when it says so again
---   bell      list     one element for each of these that is called; they wait in BLPOP
 --   seeking   zset     as `waiting`, of puts that wait for room
 --   room      list     as `bell`, for these
 --
@@ -27,7 +28,7 @@
 -- 2 now, in ms; 3 how many consumers wait in the caller's own process, which wakes them itself.
 --
 -- An error NOTUBE: the tube was dropped. NOSESSION: this session must be admitted first.
-local META, TASKS, STATES, READY, LINE, BUSY, HELD, BURIED, DUE, SESSIONS, CALLS, WAITING, BELL, SEEKING, ROOM =
+local META, TASKS, STATES, HELD, SESSIONS, WAITING, BELL, READY, LINE, BUSY, BURIED, DUE, CALLS, SEEKING, ROOM =
   unpack(KEYS)
 local features, now, here = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local call = redis.call

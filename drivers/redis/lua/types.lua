@@ -6,7 +6,7 @@
 -- Reply: for each of them the key, its type, and the one that it must be.
 -- Cost: O(1).
 local found, number = {}, 0
-for right in string.gmatch('hash hash zset zset zset hash zset zset zset set hash zset list zset list', '%a+') do
+for right in string.gmatch('hash hash zset zset set zset list zset zset hash zset zset hash zset list', '%a+') do
   number = number + 1
   local is = call('TYPE', KEYS[number]).ok
   if is ~= right and is ~= 'none' then
