@@ -164,8 +164,8 @@ class Wire:
         return results[: len(rows)]
 
     def begin(self, begin: str) -> None:
-        """Begin a transaction before there is a statement to send along."""
-        self.simple(f"{begin}; {self._settle}" if self.pooled else begin)
+        """Begin a transaction before there is a statement to send along. After a first one, its level is settled."""
+        self.simple(f"{begin}; {self._settle if self.pooled else 'SELECT'}")
 
     def simple(self, text: str) -> Result:
         """Execute text without parameters: BEGIN, COMMIT, LISTEN. What the last statement of several gave."""

@@ -25,6 +25,21 @@ class Stop(Exception):
     """Raised to roll back."""
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_unit_s_connection_gets_no_old_snapshot(postgres_place: Place, level: str) -> None:
+    """What is put with one into a tube that was dropped since would be lost."""
+    tube = postgres_place.tube()
+    with postgres_place.queue.transaction() as unit:  # SQLAlchemy asks the server something the first time
+        unit.connection.execute(sa.text("SELECT 1"))
+    said = pytest.raises(sa.exc.DBAPIError, match="must be called before any query")
+    with said, postgres_place.queue.transaction() as unit:
+        unit.connection.execute(sa.text(f"SET TRANSACTION ISOLATION LEVEL {level}"))
+    with pytest.raises(tubes.NoSuchTube), postgres_place.queue.transaction() as unit:
+        unit.connection.execute(sa.text("SELECT * FROM mine"))
+        tube.drop()
+        tube.put("x", unit=unit)
+
+
 def test_a_unit_s_connection_is_in_its_transaction(place: Place) -> None:
     """What the user executes there, tasks and events are committed together."""
     tube = place.tube()
