@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.comparison import Comparison
-from benchmarks.places import DOCS, machine
+from benchmarks.places import DOCS, conclude, machine
 from benchmarks.server_contenders import Contender, Tubes
 from benchmarks.speed import Results, shown
 
@@ -234,10 +234,8 @@ def main(comparison: Comparison, argv: Sequence[str] | None = None) -> int:
     out.print(report.machine, highlight=False)
     report.show(out)
     missed = report.missed()
-    for line in missed:
-        out.print(f"short: {line}", style="red", highlight=False)
-    if not missed and Tubes in report.kinds:
-        out.print("every bar is reached")
+    if missed or Tubes in report.kinds:
+        conclude(out, missed)
     if options.json:
         options.json.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     if options.chart:

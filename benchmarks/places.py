@@ -58,3 +58,11 @@ def keep_of_store(store: str, name: str, title: str, out: Console) -> None:
 def store_of(url: str) -> str:
     """The store that a server's URL belongs to."""
     return "postgresql" if url.startswith("postgres") else "redis"
+
+
+def conclude(out: Console, missed: Sequence[str], well: str = "every bar is reached") -> None:
+    """Say what was missed, or that nothing was."""
+    for line in missed:
+        out.print(f"short: {line}", style="red", highlight=False)
+    if not missed:
+        out.print(well)

@@ -23,7 +23,7 @@ if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tubes
-from benchmarks.places import ON_POSTGRESQL, keep
+from benchmarks.places import ON_POSTGRESQL, conclude, keep
 from benchmarks.postgresql_server import conninfo, described, new_database, server
 from benchmarks.scale import DATA, TYPES, put_options, tube_options
 
@@ -201,10 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title = f"{options.type}, {options.by} a commit, {options.backlog:,} waiting; {described(url)}"
         samples = pass_through(database, options.type, count, options.by, options.backlog, progress, aside)
     missed = report(out, options.type, samples, title)
-    for line in missed:
-        out.print(f"short: {line}", style="red", highlight=False)
-    if not missed:
-        out.print("flat")
+    conclude(out, missed, "flat")
     if options.json:
         options.json.write_text(json.dumps([asdict(sample) for sample in samples], indent=1) + "\n")
     if options.docs:

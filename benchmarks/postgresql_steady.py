@@ -22,7 +22,7 @@ from rich.table import Table
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.places import ON_POSTGRESQL, keep
+from benchmarks.places import ON_POSTGRESQL, conclude, keep
 from benchmarks.postgresql import analyze
 from benchmarks.postgresql_contenders import PEERS, Raw
 from benchmarks.postgresql_server import conninfo, described, new_database, server
@@ -147,10 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 runs.setdefault(title, []).append(run)
             whole = f"put, take, ack {title}, {waiting:,} waiting; {described(url)}"
             missed += report(out, runs[title], options.seconds, whole)
-    for line in missed:
-        out.print(f"short: {line}", style="red", highlight=False)
-    if not missed:
-        out.print("steady")
+    conclude(out, missed, "steady")
     if options.json:
         options.json.write_text(
             json.dumps({title: [asdict(run) for run in of] for title, of in runs.items()}, indent=1) + "\n"

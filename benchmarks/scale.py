@@ -31,7 +31,7 @@ if not __package__:  # run as a file
 import tubes
 from benchmarks import postgresql_server, redis_server
 from benchmarks.crews import Fresh
-from benchmarks.places import keep_of_store, store_of
+from benchmarks.places import conclude, keep_of_store, store_of
 from benchmarks.postgresql_server import conninfo
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
@@ -292,10 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     missed = show(out, results, backlogs)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    for line in missed:
-        out.print(f"short: {line}", style="red", highlight=False)
-    if not missed:
-        out.print("every bar is reached")
+    conclude(out, missed)
     if options.docs:
         keep_of_store(options.store, "scale", "Scale{}: the last tables", out)
     return 1 if missed and options.check else 0

@@ -25,7 +25,7 @@ if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.contenders import PEERS, Contender, Raw, RawSmallPages, Tubes, TubesAllOptions
-from benchmarks.places import DOCS, machine
+from benchmarks.places import DOCS, conclude, machine
 from benchmarks.races import in_processes, in_threads
 
 Verb = Callable[[Contender, int], None]
@@ -478,10 +478,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for results in all_results:
         show(out, results, peers, rounds)
         missed += shortfalls(results, peers)
-    for line in missed:
-        out.print(f"short: {line}", style="red", highlight=False)
-    if not missed:
-        out.print("every bar is reached")
+    conclude(out, missed)
     write(options, all_results, peers, rounds)
     return 1 if missed and options.check else 0
 

@@ -29,7 +29,7 @@ if not __package__:  # run as a file
 
 import tubes
 from benchmarks import postgresql_server, redis_server
-from benchmarks.places import keep_of_store, store_of
+from benchmarks.places import conclude, keep_of_store, store_of
 from benchmarks.postgresql_server import conninfo
 
 MILLISECONDS_BARS = {"sqlite": 2.0, "postgresql": 2.0, "redis": 1.0}
@@ -354,10 +354,7 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
         missed.append(f"median of {median(ours['from_call_ms']):.2f} ms, not < {bar:g}")
     if options.store == "sqlite" and ours["whole_percent"] >= CORE_BAR:
         missed.append(f"{ours['whole_percent']:.2f} % of a core for all that wait, not < {CORE_BAR:g}")
-    for line in missed:
-        out.print(f"short: {line}", style="red", highlight=False)
-    if not missed:
-        out.print("every bar is reached")
+    conclude(out, missed)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.docs:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually
+from faults.harness import eventually, let_through_until_vacuumed
 from servers import PostgresServer, conninfo
 
 import tubes
@@ -60,14 +60,7 @@ def test_dead_rows_are_vacuumed_in_the_background(
     with tubes.connect(url) as queue:
         tube = queue.create_tube("jobs", "fifo", temporary=temporary)
         for _ in range(2):
-            before = asked(db, VACUUMS, table)
-
-            def is_vacuumed() -> bool:
-                tube.put_many(range(500))
-                tube.ack_many(tube.take_many(500, timeout=0))
-                return asked(db, VACUUMS, table) > before  # noqa: B023
-
-            eventually(is_vacuumed)
+            let_through_until_vacuumed(tube, db, table)
         assert asked(db, "SELECT pg_table_size(CAST(%s AS regclass))", table) < 40 << 20
 
 

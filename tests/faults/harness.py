@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import interpreter
+import psycopg
 import pytest
 from interpreter import PIPE, Process
 
@@ -49,6 +50,21 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"not so within {within} s: {holds}"
         time.sleep(0.002)  # real time: what is waited for happens in other processes
+
+
+def let_through_until_vacuumed(tube: tubes.Tube, db: psycopg.Connection, table: str = "tubes_task") -> None:
+    """Put, take and ack until the tube's table in PostgreSQL was vacuumed by a queue once more."""
+
+    def vacuums() -> Any:
+        return db.execute("SELECT pg_stat_get_vacuum_count(CAST(%s AS regclass))", (table,)).fetchall()
+
+    def has_come() -> bool:
+        tube.put_many(range(500))
+        tube.ack_many(tube.take_many(500, timeout=0))
+        return bool(vacuums() > before)
+
+    before = vacuums()
+    eventually(has_come)
 
 
 def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thread, list[tubes.Task | None]]:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import begin, eventually, finish, heard, tell, waiting
+from faults.harness import begin, eventually, finish, heard, let_through_until_vacuumed, tell, waiting
 from faults.racing import race
 from faults.serving import WORKER
 from faults.test_postgresql import plain
@@ -72,17 +72,8 @@ def test_what_others_get_of_the_server_is_as_it_was(connect: Connect, pooled_db:
 
 
 def test_dead_rows_are_vacuumed(connect: Connect, own_postgres_db: str) -> None:
-    tube = connect().create_tube("jobs", "fifo")
     with psycopg.connect(plain(own_postgres_db), autocommit=True) as db:
-
-        def is_vacuumed() -> bool:
-            tube.put_many(range(500))
-            tube.ack_many(tube.take_many(500, timeout=0))
-            return bool(
-                db.execute("SELECT pg_stat_get_vacuum_count('tubes_task'::regclass)").fetchall()[0][0]
-            )
-
-        eventually(is_vacuumed)
+        let_through_until_vacuumed(connect().create_tube("jobs", "fifo"), db)
 
 
 def test_a_waiting_take_finds_what_another_process_puts(
