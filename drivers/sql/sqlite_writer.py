@@ -33,7 +33,7 @@ MOST_AT_ONCE = 64
 """Works that share one commit at most."""
 
 COMPANY_COMES_IN = 0.0004
-"""Seconds that a leader waits at most for those who shared the last commit."""
+"""Seconds that the first in line waits at most for those who shared the last commit: some fsyncs that it saves."""
 
 LONGEST_WAIT = 0.1
 """Seconds after which a thread in line looks by itself, should whoever was to stir it have been interrupted."""
@@ -235,8 +235,6 @@ class SqliteWriter:
         """The threads that stand in line."""
         self._company = 0
         """How many shared the last commit with its leader."""
-        self._host: _Member | None = None
-        """The leader that waits for them."""
         self._lender: Lender | None = None
         self._tx = SqliteTx(self, db)
         self.holds_lock: Callable[[], bool] = bool
@@ -282,14 +280,11 @@ class SqliteWriter:
     def _transact_among_others(
         self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None
     ) -> T:
-        if not self._turn.acquire(False):
-            if self._shares_commits:
-                return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
-            self._snatch_turn()
-        member = _Member(work, on_commit)
-        if self._company:
-            self._await_company(member)
-        return self._lead(member)  # type: ignore[no-any-return]
+        if not self._shares_commits:
+            self._take_turn()
+        elif len(self._line) < self._company or not self._turn.acquire(False):
+            return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
+        return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
@@ -435,8 +430,6 @@ class SqliteWriter:
         thread = get_ident()
         self._waiting.add(thread)
         self._line.append(member)
-        if (host := self._host) is not None and len(self._line) >= self._company:
-            host.stir()
         try:
             self._wait(member)
         except BaseException as interrupt:
@@ -453,6 +446,9 @@ class SqliteWriter:
 
     def _wait(self, member: _Member) -> None:
         """Return when the member's work is settled, or the turn is its own."""
+        if self._company and not member.alone:  # the last of the company to come will lead, awake as it is
+            patience = COMPANY_COMES_IN if self._is_first(member) else LONGEST_WAIT
+            interruptible(member.lock.acquire, True, patience)
         while not member.is_settled and not member.leads:
             if self._turn.acquire(False):
                 if member.is_settled:
@@ -467,6 +463,11 @@ class SqliteWriter:
                 )
             interruptible(member.lock.acquire, True, LONGEST_WAIT)
 
+    def _is_first(self, member: _Member) -> bool:
+        with suppress(IndexError):  # somebody is at its work already
+            return self._line[0] is member
+        return False
+
     def _leave_line(self, member: _Member) -> None:
         """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
         try:
@@ -478,14 +479,6 @@ class SqliteWriter:
                     member.lock.acquire()
             if member.leads:
                 self._give_up_turn()
-
-    def _await_company(self, host: _Member) -> None:
-        """Give those who shared the last commit a moment to come back: about as long as the fsync it saves each."""
-        self._host = host
-        if len(self._line) < self._company:
-            host.lock.acquire(True, COMPANY_COMES_IN)
-        self._host = None
-        self._company = len(self._line)
 
     def _give_up_turn(self) -> None:
         """Let go of the writer, and tell the first in line.
@@ -522,6 +515,7 @@ class SqliteWriter:
 
     def _lead(self, member: _Member) -> Any:
         if member.alone or not self._line:
+            self._company = 0
             try:
                 return self._run_alone(member.work, member.on_commit)  # type: ignore[arg-type]
             finally:
