@@ -128,7 +128,7 @@ class Crew:
     def _own(self) -> Worker | None:
         return self._reserved.get(asyncio.current_task()) if self._reserved else None
 
-    def _free(self, elsewhere: bool = False) -> Worker:
+    def _free(self, elsewhere: bool) -> Worker:
         """A worker that has nothing to do, or else the one with the shortest line."""
         self._check_open()
         workers = self._elsewhere if elsewhere else self._workers

@@ -76,11 +76,10 @@ def timeout_seconds(value: object) -> float | None:
     return seconds("timeout", value)
 
 
-def flag(option: str, value: object) -> bool:
+def check_flag(option: str, value: object) -> None:
     """Check a yes or no; "no" is neither."""
     if not isinstance(value, bool):
         raise BadOption(f"{option} must be True or False, not {value!r}", option=option, value=value)
-    return value
 
 
 def whole(option: str, value: object, *, least: int = 0) -> int:

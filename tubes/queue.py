@@ -95,9 +95,9 @@ def connect(
             option="clock",
             value=clock,
         )
-    checked.flag("sweep", sweep)
+    checked.check_flag("sweep", sweep)
     if migrate is not None:
-        checked.flag("migrate", migrate)
+        checked.check_flag("migrate", migrate)
     open_store = find_store(scheme)
     store = open_store(
         url,
@@ -198,8 +198,8 @@ class Queue:
         definition = find_driver(type)
         if on_task_change is not None:
             check_listener(on_task_change)
-        checked.flag("temporary", temporary)
-        checked.flag("if_not_exists", if_not_exists)
+        checked.check_flag("temporary", temporary)
+        checked.check_flag("if_not_exists", if_not_exists)
         stored = self._stored_options(definition, type, name, options)
         is_warned = _may_lose_tasks(stored) and name not in self.tubes()
         if is_warned:  # now: it may be an error
@@ -374,13 +374,8 @@ class Queue:
                 if tube.place.is_apart and taker not in (None, tube):
                     self._is_rescue_left = True
                     continue
-                try:
+                with _apart_from_others(tube):
                     released += tube.rescue()
-                except NoSuchTube:  # dropped elsewhere since
-                    pass
-                except StoreError as error:
-                    if not tube.place.fails_alone(error):
-                        raise
                 self._is_rescue_left |= bool(tube.ended)
             if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
                 store.set_aside.update(ended)
@@ -473,23 +468,17 @@ class Queue:
         self.check_open()
         is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=True))
         changed = self.rescue() if is_suspected else 0
-        failed: StoreError | None = None
+        failed: list[StoreError] = []
         tubes = self._open_all()
         for tube in tubes:
-            try:
+            with _apart_from_others(tube, failed):
                 changed += tube.expire()
-            except NoSuchTube:  # dropped elsewhere since
-                pass
-            except StoreError as error:
-                if not tube.place.fails_alone(error):
-                    raise
-                failed = error
         if self._is_rescue_left and not any(tube.ended for tube in tubes):
             self._is_rescue_left = False
             self.store.set_aside.clear()  # the next look finds them, and forgets them
         self.flush_counts()
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed[-1]
         return changed
 
     def due_at(self, due_ms: int) -> None:
@@ -529,15 +518,10 @@ class Queue:
             raise
         pauses: list[float] = []
         for tube in self._open_all():
-            try:
+            with _apart_from_others(tube):
                 due = tube.next_due_ms()
-            except NoSuchTube:  # dropped elsewhere since
-                pass
-            except StoreError as error:
-                if not tube.place.fails_alone(error):
-                    raise
-            else:
-                pauses += [] if due is None else [seconds_until(due, began, self.clock.now_ms())]
+                if due is not None:
+                    pauses.append(seconds_until(due, began, self.clock.now_ms()))
         return min(pauses, default=None)
 
     # Life
@@ -709,6 +693,20 @@ class Queue:
         if own:
             stored |= definition.check_tube_options({name: options[name] for name in own if name in options})
         return stored | stored_options(options)
+
+
+@contextmanager
+def _apart_from_others(tube: Tube, failed: list[StoreError] | None = None) -> Iterator[None]:
+    """Let what is wrong with this tube alone not keep a walk over all tubes from the others; note it in ``failed``."""
+    try:
+        yield
+    except NoSuchTube:  # dropped elsewhere since
+        pass
+    except StoreError as error:
+        if not tube.place.fails_alone(error):
+            raise
+        if failed is not None:
+            failed.append(error)
 
 
 def _readable(record: TubeRecord) -> TubeRecord:

@@ -83,6 +83,11 @@ class Waiters:
             if line:
                 line[0].set()
 
+    def wake_firsts(self) -> None:
+        """Let the first in each line look."""
+        for key in self.keys():
+            self.wake_first(key)
+
     def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
         """Answer a wake-up, before looking: clear the signal, tell whether one is first in line, and was called."""
         with self._lock:

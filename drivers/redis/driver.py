@@ -67,7 +67,7 @@ class RedisDriver:
         tube: TubeRecord,
         namespace: str,
         waiting: Callable[[], int],
-        after: Argument = "0",
+        after: Argument,
     ) -> None:
         features = type.features
         if type.order == "newest" and (features.priority or features.grouped):
@@ -143,17 +143,12 @@ class RedisDriver:
         return [put_change(name, first + n, item, now, timed) for n, item in enumerate(items)]
 
     def take(self, tx: RedisTx, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
-        return self._taken(tx, limit, (), owner, now)
+        return self.ack_and_take(tx, (), limit, owner=owner, now=now)
 
     def ack_and_take(
         self, tx: RedisTx, refs: Sequence[Ref], limit: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
         """Ack, and take in the same step; nothing at all where the ack is refused. See ``Driver.take``."""
-        return self._taken(tx, limit, refs, owner, now)
-
-    def _taken(
-        self, tx: RedisTx, limit: int, refs: Sequence[Ref], owner: str | None, now: int
-    ) -> Sequence[Change]:
         given: list[Argument] = [owner or "-", limit, STEP_LIMIT]
         known = self._add_acks(given, refs)
         return self._changes(self._steps(tx, scripts.TAKE, now, given), known, now)

@@ -267,7 +267,7 @@ class Nodes:
     def _address(self, keys: Keys | None) -> Address | None:
         if not self.is_cluster or keys is None:
             return self._home
-        return self._slots.get(key_slot(keys.slot_of.encode())) or self._home
+        return self._slots.get(key_slot(keys.tag.encode())) or self._home
 
     def _home_host(self) -> str:
         return self._home[0] if self._home is not None else ""

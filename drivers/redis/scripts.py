@@ -57,7 +57,7 @@ def _read(name: str) -> str:
 class Keys(tuple[str, ...]):
     """The keys of a tube or a queue. All have one hash tag, so a Cluster has them on one node."""
 
-    slot_of: str
+    tag: str
     packed: bytes
 
     @classmethod
@@ -77,13 +77,13 @@ class Keys(tuple[str, ...]):
     @classmethod
     def _made(cls, tag: str, words: tuple[str, ...]) -> Keys:
         keys = cls(words)
-        keys.slot_of = tag
+        keys.tag = tag
         keys.packed = packed([len(keys), *keys])
         return keys
 
     def first(self, count: int) -> Keys:
         """Of these the first, for scripts that need no more."""
-        return self._made(self.slot_of, self[:count])
+        return self._made(self.tag, self[:count])
 
 
 PUT = Script("put")

@@ -133,7 +133,6 @@ class RedisStore(Renewable):
         return self._what
 
     def _open(self) -> None:
-        self._pid = os.getpid()
         self._order = threading.RLock()
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
@@ -391,7 +390,7 @@ class RedisStore(Renewable):
 
     def _begin_session(self, session: str) -> None:
         """Add a session and its connection, which beats from now on."""
-        label = f"{socket.gethostname()}/{self._pid}"
+        label = f"{socket.gethostname()}/{os.getpid()}"
         connection = uuid.uuid4().hex
         self._ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
         self._connection, self.session = connection, session

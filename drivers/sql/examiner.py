@@ -31,7 +31,7 @@ from ..examining import (
 )
 from .driver import SqlTx
 from .examiner_statements import Looks, looks
-from .rules import WORDS, Facts, Wrong, no_numbers, wrongs
+from .rules import Facts, Wrong, no_numbers, wrongs
 from .statements import Statements, statements
 
 MOST_FRONTS = 1000
@@ -58,7 +58,7 @@ class Examined:
         """The statements for a table of tasks. On SQLite there is only one."""
         return looks(self.dialect, self.namespace, temporary and self.is_server)
 
-    def steps(self, temporary: bool = False) -> Statements:
+    def steps(self, temporary: bool) -> Statements:
         """The statements of the verbs."""
         return statements(self.dialect, self.namespace, temporary and self.is_server)
 
@@ -466,7 +466,7 @@ class Tasks(SqlCheck):
             new = set_row(tx, looks, row, **new._asdict())
         utube = row.utube if new is None else new.utube
         if utube is not None:
-            also = new if new is not None and new.state in WORDS and new.state in "rt" else None
+            also = new if new is not None and new.state in ("r", "t") else None
             put_in_line(tx, looks, tube.id, utube, dry=False, also=also)
 
 

@@ -73,8 +73,9 @@ class JoinedTx:
     def run(self, statement: Statement, *given: Any) -> int:
         return self._run(statement, given).rowcount
 
-    def many(self, statement: Statement, given: Sequence[Row]) -> int:
-        return sum([self.run(statement, *row) for row in given])
+    def many(self, statement: Statement, given: Sequence[Row]) -> None:
+        for row in given:
+            self.run(statement, *row)
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         return [self.only_insert(statement, row) for row in given]
@@ -90,9 +91,8 @@ class JoinedTx:
 
 
 def _plain(row: Sequence[Any]) -> Row:
-    return tuple(
-        [bytes(value) if type(value) is memoryview else value for value in row]
-    )  # as psycopg2 has it
+    """Bytes as bytes: psycopg2 has them as a memoryview."""
+    return tuple([bytes(value) if type(value) is memoryview else value for value in row])
 
 
 class Joined:
@@ -213,10 +213,7 @@ def connection_of(given: Any) -> sa.Connection:
             ) from error
         except sa.exc.DBAPIError as error:
             raise StoreUnavailable(f"this Session cannot connect: {error.orig}") from error
-        except (
-            sa.exc.TimeoutError,
-            OSError,
-        ) as error:  # its pool is exhausted; asyncpg's own, when nobody answers
+        except (sa.exc.TimeoutError, OSError) as error:  # no free connection; asyncpg's, when nobody answers
             raise StoreUnavailable(f"this Session cannot connect: {error}") from error
     if not isinstance(given, sa.Connection):
         raise BadOption(
@@ -270,9 +267,7 @@ def _watch_ends(dialect: Dialect) -> None:
         def commit_or_nothing() -> None:
             try:
                 commit(connection)
-            except (
-                Exception
-            ):  # SQLite keeps what it could not commit, and SQLAlchemy takes it for rolled back
+            except Exception:  # SQLite keeps what it could not commit; to SQLAlchemy it is rolled back
                 with suppress(Exception):
                     roll_back(connection)
                 raise

@@ -131,7 +131,6 @@ class PostgresStore(Catalogue, Renewable):
         return self._what
 
     def _open(self, *, migrate: bool = False) -> None:
-        self._pid = os.getpid()
         self._is_up = False
         self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
         self._resuming = threading.RLock()  # the same
@@ -154,9 +153,8 @@ class PostgresStore(Catalogue, Renewable):
             raise
         try:
             self._listener = Listener(
-                self._connect_listener, self._namespace, self._beat, self._dead_after / BEATS
+                self._connect_listener, self._namespace, self.waiters, self._beat, self._dead_after / BEATS
             )
-            self._listener.waiters = self.waiters
             self._listener.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
             self._pool.forget_idle()
@@ -399,7 +397,7 @@ class PostgresStore(Catalogue, Renewable):
 
     def _add_connection(self, tx: Any, session: str) -> int:
         now, host = self.clock.now_ms(), socket.gethostname()
-        (id,) = tx.insert(self._sql.add_connection, [(session, host, self._pid, now)])
+        (id,) = tx.insert(self._sql.add_connection, [(session, host, os.getpid(), now)])
         return int(id)
 
     def _empty_temporary(self, wire: Wire) -> None:
@@ -434,13 +432,10 @@ class PostgresStore(Catalogue, Renewable):
                 return self._connection
             tx.begin()
             self._notice_the_dead(tx, now)
-            if not tx.run(
-                self._sql.revive_session, session, now
-            ):  # locks it, before anybody can find it lonely
+            # It is locked before anybody can find it lonely
+            if not tx.run(self._sql.revive_session, session, now):
                 raise NoSuchSession(uuid.UUID(session))
-            is_known = tx.run(
-                self._sql.move_connection, session, self._connection
-            )  # else it was taken for dead
+            is_known = tx.run(self._sql.move_connection, session, self._connection)  # 0: taken for dead
             connection = self._connection if is_known else self._add_connection(tx, session)
             self._end_lonely(tx, now)
             return connection
@@ -456,8 +451,7 @@ class PostgresStore(Catalogue, Renewable):
             return
         if self._listener.is_late:  # what it would do is done on a connection that works
             self.transact(lambda tx: tx.only_run(self._sql.beat, self._connection))
-            for key in self.waiters.keys():
-                self.waiters.wake_first(key)
+            self.waiters.wake_firsts()
         if not self.read(self._is_known):
             self._resume()
 

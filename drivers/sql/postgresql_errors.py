@@ -12,7 +12,7 @@ from tubes.errors import (
     TubeError,
 )
 
-from .postgresql_wire import LOST_CODES, Refused
+from .postgresql_wire import FAILED_BEFORE, LOST_CODES, READ_ONLY, TOO_LARGE, Refused
 from .statements import SESSION_ENDED, SNAPSHOT_TOO_OLD
 
 RETRIED = ("40001", "40P01")
@@ -22,7 +22,7 @@ _UNAVAILABLE = {
     "53100": "the disk is full",
     "53200": "the server is out of memory",
     "53300": "it has too many connections",
-    "25006": "it is read-only",
+    READ_ONLY: "it is read-only",
     "28000": "access is denied",
     "28P01": "access is denied",
     "42501": "access is denied",
@@ -41,7 +41,7 @@ def translated(error: Refused, what: str) -> TubeError:
             "a transaction that changes a sub-queue must be READ COMMITTED, not REPEATABLE READ or SERIALIZABLE",
             option="connection",
         )
-    if error.code == "25P02":
+    if error.code == FAILED_BEFORE:
         return StoreError(f"{what}: this transaction has failed before, and can only be rolled back")
     if error.code == "55P03":
         return StoreBusy(f"{what}: a lock was not to be had in time ({error})")
@@ -57,6 +57,6 @@ def translated(error: Refused, what: str) -> TubeError:
         return StoreError(
             f"{what}: its encoding has not all characters of the payload or of the utube: {error}"
         )
-    if error.code in ("54000", "22001", "54001"):
+    if error.code in (TOO_LARGE, "22001", "54001"):
         return StoreError(f"the payload is more than {what} can store: {error}")
     return StoreError(f"{what}: {error}")

@@ -13,7 +13,7 @@ from tubes.errors import BadOption, NoSuchTube
 
 from .joined import JoinedTx, driver_connection
 from .postgresql_errors import translated
-from .postgresql_wire import LOST_CODES, Refused
+from .postgresql_wire import FAILED_BEFORE, LOST_CODES, Refused
 from .statements import Row, Statement
 
 Identity = tuple[str, int, int | None]
@@ -33,9 +33,6 @@ HAS_SNAPSHOT = "current_setting('transaction_isolation') IN ('repeatable read', 
 
 IN_TRANSACTION = 2
 """libpq's number for a transaction that is open and has not failed."""
-
-FAILED_BEFORE = "25P02"
-"""What the server says to every statement in a transaction in which one has failed."""
 
 
 def identity_query(namespace: str) -> str:

@@ -60,11 +60,12 @@ class Listener(Stirred):
         self,
         connect: Callable[[], Wire],
         namespace: str,
+        waiters: Waiters,
         beat: Callable[[Wire], None],
         beat_every: float,
     ) -> None:
         super().__init__()
-        self.waiters = Waiters()
+        self.waiters = waiters
         self._connect = connect
         self._is_pooled = False
         self._namespace = self._channel = namespace
@@ -171,8 +172,7 @@ class Listener(Stirred):
             self._send(wire, f"{WAITING} {','.join(tubes[:MOST_TUBES])}")
         elif now >= self._look_at:
             self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
-            for key in self.waiters.keys():
-                self.waiters.wake_first(key)
+            self.waiters.wake_firsts()
 
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:
@@ -206,7 +206,7 @@ class Listener(Stirred):
         return f"{self._channel}_{process}"
 
     def _hear(self, wire: Wire) -> None:
-        while came := wire.notices():  # again, since what is sent here may bring more
+        while came := wire.notifications():  # again, since what is sent here may bring more
             for channel, payload, sender in came:
                 if sender != wire.backend_pid:
                     self._heed(wire, channel, payload, sender)

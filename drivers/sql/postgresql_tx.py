@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tubes.errors import NoSuchTube
 
 from .joined import Lender
-from .postgresql_wire import BEGIN, Lost, Refused, Result, Wire
+from .postgresql_wire import BEGIN, FAILED_BEFORE, Lost, Refused, Result, Wire
 from .statements import Row, Statement
 
 T = TypeVar("T")
@@ -55,9 +55,9 @@ class PostgresTx:
         self.begin()
         return self.only_run(statement, *given)
 
-    def many(self, statement: Statement, given: Sequence[Row]) -> int:
+    def many(self, statement: Statement, given: Sequence[Row]) -> None:
         self.begin()
-        return self.only_many(statement, given)
+        self.only_many(statement, given)
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
@@ -85,34 +85,32 @@ class PostgresTx:
         id: int = rows[0][0]
         return id
 
+    def only_many(self, statement: Statement, given: Sequence[Row]) -> None:
+        """One flight is one transaction, unless another was begun."""
+        self._pipeline(statement, given)
+
     def _check_stands(self) -> None:
         """Else COMMIT would do nothing or roll back, and not say so, or nobody would know what it did."""
         wire = self._wire
         if not wire.still_stands():
             raise Lost("it was ended in a transaction", was_sent=False)
         if wire.has_failed:
-            raise Refused("25P02", "a statement of this transaction had failed")
+            raise Refused(FAILED_BEFORE, "a statement of this transaction had failed")
         if not wire.in_transaction:
             raise Refused(
                 "25P01", "a statement in this transaction, such as COMMIT or ROLLBACK, has ended it"
             )
 
-    def only_many(self, statement: Statement, given: Sequence[Row]) -> int:
-        """One flight is one transaction, unless another was begun."""
-        return sum(result.count for result in self._pipeline(statement, given))
-
     def _execute(self, statement: Statement, given: Row) -> Result:
-        if self.lender is not None:
-            self._check_stands()
         return self._begun(self._wire.execute, statement.text, statement.bind(given))
 
     def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
-        if self.lender is not None:
-            self._check_stands()
         return self._begun(self._wire.pipeline, statement.text, [statement.bind(row) for row in given])
 
     def _begun(self, execute: Callable[..., T], *args: Any) -> T:
         """Send BEGIN along, if that is to be; and again where it was refused itself, such as by a cancel."""
+        if self.lender is not None:  # users may have ended the transaction
+            self._check_stands()
         begin, self._begin = self._begin, ""
         try:
             return execute(*args, begin=begin)

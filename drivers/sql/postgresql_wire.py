@@ -52,6 +52,9 @@ LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25
 TOO_LARGE = "54000"
 """A limit was passed, such as that of a value."""
 
+FAILED_BEFORE = "25P02"
+"""What the server says to every statement in a transaction in which one has failed."""
+
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
 
@@ -170,7 +173,7 @@ class Wire:
     def simple(self, text: str) -> Result:
         """Execute text without parameters: BEGIN, COMMIT, LISTEN. What the last statement of several gave."""
         self._check_own()
-        self._send(lambda: self._pg.send_query(text.encode()))
+        self._sending(self._pg.send_query, text.encode())
         return self._read(self._answer())
 
     def clean_up(self) -> None:
@@ -204,15 +207,12 @@ class Wire:
         """The socket, for polls."""
         return self._pg.socket
 
-    def notices(self) -> list[tuple[str, str, int]]:
+    def notifications(self) -> list[tuple[str, str, int]]:
         """The notifications that have come: channel, payload, the sender's server process."""
-        try:
-            self._pg.consume_input()
-        except psycopg.Error as error:
-            raise self._gone(error, was_sent=False) from error
+        self._sending(self._pg.consume_input)
         came = []
-        while (notice := self._pg.notifies()) is not None:
-            came.append((notice.relname.decode(), notice.extra.decode(errors="replace"), notice.be_pid))
+        while (one := self._pg.notifies()) is not None:
+            came.append((one.relname.decode(), one.extra.decode(errors="replace"), one.be_pid))
         return came
 
     @property
@@ -225,7 +225,7 @@ class Wire:
         try:
             self._check_own()
             while self._poll.poll(0):
-                self.notices()
+                self.notifications()
         except Lost:
             self.close()
         return not self.is_lost
@@ -244,15 +244,16 @@ class Wire:
 
     # Within
 
-    def _send(self, send: Callable[[], None]) -> None:
+    def _sending(self, call: Callable[..., None], *args: Any) -> None:
+        """Call libpq where no answer is under way: if that fails, nothing was done."""
         try:
-            send()
+            call(*args)
         except psycopg.Error as error:
             raise self._gone(error, was_sent=False) from error
 
     def _is_pooled(self) -> bool:
         """Whether the server's process is another than the connection was told: a pooler makes one up."""
-        self._send(lambda: self._pg.send_query(b"SELECT pg_backend_pid()"))
+        self._sending(self._pg.send_query, b"SELECT pg_backend_pid()")
         pid: int = self._read(self._answer()).rows[0][0]
         return pid != self._pg.backend_pid
 

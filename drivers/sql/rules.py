@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 
 from tubes.doctor import Kind
 from tubes.driver import Features
-
-COLUMNS = (
-    "id", "tube", "state", "front", "pri", "place", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
-    "attempts", "owner",
-)  # fmt: skip
-"""The columns of a row but for its payload."""
+from tubes.task import STORED
 
 NUMBERS = ("tube", "pri", "created_ms", "updated_ms", "attempts")
 MAYBE_NUMBERS = ("front", "place", "due_ms", "ttl_ms", "ttr_ms")
 
-WORDS = {"r": "ready", "t": "taken", "~": "delayed", "!": "buried"}
+WORDS = {state.value: state.name.lower() for state in STORED}
 
 
 class Facts(NamedTuple):
@@ -50,6 +45,10 @@ class Facts(NamedTuple):
     def keeps_an_id(self) -> bool:
         """Whether it is no task: SQLite's row of no tube that keeps the largest id from being given again."""
         return self.tube is None and self.state == "-"
+
+
+COLUMNS = Facts._fields[:-2]
+"""The columns of a row but for its payload."""
 
 
 @dataclass(frozen=True)

@@ -148,22 +148,19 @@ class SqliteStore(Catalogue, Renewable):
                 self._shared.listener.add_check(self.deaths_suspected)
                 self.writer.holds_lock = self._shared.holds_lock
                 sqlite_joined.watch_first_savepoints()
-            self._pid = os.getpid()
             self.set_aside: set[str] = set()
             self._begin_session()
-        except sqlite3.Error as error:
+        except BaseException as error:
             self._close_files(db)
-            raise translated(error, self._what) from error
-        except OSError as error:  # the lock file
-            self._close_files(db)
-            raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-        except BaseException:
-            self._close_files(db)
+            if isinstance(error, sqlite3.Error):
+                raise translated(error, self._what) from error
+            if isinstance(error, OSError):  # the lock file
+                raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
 
     def _connect(self) -> sqlite3.Connection:
         try:
-            db = sqlite3.connect(
+            return sqlite3.connect(
                 self.path if self.path is not None else ":memory:",
                 timeout=self._busy_timeout,
                 isolation_level=None,
@@ -172,7 +169,6 @@ class SqliteStore(Catalogue, Renewable):
             )
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
-        return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA page_size={PAGE_SIZE}")
@@ -272,7 +268,7 @@ class SqliteStore(Catalogue, Renewable):
             if not others and is_first:
                 self._empty_temporary(tx)
             tx.run(self._sql.add_session, session, self.session_ttr_ms)
-            mine = [(session, socket.gethostname(), self._pid, now)]
+            mine = [(session, socket.gethostname(), os.getpid(), now)]
             (id,) = tx.insert(self._sql.add_connection, mine)
             while locks.is_alive(id):  # of a newer file that was here, to somebody who has not noticed yet
                 tx.run(self._sql.remove_connection, id)

@@ -19,16 +19,25 @@ _REASONS = {
 }
 
 
+def base_code(error: sqlite3.Error) -> int:
+    """The kind of an error, without what SQLite has to add; 0 where it is not SQLite's."""
+    return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Tell whether somebody else holds the lock."""
+    return base_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 def translated(error: sqlite3.Error, what: str) -> TubeError:
     """Return the error of our tree for one of sqlite3, which belongs in its ``__cause__``."""
-    code = getattr(error, "sqlite_errorcode", 0) or 0
-    base = code & 0xFF
+    code, base = getattr(error, "sqlite_errorcode", 0), base_code(error)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StoreBusy(
             f"{what} was changed by others since this transaction read it, so it cannot write: "
             "roll it back and try again, or begin it with BEGIN IMMEDIATE"
         )
-    if base in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if is_busy(error):
         return StoreBusy(f"{what} is locked by another connection")
     if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
         return NoSuchTube("(dropped)")

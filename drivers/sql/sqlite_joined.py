@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
 
 from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
-from .sqlite_errors import translated
+from .sqlite_errors import base_code, translated
 from .sqlite_shared import SharedFile
 from .sqlite_writer import in_savepoint
 from .statements import Row, Statement, Statements
@@ -113,7 +113,7 @@ def of_user(error: sa.exc.DBAPIError, what: str) -> TubeError:
     original = error.orig
     if not isinstance(original, sqlite3.Error):
         return StoreError(f"{what}: {error}")
-    if (getattr(original, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_READONLY:
+    if base_code(original) == sqlite3.SQLITE_READONLY:
         return read_only(what)
     return translated(original, what)
 
@@ -131,7 +131,7 @@ def _is_autocommit(raw: Any) -> bool:
     return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
 
 
-def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None:
+def _begin_before_savepoint(connection: sa.Connection, _: str | None) -> None:
     """Open a transaction round a first savepoint, on the files of queues.
 
     pysqlite does not, and then SQLite takes the savepoint for the transaction: its release is a commit, which no
@@ -142,7 +142,7 @@ def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None
     raw = _raw(connection)
     if raw.in_transaction or _is_autocommit(raw):
         return
-    for _, name, file in connection.exec_driver_sql("PRAGMA database_list").all():
+    for _number, name, file in connection.exec_driver_sql("PRAGMA database_list").all():
         if name == "main" and file and SharedFile.is_open(file):
             connection.exec_driver_sql("BEGIN")
 

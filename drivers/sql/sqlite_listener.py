@@ -122,10 +122,10 @@ class Listener:
                     is_news = True
                     pause(FLOOR)
                 if is_news:
-                    self._wake_the_first()
+                    self.waiters.wake_firsts()
                 if not bell.wait():
                     if self._is_death_suspected():
-                        self._wake_the_first()
+                        self.waiters.wake_firsts()
                     continue
                 tube = self._locks.called()
                 if tube is not None:
@@ -161,10 +161,6 @@ class Listener:
                 self._version = -1
             last, self._version = self._version, self._db.execute("PRAGMA data_version").fetchone()[0]
             return self._version != last
-
-    def _wake_the_first(self) -> None:
-        for key in self.waiters.keys():
-            self.waiters.wake_first(key)
 
 
 def _quoted(path: str) -> str:

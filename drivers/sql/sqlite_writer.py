@@ -24,7 +24,7 @@ from tubes.errors import StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, postponed
 
 from .joined import Lender
-from .sqlite_errors import translated
+from .sqlite_errors import is_busy, translated
 from .statements import Row, Statement
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class SqliteTx:
 
     def begin(self) -> None:
         if not self.is_open:
-            self._writer.patiently("BEGIN IMMEDIATE")
+            self._writer.begin()
             self.is_open = True
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
@@ -76,12 +76,13 @@ class SqliteTx:
             self.begin()
         return self._db.execute(statement.text, statement.bind(given)).rowcount
 
-    def many(self, statement: Statement, given: Sequence[Row]) -> int:
+    def many(self, statement: Statement, given: Sequence[Row]) -> None:
         if not self.is_open:
             self.begin()
         if len(given) == 1:
-            return self._db.execute(statement.text, statement.bind(given[0])).rowcount
-        return self._db.executemany(statement.text, [statement.bind(row) for row in given]).rowcount
+            self._db.execute(statement.text, statement.bind(given[0]))
+        else:
+            self._db.executemany(statement.text, [statement.bind(row) for row in given])
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         """Insert rows; their ids follow one another, since nobody else writes meanwhile."""
@@ -524,7 +525,7 @@ class SqliteWriter:
         failure: BaseException | None = None
         self._owner = get_ident()
         try:
-            self.patiently("BEGIN IMMEDIATE")
+            self.begin()
             index = 0
             while index < len(batch):
                 if index + 1 == len(batch):
@@ -588,14 +589,15 @@ class SqliteWriter:
 
     # SQL
 
-    def patiently(self, text: str, given: Row = ()) -> sqlite3.Cursor:
-        """Execute what takes the file's write lock; while others hold it, try again until the timeout."""
+    def begin(self) -> None:
+        """Begin a transaction that has the file's write lock; while others hold it, try again until the timeout."""
         try:
-            return self.db.execute(text, given)
+            self.db.execute("BEGIN IMMEDIATE")
+            return
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-        return self.insist(text, given)
+        self.insist("BEGIN IMMEDIATE", ())
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
@@ -628,8 +630,3 @@ class SqliteWriter:
         with suppress(sqlite3.Error):
             if self.db.in_transaction and not self.is_inherited:
                 self.db.execute("ROLLBACK")
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Tell whether somebody else holds the lock."""
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -16,6 +16,7 @@ from tubes.drivers.sql.postgresql_listener import Listener
 from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
 from tubes.clock import Signal
+from tubes.waiting import Waiters
 
 TUBE, OTHER = 7, 8
 
@@ -33,6 +34,7 @@ class Process:
         self.listener = Listener(
             connect,
             "tubes",
+            Waiters(),
             lambda wire: None,
             beat_every,
         )
@@ -299,7 +301,7 @@ def test_what_is_refused_again_and_again_is_said_once(
             wire.simple("SELECT 1/0")
         beats.append(wire)
 
-    listener = Listener(connect, "tubes", beat, 0.01)
+    listener = Listener(connect, "tubes", Waiters(), beat, 0.01)
     listener.start()
     try:
         eventually(lambda: len(refusals) > 3)

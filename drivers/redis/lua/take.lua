@@ -52,13 +52,10 @@ for _, id in ipairs(in_order('r', limit)) do
   end
   t.state, t.owner, t.updated, t.attempts = 't', owner, now, plus(t.attempts, 1)
   call('ZREM', STATES, 'r' .. id)  -- before what adds, see even_when_full
-  if t.due ~= due then
-    t.due = due
-    call('HSET', TASKS, id, record(t))
-    call('ZADD', DUE, due, id)
-  else
-    call('HSET', TASKS, id, record(t))
-  end
+  local is_due_sooner = t.due ~= due
+  t.due = due
+  call('HSET', TASKS, id, record(t))
+  if is_due_sooner then call('ZADD', DUE, due, id) end
   call('ZADD', STATES, 0, 't' .. id)
   call('ZADD', HELD, 0, lease(id, t))
   if grouped then
