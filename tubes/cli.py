@@ -12,9 +12,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 import click
@@ -32,14 +31,12 @@ from tubes.cli_pipes import (
     shown,
     write_line,
 )
+from tubes.cli_tables import print_table, print_tasks, short, table_of
 from tubes.errors import suggestion
 from tubes.options import tube_name
 from tubes.payload import parse
 from tubes.registry import find_store
-from tubes.task import STORED, State, Task
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from tubes.task import STORED, State
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,9 +46,6 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
-LEAST_WIDTH = 5
-"""Of a table's column, with two spaces, however narrow the terminal is: else whole columns are left out."""
-
 UNUSABLE = "cannot be used"
 """Why a tube shows no counts, if its tasks are on a server of their own and that is away, or its entry is damaged."""
 
@@ -138,62 +132,6 @@ def _name_of_tube(context: click.Context, argument: click.Parameter, name: str |
 name_argument = click.argument("name", callback=_name_of_tube)
 name_if_any = click.argument("name", metavar="[NAME]", required=False, callback=_name_of_tube)
 ids_argument = click.argument("ids", nargs=-1, required=True, type=int, metavar="ID...")
-
-
-def print_table(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console(width=None if os.isatty(1) else 200)
-    console.width = max(console.width, LEAST_WIDTH * len(table.columns))
-    with console.capture() as captured:
-        console.print(table)
-    write_line(captured.get().rstrip("\n"))
-
-
-def table_of(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for column in columns:
-        name = column.strip(">")
-        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
-    return table
-
-
-def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
-    if is_json:
-        for task in tasks:
-            write_line(line(shown(task)))
-        return
-    from rich.text import Text
-
-    columns = [">id", "state", "since", "data", "utube", ">pri", ">attempts", "due at"]
-    if any(task.owner for task in tasks):
-        columns.append("session")
-    table = table_of(title, *columns)
-    for task in tasks:
-        data = short(repr(task.data) if isinstance(task.data, bytes) else line(task.data))
-        state, since, due = task.state.name.lower(), seconds(task.updated_at), seconds(task.due_at)
-        utube = "" if task.utube is None else line(task.utube)
-        utube = utube[1:-1] or utube
-        row = (str(task.id), state, since, data, utube, str(task.pri), str(task.attempts), due)
-        session = () if task.owner is None else (str(task.owner)[:8],)
-        table.add_row(*(Text(printable(cell)) for cell in (*row, *session)))
-    print_table(table)
-
-
-def seconds(instant: datetime | None) -> str:
-    return "" if instant is None else instant.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
-
-
-def short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def printable(text: str) -> str:
-    """A text in which what a terminal would obey is shown as what it is."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 # The command and its parts

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import tubes
 from tubes.cli_pipes import line, progress, write_line
+from tubes.cli_tables import print_table, table_of
 from tubes.doctor import Doctor, Finding
 
 MOST_SHOWN = 1000
@@ -61,8 +62,6 @@ class Visit:
         if self._is_json:
             return
         from rich.text import Text
-
-        from tubes.cli import print_table, table_of
 
         if self._shown:
             table = table_of("Findings", "kind", "tube", "what", "repair", "")

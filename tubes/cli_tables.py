@@ -1,0 +1,78 @@
+"""What the commands print for people: tables, and what is in their cells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from tubes.cli_pipes import line, shown, write_line
+from tubes.task import Task
+
+if TYPE_CHECKING:  # imported where a table is printed: others need not wait for it
+    from rich.table import Table
+
+LEAST_WIDTH = 5
+"""Of a table's column, with two spaces, however narrow the terminal is: else whole columns are left out."""
+
+
+def print_table(table: Table) -> None:
+    """Print a table, as wide as the terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if os.isatty(1) else 200)
+    console.width = max(console.width, LEAST_WIDTH * len(table.columns))
+    with console.capture() as captured:
+        console.print(table)
+    write_line(captured.get().rstrip("\n"))
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table; the columns whose names begin with ``>`` stand to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in columns:
+        name = column.strip(">")
+        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
+    return table
+
+
+def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
+    """Print tasks as a table, or a line of JSON each."""
+    if is_json:
+        for task in tasks:
+            write_line(line(shown(task)))
+        return
+    from rich.text import Text
+
+    columns = [">id", "state", "since", "data", "utube", ">pri", ">attempts", "due at"]
+    if any(task.owner for task in tasks):
+        columns.append("session")
+    table = table_of(title, *columns)
+    for task in tasks:
+        data = short(repr(task.data) if isinstance(task.data, bytes) else line(task.data))
+        state, since, due = task.state.name.lower(), seconds(task.updated_at), seconds(task.due_at)
+        utube = "" if task.utube is None else line(task.utube)
+        utube = utube[1:-1] or utube
+        row = (str(task.id), state, since, data, utube, str(task.pri), str(task.attempts), due)
+        session = () if task.owner is None else (str(task.owner)[:8],)
+        table.add_row(*(Text(printable(cell)) for cell in (*row, *session)))
+    print_table(table)
+
+
+def seconds(instant: datetime | None) -> str:
+    """An instant, to the second."""
+    return "" if instant is None else instant.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
+def short(text: str) -> str:
+    """What of a text has room in a cell."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would obey is shown as what it is."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
