@@ -79,7 +79,7 @@ class LonelySessions(SessionsCheck):
         return Finding(Kind.SESSION, what, "end it", session=session)
 
 
-class Catalogue(Check):
+class CatalogueCheck(Check):
     """Tubes whose entries nobody can read, so that no verb reaches them, or which are others by a second name."""
 
     name = "catalogue"

@@ -19,7 +19,7 @@ from tubes.payload import why_unreadable
 
 from ..examining import (
     PATIENCE,
-    Catalogue,
+    CatalogueCheck,
     FeaturesOf,
     LonelySessions,
     UnknownSessions,
@@ -150,7 +150,7 @@ def redis_checks(
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
-    yield Catalogue(store.tubes)
+    yield CatalogueCheck(store.tubes)
     yield Types(store)
     yield StrayTubes(store)
     yield Starts(store)

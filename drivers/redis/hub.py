@@ -16,20 +16,20 @@ from .nodes import Nodes
 from .scripts import EMPTY, Keys
 from .wire import Wire
 
-Place = tuple[str, str, float]
+Server = tuple[str, str, float]
 """Where a queue is: URL, namespace, and the seconds that its server is waited for."""
 
 
 class Hub:
     """Made by the first queue, ended by the last."""
 
-    _all: ClassVar[dict[Place, Hub]] = {}
+    _all: ClassVar[dict[Server, Hub]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _process: ClassVar[int] = os.getpid()
 
-    def __init__(self, place: Place, nodes: Nodes) -> None:
-        _, namespace, _ = place
-        self._place = place
+    def __init__(self, server: Server, nodes: Nodes) -> None:
+        _, namespace, _ = server
+        self._server = server
         self._users = 0
         self.nodes = nodes
         self.counts = Counts()
@@ -38,15 +38,15 @@ class Hub:
         self._emptied: dict[Keys, str] = {}
 
     @classmethod
-    def enter(cls, place: Place, what: str) -> Hub:
-        """The one of that place, for one more user."""
-        hub = guarded(cls._joined, place)
+    def enter(cls, server: Server, what: str) -> Hub:
+        """The one of that server, for one more user."""
+        hub = guarded(cls._joined, server)
         if hub is None:
-            url, _, patience = place
+            url, _, patience = server
             nodes = Nodes(url, what, patience)
             nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
             try:
-                hub = guarded(cls._made, place, nodes)
+                hub = guarded(cls._made, server, nodes)
             except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
                 nodes.close()
                 raise StoreUnavailable(f"nobody can listen to {what}: {error}") from error
@@ -57,21 +57,21 @@ class Hub:
     # Guarded, as a signal's handler may close a queue, which wants the lock
 
     @classmethod
-    def _joined(cls, place: Place) -> Hub | None:
+    def _joined(cls, server: Server) -> Hub | None:
         with cls._lock:
-            hub = cls._all.get(place)
+            hub = cls._all.get(server)
             if hub is not None:
                 hub._users += 1
             return hub
 
     @classmethod
-    def _made(cls, place: Place, nodes: Nodes) -> Hub:
+    def _made(cls, server: Server, nodes: Nodes) -> Hub:
         with cls._lock:
-            hub = cls._all.get(place)  # others may have been faster
+            hub = cls._all.get(server)  # others may have been faster
             if hub is None:
-                hub = cls(place, nodes)
+                hub = cls(server, nodes)
                 hub.listener.start()
-                cls._all[place] = hub
+                cls._all[server] = hub
             hub._users += 1
             return hub
 
@@ -81,7 +81,7 @@ class Hub:
             self._users -= 1
             if self._users:
                 return
-            del self._all[self._place]
+            del self._all[self._server]
         self.listener.stop()
         self.nodes.close()
 

@@ -46,7 +46,7 @@ IDLE_AFTER = 5.0
 
 log = logging.getLogger("tubes.redis")
 
-Place = tuple[Waiters, Key]
+Waited = tuple[Waiters, Key]
 """Where somebody waits."""
 
 
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     number_of: Callable[[int], int | None]
 
 
-class Watch:
+class Ear:
     """What is listened for on behalf of those who wait for one key."""
 
     def __init__(
@@ -94,14 +94,14 @@ class Listener(Stirred):
     """See the module."""
 
     tubes: ClassVar[dict[int, tuple[str, int]]] = {}
-    """Features and capacity of each tube, by its number, which no other has. In a forked child none is opened anew."""
+    """Features and capacity of each tube, by its number, which no other has. A forked child needs its parent's."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
         super().__init__()
         self._nodes = nodes
         self._namespace = namespace
         self._sources = [Source(waiters, lambda id: id)]
-        self._watches: dict[Place, Watch] = {}
+        self._ears: dict[Waited, Ear] = {}
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -128,8 +128,8 @@ class Listener(Stirred):
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
-        watches = [self._watches.get((waiters, key)) for waiters, key, _ in self._waited_for()]
-        if any(watch is None or not watch.is_waiting for watch in watches):
+        ears = [self._ears.get((waiters, key)) for waiters, key, _ in self._waited_for()]
+        if any(ear is None or not ear.is_waiting for ear in ears):
             self._stir.set()
 
     def _run(self) -> None:
@@ -139,22 +139,22 @@ class Listener(Stirred):
             except Exception:  # whatever it was: who waits relies on this thread
                 log.exception("the listener failed, and goes on")
                 pause(RECONNECT_EVERY)
-        for watch in self._watches.values():
-            self._end(watch)
+        for ear in self._ears.values():
+            self._end(ear)
 
     def _turn(self) -> None:
-        self._begin_watches()
+        self._lend_ears()
         now = real_monotonic()
         until = self._next_beat()
         poll = select.poll()
         poll.register(self._stir, select.POLLIN)
-        by_fd: dict[int, Watch] = {}
-        for watch in self._watches.values():
-            if watch.is_waiting and watch.wire is not None:
-                by_fd[watch.wire.fileno()] = watch
-                poll.register(watch.wire.fileno(), select.POLLIN)
-            if watch.is_waiting or watch.is_resting or watch.is_wanted:
-                until = min(until, watch.next_at)
+        by_fd: dict[int, Ear] = {}
+        for ear in self._ears.values():
+            if ear.is_waiting and ear.wire is not None:
+                by_fd[ear.wire.fileno()] = ear
+                poll.register(ear.wire.fileno(), select.POLLIN)
+            if ear.is_waiting or ear.is_resting or ear.is_wanted:
+                until = min(until, ear.next_at)
         came = poll.poll(min(max(until - now, 0.0), 60.0) * 1000)
         if self._is_over:
             return
@@ -178,109 +178,109 @@ class Listener(Stirred):
                 if number is not None:
                     yield waiters, key, number
 
-    def _begin_watches(self) -> None:
+    def _lend_ears(self) -> None:
         for waiters, key, number in self._waited_for():
-            watch = self._watches.get((waiters, key))
-            if watch is None:
+            ear = self._ears.get((waiters, key))
+            if ear is None:
                 kind = "r" if isinstance(key, tuple) else "t"
                 keys, known = Keys.of_tube(self._namespace, number), self.tubes.get(number, ("", 0))
-                watch = self._watches[waiters, key] = Watch(waiters, key, keys, *known, kind)
-            if not watch.is_waiting and real_monotonic() >= watch.next_at:
-                self._wait(watch)
+                ear = self._ears[waiters, key] = Ear(waiters, key, keys, *known, kind)
+            if not ear.is_waiting and real_monotonic() >= ear.next_at:
+                self._wait(ear)
                 self._beat()  # a node that hangs must not keep this process from showing others that it lives
-        for watch in self._watches.values():
-            if watch.is_resting and real_monotonic() >= watch.next_at:
-                self._unwait(watch, 0)
+        for ear in self._ears.values():
+            if ear.is_resting and real_monotonic() >= ear.next_at:
+                self._unwait(ear, 0)
 
-    def _wait(self, watch: Watch) -> None:
+    def _wait(self, ear: Ear) -> None:
         """Say that somebody waits here, and wait for a call."""
-        watch.is_waiting, watch.is_resting = True, False
-        watch.used_at = real_monotonic()
+        ear.is_waiting, ear.is_resting = True, False
+        ear.used_at = real_monotonic()
         try:
-            if watch.wire is None:
-                watch.wire = self._nodes.connect(watch.keys, self._patience())
+            if ear.wire is None:
+                ear.wire = self._nodes.connect(ear.keys, self._patience())
             said_for = int(SAID_FOR * 1000)
-            given = (watch.features, 0, 0, watch.name, said_for, watch.kind, watch.capacity)
-            is_something_there = watch.wire.evaluate(WAIT, watch.keys, given)
-            watch.wire.send("BLPOP", watch.bell, str(FLOOR))
-            watch.next_at = real_monotonic() + FLOOR + self._nodes.patience
+            given = (ear.features, 0, 0, ear.name, said_for, ear.kind, ear.capacity)
+            is_something_there = ear.wire.evaluate(WAIT, ear.keys, given)
+            ear.wire.send("BLPOP", ear.bell, str(FLOOR))
+            ear.next_at = real_monotonic() + FLOOR + self._nodes.patience
         except TROUBLE as error:
-            self._lose(watch, error)
+            self._lose(ear, error)
             return
         except BaseException:
-            self._end(watch)  # else it would count as one whose call is waited for
+            self._end(ear)  # else it would count as one whose call is waited for
             raise
         if is_something_there:
-            watch.waiters.wake_first(watch.key)
+            ear.waiters.wake_first(ear.key)
 
     def _patience(self) -> float:
         """Seconds that a node that hangs is waited for: about a beat, for this process must show that it lives."""
         with self._lock:
             return min((every for every, _ in self._beats.values()), default=FLOOR)
 
-    def _answered(self, watch: Watch) -> None:
+    def _answered(self, ear: Ear) -> None:
         """The wait is over: somebody called, or nobody did for a while."""
-        assert watch.wire is not None
+        assert ear.wire is not None
         try:
-            answer = watch.wire.receive()
+            answer = ear.wire.receive()
         except Lost as error:
-            self._lose(watch, error)
+            self._lose(ear, error)
             return
         except BaseException:
-            self._end(watch)
+            self._end(ear)
             raise
         if isinstance(answer, Exception):
-            self._lose(watch, answer)
+            self._lose(ear, answer)
             return
         spare = 0
         if answer is None:
-            watch.waiters.wake_first(watch.key)
+            ear.waiters.wake_first(ear.key)
         else:
-            spare = 1 - watch.waiters.wake(watch.key)
-        watch.is_waiting = False  # before the look: who begins to wait from now on stirs
-        if answer is not None and not spare and not watch.waiters.uncalled(watch.key):
-            watch.is_resting, watch.next_at = True, real_monotonic() + REST
-        elif watch.is_wanted and not spare:
-            self._wait(watch)
+            spare = 1 - ear.waiters.wake(ear.key)
+        ear.is_waiting = False  # before the look: who begins to wait from now on stirs
+        if answer is not None and not spare and not ear.waiters.uncalled(ear.key):
+            ear.is_resting, ear.next_at = True, real_monotonic() + REST
+        elif ear.is_wanted and not spare:
+            self._wait(ear)
         else:
-            self._unwait(watch, spare)
+            self._unwait(ear, spare)
 
     def _end_rests(self) -> None:
         """Somebody begins to wait: whoever was called has taken, maybe."""
-        for watch in self._watches.values():
-            if watch.is_resting:
-                watch.next_at = 0.0
+        for ear in self._ears.values():
+            if ear.is_resting:
+                ear.next_at = 0.0
 
-    def _unwait(self, watch: Watch, spare: int) -> None:
+    def _unwait(self, ear: Ear, spare: int) -> None:
         """Say that nobody waits here, for now: a call that was not needed goes to another process."""
-        assert watch.wire is not None
-        watch.is_resting = False
-        watch.next_at = real_monotonic() + REST if spare else 0.0  # else it might come back at once
+        assert ear.wire is not None
+        ear.is_resting = False
+        ear.next_at = real_monotonic() + REST if spare else 0.0  # else it might come back at once
         try:
-            watch.wire.evaluate(UNWAIT, watch.keys, (watch.features, 0, 0, watch.name, watch.kind, spare))
+            ear.wire.evaluate(UNWAIT, ear.keys, (ear.features, 0, 0, ear.name, ear.kind, spare))
         except TROUBLE:  # it is not believed for long
-            self._end(watch)
+            self._end(ear)
 
-    def _lose(self, watch: Watch, error: Exception) -> None:
+    def _lose(self, ear: Ear, error: Exception) -> None:
         """The connection is of no use any more. Whoever waits finds out what is the matter, and waits on."""
-        log.debug("waiting at %s: %s", watch.bell, error)
+        log.debug("waiting at %s: %s", ear.bell, error)
         self._nodes.redirected(error)
-        self._end(watch)
-        watch.next_at = real_monotonic() + RECONNECT_EVERY
-        watch.waiters.wake_first(watch.key)
+        self._end(ear)
+        ear.next_at = real_monotonic() + RECONNECT_EVERY
+        ear.waiters.wake_first(ear.key)
 
     def _lose_silent(self) -> None:
         """A connection may die without a word, and its floor with it."""
         now = real_monotonic()
-        for watch in self._watches.values():
-            if watch.is_waiting and now > watch.next_at:
-                self._lose(watch, TimeoutError("no answer"))
+        for ear in self._ears.values():
+            if ear.is_waiting and now > ear.next_at:
+                self._lose(ear, TimeoutError("no answer"))
 
-    def _end(self, watch: Watch) -> None:
-        if watch.wire is not None:
-            watch.wire.close()
-            watch.wire = None
-        watch.is_waiting = watch.is_resting = False
+    def _end(self, ear: Ear) -> None:
+        if ear.wire is not None:
+            ear.wire.close()
+            ear.wire = None
+        ear.is_waiting = ear.is_resting = False
 
     # Beats
 
@@ -303,7 +303,7 @@ class Listener(Stirred):
             self._close_unused(now)
 
     def _close_unused(self, now: float) -> None:
-        for place, watch in list(self._watches.items()):
-            if not (watch.is_waiting or watch.is_wanted) and now - watch.used_at > IDLE_AFTER:
-                self._end(watch)
-                del self._watches[place]
+        for waited, ear in list(self._ears.items()):
+            if not (ear.is_waiting or ear.is_wanted) and now - ear.used_at > IDLE_AFTER:
+                self._end(ear)
+                del self._ears[waited]

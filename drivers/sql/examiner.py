@@ -21,7 +21,7 @@ from tubes.payload import why_unreadable
 
 from ..examining import (
     PATIENCE,
-    Catalogue,
+    CatalogueCheck,
     FeaturesOf,
     LonelySessions,
     UnknownSessions,
@@ -98,7 +98,7 @@ def sql_checks(
     if store.is_server:
         yield Sequences(store)
     yield UnknownSessions(store)
-    yield Catalogue(store.read_tubes)
+    yield CatalogueCheck(store.read_tubes)
     for temporary in store.tables():
         yield StrayTubes(store, temporary)
     if deep:
