@@ -192,7 +192,8 @@ class Tube:
             self._check_exists(unit)
             raise TubeFull(self.name, self._capacity, wanted)
         # what is over takes no room
-        if self.expire() if unit is None else self._run(self._expiry, unit):
+        expired = self.expire() if unit is None else self._run(self._expiry, unit)
+        if expired:
             changes = self._run(step, unit)
             if changes:
                 return changes
@@ -595,7 +596,11 @@ class Tube:
 
     def release_all(self) -> int:
         """Release every taken task, whoever holds it; return how many (Tarantool: ``tube:release_all``)."""
-        released = self.release_owner(None)
+        released = 0
+        while count := self._release_some(None):
+            released += count
+            if count < STEP_LIMIT:  # not until there are none: others may go on taking
+                break
         if not released:
             self._check_exists()
         return released
@@ -671,7 +676,7 @@ class Tube:
         own = () if self._callback is None else (self._callback,)
         self._listeners: tuple[Listener, ...] = (*own, *self._others)
 
-    # Called by the queue
+    # Called by the queue, and by `tubes.aio`
 
     def forked(self) -> None:
         """Called in a forked child."""
@@ -724,16 +729,8 @@ class Tube:
         """The instant of the next thing that time does here."""
         return self.place.read(self.driver.next_due) if self.features.timed else None
 
-    def release_owner(self, owner: str | None) -> int:
-        """Release the tasks of a session that is over; ``None``: of every session."""
-        released = 0
-        while True:
-            count = self._release_some(owner)
-            released += count
-            if count < STEP_LIMIT:  # not until there are none: others may go on taking
-                return released
-
     def _release_some(self, owner: str | None) -> int:
+        """Release up to ``STEP_LIMIT`` of the tasks that a session holds; ``None``: that anybody holds."""
         return len(
             self._run(lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms()))
         )

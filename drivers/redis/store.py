@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import re
 import secrets
 import socket
@@ -18,7 +17,7 @@ from math import inf
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from tubes.clock import Clock, ServerClock, SystemClock, pause
+from tubes.clock import Clock, ServerClock, SystemClock
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
 from tubes.errors import (
@@ -31,30 +30,25 @@ from tubes.errors import (
     StoreUnavailable,
     TubeError,
 )
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import guarded
 from tubes.options import check_stored_options, whole
 from tubes.stats import Deltas
 from tubes.store import Unit
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
+from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import scripts
 from .driver import RedisDriver
 from .examiner import Examined, redis_checks
 from .hub import Hub
 from .nodes import OURS, Cursor, Nodes
-from .scripts import Argument, Keys, Script
+from .scripts import QUEUE_KEYS, TUBE_KEYS, Argument, Keys, Script
 from .sessions import Sessions
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 T = TypeVar("T")
-
-MOST_TRIES = 20
-"""Times that a step is run while others are in its way, before Conflict."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
-"""Seconds between two such tries, on average."""
 
 HOSTED = "tubes_hosted"
 """Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""
@@ -190,7 +184,7 @@ class RedisStore(Renewable):
         keys = Keys.of_queue(namespace)
 
         def ask(wire: Wire) -> int:
-            return int(wire.command("HGET", keys[3], "task") or 0)
+            return int(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or 0)
 
         try:
             nodes.open()
@@ -244,7 +238,7 @@ class RedisStore(Renewable):
             except Again as error:
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: conflicts with others, {tries} times") from error
-                interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
+                pause_after(tries)
             except Refused as error:
                 raise self._translated(error) from error
 
@@ -341,7 +335,7 @@ class RedisStore(Renewable):
 
         Where its node goes away in the middle it stays there: others may have opened it, as whoever finds it does.
         """
-        self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # writes nothing, where that is possible
+        self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # changes nothing; fails where nobody can write
         entry = json.dumps({"type": tube.type, "options": dict(tube.options), "temporary": tube.temporary})
         given = tube.name, tube.id, entry
         after: bytes = self._evaluate(self._keys, scripts.ADD_TUBE, given, is_durable=self._is_durable)
@@ -372,10 +366,10 @@ class RedisStore(Renewable):
     def _finish_drop(self, tube: TubeRecord) -> None:
         """Who dropped it may have died, or not have got the answer, before it was taken out of the catalogue."""
         keys = Keys.of_tube(self._namespace, tube.id)
-        is_dropped = self._hub.nodes.call(
-            keys, lambda wire: wire.command("HEXISTS", keys[0], "dropped"), is_repeatable=True
-        )
-        if is_dropped:
+        meta = keys[TUBE_KEYS.index("meta")]
+        if self._hub.nodes.call(
+            keys, lambda wire: wire.command("HEXISTS", meta, "dropped"), is_repeatable=True
+        ):
             self.remove_tube(None, tube)
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:

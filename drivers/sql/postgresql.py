@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import socket
 import threading
@@ -24,7 +23,7 @@ from tubes.migrations import HEAD
 from tubes.migrations import postgresql as migrations
 from tubes.migrations.running import print_sql
 
-from tubes.clock import Clock, ServerClock, SystemClock, pause
+from tubes.clock import Clock, ServerClock, SystemClock
 from tubes.doctor import Check
 from tubes.driver import TubeRecord
 from tubes.errors import (
@@ -37,12 +36,13 @@ from tubes.errors import (
     StoreUnavailable,
     suggestion,
 )
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import guarded
 from tubes.stats import Deltas
 from tubes.store import Unit
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
+from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
@@ -63,17 +63,11 @@ T = TypeVar("T")
 OURS = ("dead_after", "pooled")
 """Options in a URL that are not for libpq."""
 
-MOST_TRIES = 20
-"""Times that a step is run when it conflicts with others', before Conflict."""
-
 UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
 
 IN_THE_WAY = ("42P07", "42723")
 """SQLSTATEs of a table and a function that are to be made, where others have that name."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
-"""Seconds between two such tries, on average."""
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -267,7 +261,7 @@ class PostgresStore(Catalogue, Renewable):
                     self._pool.give_back(wire)
             if is_over:  # with no connection in hand, since that takes another
                 self._resume()
-            interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
+            pause_after(tries)
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[Any]:
@@ -361,7 +355,7 @@ class PostgresStore(Catalogue, Renewable):
                 if tries >= 3:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
                 self._pool.forget_idle()
-                interruptible(pause, FIRST_PAUSE * 2**tries)
+                pause_after(tries)
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
         return self._sql_temporary if tube.temporary else self._sql
@@ -403,8 +397,8 @@ class PostgresStore(Catalogue, Renewable):
     def _empty_temporary(self, wire: Wire) -> None:
         """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
 
-        A crash of one of its processes too, which restarts the others: then only the counts are to be set. Every new
-        connection looks, since whoever outlived a restart has none but new ones.
+        So has the crash of one of the server's processes, which leaves the time of its start as it was: then only
+        the counts are to be set. Every new connection looks: whoever outlives a restart has only new ones.
         """
         epoch = "CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)"  # the same in every time zone
         server, tube, task = (

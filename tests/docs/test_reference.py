@@ -124,7 +124,6 @@ INTERNAL = {
         "forked",
         "give_back",
         "next_due_ms",
-        "release_owner",
         "publish",
         "line_up",
         "rescue",
