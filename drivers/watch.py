@@ -36,8 +36,8 @@ def dead_after(given: str) -> float:
 class Beats(Generic[C]):
     """The beats of all connections as this process saw them. It looks with each beat of its own, and when it must know.
 
-    So a gap between two looks says that this process, or all of them, could not go on, and no silence before it counts.
-    It need not be as long as the dead are silent: who was to beat just after a look had been silent for a beat then.
+    A long gap between two looks says that this process, or all of them, could not go on: no silence before it counts.
+    Long is one beat less than ``dead_after``: who was to beat just after the look before was silent for a beat then.
     """
 
     def __init__(self, dead_after: float) -> None:

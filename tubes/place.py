@@ -30,7 +30,7 @@ class Place:
         self._tube = tube
         self._driver = driver
         self._begins = not isinstance(find_driver(tube.type), TubeType)
-        """Whether the driver is not the store's own, which begins a transaction where one statement is not enough."""
+        """Whether each step is given an open transaction: only the store's own drivers open one where they need it."""
         self._check: Callable[[], None] | None = getattr(driver, "check_reachable", None)
         self.is_apart = self._check is not None
         """Whether it may be away by itself, which is not for other tubes to bear."""

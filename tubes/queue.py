@@ -351,7 +351,7 @@ class Queue:
             self.rescue_for(taker)
 
     def rescue_for(self, taker: Tube) -> int:
-        """Rescue what somebody may have who takes there."""
+        """Before a take there: give back what dead sessions hold, so that the taker can get it."""
         if self.store.deaths_suspected():
             return self.rescue(taker)
         return taker.rescue() if taker.ended else 0
@@ -359,8 +359,8 @@ class Queue:
     def rescue(self, taker: Tube | None = None) -> int:
         """Release what ended sessions hold, in every open tube; return how many tasks that were.
 
-        Who takes waits for no place but the tube's own and the store's: the next sweep sees to what lies elsewhere, and
-        to sessions that nobody knows.
+        With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
+        sessions hold that nobody knows, are left to the next sweep.
         """
         store, is_thorough, released = self.store, taker is None, 0
         ended = guarded(

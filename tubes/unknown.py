@@ -40,7 +40,7 @@ class UnknownTakes:
         return {*self._since} if self._monotonic() >= self._look_at else set()
 
     def looked_for(self, some: set[Taken]) -> None:
-        """What these held has been given back. They are to be looked for again later, unless they are too old."""
+        """What these held has been given back. Look again later, as a request may be late, unless they are old."""
         now, known = self._monotonic(), list(self._since.items())
         for taken, since in known:
             if taken in some and now - since >= LOOKS_FOR:

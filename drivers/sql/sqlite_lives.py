@@ -23,7 +23,7 @@ LIVES = 1 << 20
 
 
 class LockFile:
-    """Proof of life, and the bell. One object a process and database; who may use that, which it is ``like``, may this.
+    """Proof of life, and the bell. One object for each process and database; the file gets the permissions of ``like``.
 
     Two may be on one file for a moment, as one is being closed, or since the database was deleted and made again. As
     the locks are the process's, what one does to them must spare the other.

@@ -6,7 +6,8 @@ task of a sub-queue stands in front, and triggers keep it so: whatever takes a t
 one from behind. A take therefore costs the same whatever lies in busy sub-queues. The indexes:
 
 * ``front``  (tube, state desc, place, id) where front = 1: the taken tasks of a tube, by the end of their time (their
-  ``place``), and right after them the ready ones, by ``pri`` (theirs): a take moves its entry by a few places;
+  ``place``), and right after them the ready ones, by ``pri`` (theirs): a take moves its entry by a few places; on
+  PostgreSQL, where an update moves nothing, the ready ones come first;
 * ``member`` (tube, utube, front desc, pri, id): a sub-queue, first who stands in front, then who follows; on
   PostgreSQL two, ``first``, which is unique, and ``behind``;
 * ``aside``  (tube, state, pri, id) where front is null: what a kick brings back;

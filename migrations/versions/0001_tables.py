@@ -1,6 +1,6 @@
 """The first schema: tubes, tasks, sessions, connections, calls.
 
-``tubes.drivers.sql.tables`` says what the columns and the four indexes of a task are for.
+``tubes.drivers.sql.tables`` says what ``front`` and the indexes of a task are for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 -- Included after tasks.lua by the doctor's scripts: what must be true of each thing in a tube's keys.
 --
--- A thing is named by where it is and what stands there. In ready, line, busy, held, buried, due and states: a member,
--- which leads to a task. In tasks: an id, with = after it for a payload. In front: the name of a sub-queue, for whom stands in front of it. In
--- meta: next.
+-- A thing is named by where it is and what stands there:
+--   tasks                                           an id; with = after it, its payload
+--   front                                           a sub-queue's name, for whoever stands in front of it
+--   meta                                            next
+--   ready, line, busy, held, buried, due, states    a member, which leads to a task
 local INDEXES = {ready = READY, line = LINE, busy = BUSY, held = HELD, buried = BURIED, due = DUE, states = STATES}
 
 local function is_number(text)
