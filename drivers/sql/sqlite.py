@@ -430,6 +430,8 @@ class SqliteStore(Catalogue, Renewable):
             self._close_files(db)
 
     def _close_files(self, db: sqlite3.Connection) -> None:
+        if self._shared is not None:
+            self._shared.about_to_close()
         if self._reader is not None:
             with self._reading:
                 self._reader.close()

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
 
+from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lives import LockFile
 
@@ -28,6 +29,7 @@ class SharedFile:
         self.key = key
         namespace = key[2]
         self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}", path)
+        self._hold = Hold(path)
         self.counts = Counts()
         self.listener = Listener(path, self.locks)
         self.waiters = self.listener.waiters
@@ -45,6 +47,7 @@ class SharedFile:
             if shared is None:
                 shared = cls._all[key] = SharedFile(path, key)
             shared._users += 1
+            shared._hold.take()
             return shared
 
     @classmethod
@@ -75,6 +78,12 @@ class SharedFile:
             if not self.listener.is_over:
                 self.locks.renew()
 
+    def about_to_close(self) -> None:
+        """A queue is about to close its connections to the database; the last one removes the log."""
+        with self._all_lock:
+            if self._users == 1:
+                self._hold.let_go()
+
     def release(self) -> None:
         """One queue less; the last one closes it."""
         with self._all_lock:
@@ -85,6 +94,7 @@ class SharedFile:
         self.listener.stop()
         with self._all_lock:  # so that nobody opens the file between a look for others and its end
             self.locks.close()
+            self._hold.close()
 
     @classmethod
     def forget_all(cls) -> None:
@@ -92,6 +102,7 @@ class SharedFile:
         cls._all = {}
         cls._all_lock = threading.Lock()
         LockFile.forget_all()
+        Hold.forget_all()
 
     # Around a fork
 

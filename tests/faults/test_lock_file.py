@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sqlite3
@@ -49,6 +50,14 @@ import sys, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
 print("here", flush=True)
 sys.stdin.readline()
+"""
+
+
+VISITOR = """
+import sys, tubes
+with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
+    print(*[task.data for task in queue.tube.jobs.tasks("r")])
+    print(queue.tube.jobs.put("theirs").id)
 """
 
 
@@ -152,6 +161,61 @@ def test_locks_that_another_library_dropped_are_taken_again(
     time.sleep(1.5)  # nobody looks meanwhile but the worker's own background work
     assert tube.take(timeout=0) is None
     assert asked(worker, "ack") == "held"
+
+
+def test_who_reads_its_own_database_as_a_file_loses_nothing(connect: Connect, db: Path) -> None:
+    """Closing any descriptor of it drops the lock by which SQLite shows that a process has it open.
+
+    A visitor that then comes and goes would take itself for the last, and remove the log that is still written to: what
+    is put from then on, others would not see, and their ids would be ours again.
+    """
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("before")
+    shutil.copy(db, db.with_name("copy"))
+    assert run(VISITOR, db).splitlines() == ["before", "2"]
+    assert tube.put("after").id == 3
+    assert run(VISITOR, db).splitlines() == ["before theirs after", "4"]
+    assert [task.id for task in tube.tasks("r")] == [1, 2, 3, 4]
+    queue.close()
+    assert not os.path.exists(f"{db}-wal")
+
+
+def test_without_a_hold_the_log_would_go(connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test before it would see."""
+    hold = importlib.import_module("tubes.drivers.sql.sqlite_hold").Hold
+    monkeypatch.setattr(hold, "take", lambda hold: None)
+    connect().create_tube("jobs", "fifo").put("before")
+    shutil.copy(db, db.with_name("copy"))
+    run(VISITOR, db)
+    assert not os.path.exists(f"{db}-wal")
+
+
+@pytest.mark.parametrize("namespaces", [("tubes",), ("tubes", "others")])
+def test_a_queue_that_closes_takes_no_lock_from_a_user_s_connection(
+    db: Path, namespaces: tuple[str, ...]
+) -> None:
+    """The connection has the file open still: others that come and go do not remove the log under it."""
+    user = sqlite3.connect(db, isolation_level=None)
+    open_then: list[int] = []
+    for _ in range(4):
+        queues = [tubes.connect(f"sqlite:///{db}", namespace=name) for name in namespaces]
+        queues[0].create_tube("jobs", "fifo", if_not_exists=True)
+        user.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        for queue in queues:
+            queue.close()
+        open_then.append(len(os.listdir("/proc/self/fd")))
+    assert open_then[-1] == open_then[1]  # what could not be closed is used again
+    run(VISITOR, db)
+    user.execute("CREATE TABLE orders (id)")
+    code = (
+        "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT * FROM orders').fetchall())"
+    )
+    assert run(code, db) == "[]"
+    user.close()
+    with tubes.connect(f"sqlite:///{db}"):
+        pass
+    assert len(os.listdir("/proc/self/fd")) < open_then[-1]
 
 
 @pytest.mark.parametrize("how", ["dropped", "deleted", "replaced"])

@@ -1,0 +1,95 @@
+"""Keeps a SQLite file's log in place while a process has it open, whatever else of that process closes the file.
+
+SQLite shows by a POSIX lock on the database that a process has it open, and the last one to close it removes the log.
+But such a lock is dropped as soon as *any* descriptor of the file is closed in that process: by a copy, a checksum, an
+upload. The next visitor that comes and goes then takes itself for the last, and removes a log that is still written to.
+So the same bytes are locked once more, by a lock that belongs to one descriptor (Linux: open file description locks).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Collection
+from contextlib import suppress
+from typing import ClassVar
+
+SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
+"""The bytes on which SQLite shows that it has a database open (os_unix.c)."""
+
+DESCRIPTORS = "/proc/self/fd"
+
+
+class Hold:
+    """A lock on a database, which SQLite in other processes sees, and the descriptor that it belongs to."""
+
+    _all: ClassVar[weakref.WeakSet[Hold]] = weakref.WeakSet()
+    _kept: ClassVar[set[int]] = set()
+    """Descriptors that could not be closed, since that would drop the locks of others in this process."""
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        self._process = os.getpid()
+        with self._lock:
+            kept = _same_file(self._kept, os.stat(path))
+            self._fd: int | None = kept[0] if kept else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._kept.discard(self._fd)
+        self._all.add(self)
+        self.take()
+
+    def take(self) -> None:
+        """Hold the database; also when it is held."""
+        self._set(fcntl.F_RDLCK)
+
+    def let_go(self) -> None:
+        """Hold it no longer: SQLite is about to close it, and looks whether anybody else has it open."""
+        self._set(fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Close the descriptor, unless somebody in this process has the file open, such as a user's connection."""
+        if self._fd is None:
+            return
+        with self._lock:
+            self._kept.add(self._fd)
+            file, self._fd = os.fstat(self._fd), None
+            ours = _same_file(self._kept, file)
+            with suppress(OSError):  # there is no /proc: nobody can tell who else has it open
+                if len(_same_file(_descriptors(), file)) > len(ours):
+                    return
+                self._kept.difference_update(ours)
+                for fd in ours:
+                    os.close(fd)
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: what the parent holds is none of ours."""
+        for hold in cls._all:
+            if hold._process != os.getpid() and hold._fd is not None:
+                os.close(hold._fd)
+                hold._fd = None
+        cls._kept, cls._lock = set(), threading.Lock()
+
+    def _set(self, kind: int) -> None:
+        command = getattr(fcntl, "F_OFD_SETLK", None)
+        if command is not None and self._fd is not None:
+            lock = struct.pack("hhllil", kind, os.SEEK_SET, SHARED_FIRST, SHARED_SIZE, 0, 0)
+            with suppress(OSError):  # where the file system has no such locks, SQLite's own must do
+                fcntl.fcntl(self._fd, command, lock)
+
+
+def _descriptors() -> Collection[int]:
+    """All that this process has open."""
+    return [int(name) for name in os.listdir(DESCRIPTORS)]
+
+
+def _same_file(descriptors: Collection[int], file: os.stat_result) -> list[int]:
+    """Those that are open on this file."""
+    same = []
+    for fd in descriptors:
+        with suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.fstat(fd), file):
+                same.append(fd)
+    return same
