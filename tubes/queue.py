@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, cast
@@ -48,6 +49,8 @@ LOOK_EVERY = 0.05
 
 LONGEST_WAIT = 2_000_000.0
 """Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
+
+log = logging.getLogger("tubes.queue")
 
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
@@ -217,6 +220,7 @@ class Queue:
                 record = self.store.add_tube(tx, name, type, stored, temporary)
                 made.append(self._make_driver(definition, record))
                 made[-1].create_space(tx, record)
+                _start(record, partial(made[-1].start, tx))  # else a tube would be left that nobody can open
                 return record
             if not if_not_exists:
                 raise TubeExists(name)
@@ -232,7 +236,7 @@ class Queue:
             tube = self._opened(record, made.pop())
         finally:
             for unused in made:  # of what was rolled back
-                unused.stop()
+                _stop(unused)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
         if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options
@@ -293,7 +297,8 @@ class Queue:
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).
 
-        Of all, those are left out whose own place is away, such as the server of a tube of type ``redis``.
+        Of all, those are left out whose own place is away, such as the server of a tube of type ``redis``, and those
+        whose driver fails.
         """
         if name is not None:
             return self.get_tube(name).statistics()
@@ -306,6 +311,8 @@ class Queue:
             except StoreError:
                 if not tube.place.is_apart:
                     raise
+            except Exception:
+                log.exception("the driver of %r cannot count", tube)
         return stats
 
     # Sessions
@@ -468,7 +475,7 @@ class Queue:
         self.check_open()
         is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=True))
         changed = self.rescue() if is_suspected else 0
-        failed: list[StoreError] = []
+        failed: list[Exception] = []
         tubes = self._open_all()
         for tube in tubes:
             with _apart_from_others(tube, failed):
@@ -561,7 +568,7 @@ class Queue:
                 self._is_over = True
                 left = list(self._tubes.values())
             for tube in left:
-                tube.driver.stop()
+                _stop(tube.driver)
             _open_queues.discard(self)
 
     def check_open(self) -> None:
@@ -634,7 +641,7 @@ class Queue:
             if self._tubes.get(tube.name) is not tube:
                 return  # who has taken it out stops it
             del self._tubes[tube.name]
-        tube.driver.stop()
+        _stop(tube.driver)
 
     def _open_tube(self, record: TubeRecord) -> Tube | None:
         """This very tube, not one of its name that was dropped, if it is open."""
@@ -648,10 +655,10 @@ class Queue:
         """
         tube = self._open_tube(record)
         if tube is not None:
-            driver.stop()
+            _stop(driver)
             return tube
         opened = Tube(self, record, driver)
-        opened.place.start()
+        _start(record, opened.place.start)
         unused: Driver | None = driver
         with self._lock:
             tube = self._open_tube(record)
@@ -661,7 +668,7 @@ class Queue:
                 self._tubes[record.name] = tube = opened
                 unused = None if dropped is None else dropped.driver
         if unused is not None:
-            unused.stop()
+            _stop(unused)
         if tube is None:
             raise StoreUnavailable("this queue is closed")
         return tube
@@ -696,17 +703,35 @@ class Queue:
 
 
 @contextmanager
-def _apart_from_others(tube: Tube, failed: list[StoreError] | None = None) -> Iterator[None]:
+def _apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iterator[None]:
     """Let what is wrong with this tube alone not keep a walk over all tubes from the others; note it in ``failed``."""
     try:
         yield
     except NoSuchTube:  # dropped elsewhere since
         pass
-    except StoreError as error:
-        if not tube.place.fails_alone(error):
+    except Exception as error:
+        if isinstance(error, StoreError) and not tube.place.fails_alone(error):
             raise
         if failed is not None:
             failed.append(error)
+
+
+def _start(record: TubeRecord, start: Callable[[], object]) -> None:
+    """Start a tube's driver. Where it raises, the tube is like one whose driver cannot be had here."""
+    try:
+        start()
+    except TubeError:
+        raise
+    except Exception as error:
+        raise UnknownDriver(record.type, why=f": its driver cannot be started ({error})") from error
+
+
+def _stop(driver: Driver) -> None:
+    """Stop a driver; what one raises is not for the others to bear."""
+    try:
+        driver.stop()
+    except Exception:
+        log.exception("the driver %r cannot be stopped", driver)
 
 
 def _readable(record: TubeRecord) -> TubeRecord:

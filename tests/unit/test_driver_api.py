@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -241,6 +241,85 @@ def test_a_step_of_a_driver_of_ones_own_is_undone_whole(is_listened_to: bool) ->
                 call()
         assert [task.data for task in tube.tasks("r")] == ["x", "x"]
         assert len(events) == 2 * is_listened_to
+
+
+class Buggy:
+    """A driver of somebody's own, of which one method always raises what is no error of ours."""
+
+    def __init__(self, driver: Any, method: str) -> None:
+        self.driver, self.features = driver, driver.features
+        setattr(self, method, self.raising)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def raising(self, *_: object, **__: object) -> Any:
+        raise KeyError("a bug of the driver")
+
+
+@pytest.fixture
+def buggy(request: pytest.FixtureRequest) -> str:
+    """The name of a type whose drivers have the given bug."""
+
+    def make(store: Any, tube: Any) -> Any:
+        return Buggy(store.realise(TubeType(Features(timed=True)), tube), request.param)
+
+    name = f"buggy_{request.param}"
+    if name not in driver_names():
+        tubes.register_driver(name, make)
+    return name
+
+
+@pytest.mark.parametrize("buggy", ["start"], indirect=True)
+def test_a_tube_whose_driver_cannot_be_started_is_not_made(buggy: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, sweep=False) as queue:
+        with pytest.raises(UnknownDriver, match="cannot be started"):
+            queue.create_tube("bad", buggy)
+        assert queue.tubes() == []
+
+
+@pytest.mark.parametrize("buggy", ["start"], indirect=True)
+def test_a_driver_that_cannot_be_started_any_more_costs_its_own_tube_alone(
+    buggy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with monkeypatch.context() as patch, tubes.connect(url, sweep=False) as queue:
+        patch.setattr(Buggy, "raising", lambda *_: None)
+        queue.create_tube("bad", buggy)
+        queue.create_tube("good", "fifo").put("precious")
+    with tubes.connect(url, sweep=False) as queue:
+        assert [task.data for task in queue.tube.good.take_many(2, timeout=0)] == ["precious"]
+        with pytest.raises(UnknownDriver, match="cannot be started"):
+            queue.get_tube("bad")
+
+
+@pytest.mark.parametrize("buggy", ["release_owner", "expire", "next_due", "count", "stop"], indirect=True)
+def test_what_a_driver_raises_keeps_nobody_from_the_other_tubes(
+    buggy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the dead hold there is rescued, time goes on, counts are shown, and the queue closes."""
+    url, clock = f"sqlite:///{tmp_path / 'queue.db'}", FakeClock()
+    with tubes.connect(url, clock=clock, sweep=False) as queue:
+        queue.create_tube("bad", buggy).put("theirs", ttl=1)
+        good = queue.create_tube("good", "fifottl")
+        good.put("held by the dead")
+        dead = (
+            "import os, sys, tubes; queue = tubes.connect(sys.argv[1]); queue.tube.good.take(0); os._exit(0)"
+        )
+        interpreter.run(["-c", dead, url]).check_returncode()
+        assert [task.data for task in good.tasks("t")] == ["held by the dead"]
+        assert [task.data for task in good.take_many(2, timeout=0)] == ["held by the dead"]
+
+        good.put("short", ttl=1)
+        clock.advance(2)
+        fails = buggy not in ("buggy_count", "buggy_stop")
+        with pytest.raises(KeyError) if fails else nullcontext():
+            queue.sweep()
+        assert good.tasks("r") == []
+        assert queue.statistics()["good"]["calls"]["ttl"] == 1
+    is_logged = "a bug of the driver" in caplog.text
+    assert is_logged == (buggy in ("buggy_count", "buggy_stop"))
 
 
 # Entry points
