@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -45,11 +46,11 @@ def milliseconds(option: str, value: object) -> int:
         raise BadOption(f"{option} must be seconds or a timedelta, not {value!r}", option=option, value=value)
     if value < 0 or value * 1000 > LONGEST_MS:
         raise BadOption(
-            f"{option} must be from 0 to {LONGEST_MS // 1000} seconds, not {value!r}",
+            f"{option} must be from 0 to {LONGEST_MS // 1000} seconds, not {_shown(value)}",
             option=option,
             value=value,
         )
-    return math.ceil(Decimal(f"{value:.15g}") * 1000)  # the digits that a float is good for: 0.1 + 0.2 is 300
+    return math.ceil(Decimal(_digits(value, 15)) * 1000)  # those that a float is good for: 0.1 + 0.2 is 300
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:
@@ -83,14 +84,27 @@ def check_flag(option: str, value: object) -> None:
 
 
 def whole(option: str, value: object, *, least: int = 0) -> int:
-    """Check a whole number."""
+    """Check a whole number; return it as an int, which a member of an enumeration is shown as by its name alone."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_ID:
         raise BadOption(
-            f"{option} must be a whole number from {least} to {LARGEST_ID}, not {value!r}",
+            f"{option} must be a whole number from {least} to {LARGEST_ID}, not {_shown(value)}",
             option=option,
             value=value,
         )
-    return value
+    return int.__pos__(value)
+
+
+def _digits(value: float, count: int) -> str:
+    """A number with so many digits, whatever a class of its own makes of it as text."""
+    return f"{float(value):.{count}g}"
+
+
+def _shown(value: object) -> str:
+    """A value for the reader of a message. Python refuses to write down the longest of whole numbers."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def sub_queue(value: object) -> str:
@@ -103,9 +117,10 @@ def sub_queue(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return int.__repr__(value)  # that of a member of an enumeration, too
+        with suppress(ValueError):  # it has thousands of digits
+            return int.__repr__(value)  # that of a member of an enumeration, too
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:.14g}"
+        return _digits(value, 14)
     if isinstance(value, str):
         try:
             value.encode()
@@ -113,7 +128,7 @@ def sub_queue(value: object) -> str:
             raise BadOption(f"utube {value!r} is not valid text", option="utube", value=value) from error
         if "\0" not in value:
             return _MARK + value if not value or value[0] == _MARK else str.__str__(value)
-    raise BadOption(f"utube must be text without NUL, not {value!r}", option="utube", value=value)
+    raise BadOption(f"utube must be text without NUL, not {_shown(value)}", option="utube", value=value)
 
 
 def sub_queue_name(stored: str | None) -> str | None:

@@ -110,7 +110,22 @@ def test_nothing_ends_early(seconds: float) -> None:
     )
 
 
-@pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf, -math.inf, "1", None, True, [], 1e300])
+@pytest.mark.parametrize(
+    "value",
+    [
+        -1,
+        -0.001,
+        math.nan,
+        math.inf,
+        -math.inf,
+        "1",
+        None,
+        True,
+        [],
+        1e300,
+        pytest.param(10**5000, id="of thousands of digits"),
+    ],
+)
 def test_what_is_no_duration_is_refused_by_the_options_name(value: object) -> None:
     with pytest.raises(BadOption, match=r"^ttl must be") as caught:
         options.milliseconds("ttl", value)
@@ -153,7 +168,29 @@ def test_whole_numbers_are_kept(value: int) -> None:
     assert options.whole("pri", value) == value
 
 
-@pytest.mark.parametrize("value", [-1, 1.0, "1", True, None, 2**63])
+class Level(int, Enum):
+    LOW = 2
+
+
+class Share(float, Enum):
+    HALF = 0.5
+
+
+def test_members_of_enumerations_are_the_numbers_that_they_stand_for() -> None:
+    """A store that makes text of them would have their names."""
+    numbers = (
+        options.whole("pri", Level.LOW),
+        options.milliseconds("ttl", Level.LOW),
+        options.milliseconds("ttl", Share.HALF),
+        options.timeout_seconds(Share.HALF),
+    )
+    assert [f"{number}" for number in numbers] == ["2", "2000", "500", "0.5"]
+    assert options.sub_queue(Share.HALF) == "0.5"
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 1.0, "1", True, None, 2**63, pytest.param(10**5000, id="of thousands of digits")]
+)
 def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object) -> None:
     with pytest.raises(BadOption, match=f"^pri must be a whole number from 0 to {2**63 - 1}"):
         options.whole("pri", value)
@@ -196,7 +233,10 @@ def test_ordinary_names_are_stored_as_they_are_and_the_unnamed_as_nothing() -> N
     assert options.sub_queue_name(None) is None
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, b"x", [], "a\0b", "\ud800"])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, b"x", [], "a\0b", "\ud800", pytest.param(10**5000, id="of thousands of digits")],
+)
 def test_what_is_no_text_names_no_sub_queue(value: object) -> None:
     with pytest.raises(BadOption, match="utube"):
         options.sub_queue(value)
