@@ -75,7 +75,10 @@ def begin(
                     "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
                     option="connection",
                 )
-            about_to_lock()
+            if (
+                not connection.dialect.is_async
+            ):  # else it is waited for elsewhere, and this thread has other tasks
+                about_to_lock()
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error

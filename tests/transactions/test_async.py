@@ -136,12 +136,12 @@ def test_a_cancelled_call_is_cancelled_and_ends_the_transaction(place: Place) ->
     assert [task.data for task in tube.tasks("r")] == ["after"]
 
 
-def test_many_tasks_join_transactions_of_their_own_at_once(postgres_place: Place) -> None:
-    """Each is published by its own commit."""
-    postgres_place.tube()
+def test_many_tasks_join_transactions_of_their_own_at_once(place: Place) -> None:
+    """Each is published by its own commit. On SQLite they wait for each other."""
+    place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
-        async with tubes.aio.connect(postgres_place.url, sweep=False) as queue:
+        async with tubes.aio.connect(place.url, sweep=False) as queue:
             tube = await queue.tube.jobs
 
             async def one(n: int) -> None:
@@ -154,7 +154,7 @@ def test_many_tasks_join_transactions_of_their_own_at_once(postgres_place: Place
             stored = [task.data for task in await tube.tasks("r")]
             assert sorted(stored) == [n for n in range(12) if n % 3]
 
-    play(postgres_place, scene)
+    play(place, scene)
 
 
 def test_what_cannot_be_joined_is_refused(place: Place) -> None:
