@@ -56,7 +56,7 @@ Exit status:
     {USAGE}  wrong usage
     {UNAVAILABLE}  the store cannot be used
     {BAD_INPUT}  some lines of the input were bad (the others are stored)
-  {INTERRUPTED}  Ctrl-C   {CLOSED}  the reader of the output went away   {TERMINATED}  TERM"""
+  {INTERRUPTED}  Ctrl-C   {CLOSED}  nobody reads the output, or it cannot be written   {TERMINATED}  TERM"""
 
 
 # Where the queue is
@@ -70,13 +70,15 @@ class Place:
     namespace: str = "tubes"
 
     def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
-        """Open the store. Only who makes something may make its file: a mistyped path is not an empty queue."""
+        """Open the store. Only who makes something may make its file and tables: a mistyped path is no empty queue."""
         path = unquote(re.sub(r"^sqlite(\+\w+)?:///", "", self.url))
-        if not makes_file and path not in (unquote(self.url), "", ":memory:") and not Path(path).exists():
+        is_made = makes_file or path in (unquote(self.url), "", ":memory:")
+        if not is_made and not Path(path).exists():
             raise tubes.StoreUnavailable(
                 f"there is no file {path}; 'tubes create' makes it with its first tube"
             )
-        return tubes.connect(self.url, namespace=self.namespace, sweep=sweep)
+        migrate = None if is_made else False
+        return tubes.connect(self.url, namespace=self.namespace, sweep=sweep, migrate=migrate)
 
 
 place = Place()
@@ -714,7 +716,8 @@ def run(arguments: Sequence[str]) -> int:
             error.show()
         return error.exit_code
     except tubes.TubeError as error:
-        say(str(error).replace("pass if_not_exists=True", "pass --if-not-exists"))
+        said = str(error).replace("pass if_not_exists=True", "pass --if-not-exists")
+        say(said.replace(", or connect with migrate=True", ""))
         return status_of(error)
     except (Closed, SystemExit):  # with which click ends where it cannot print help
         return CLOSED

@@ -28,7 +28,7 @@ wait of this one."""
 
 
 class Closed(Exception):
-    """Whoever read our output has gone away."""
+    """Whoever read our output has gone away, or it cannot be written."""
 
 
 class Terminated(BaseException):
@@ -129,6 +129,9 @@ def write_line(text: str) -> None:
                 pass
             left = left[os.write(1, left[: select.PIPE_BUF]) :]
     except BrokenPipeError as error:
+        raise Closed from error
+    except OSError as error:  # a full disk
+        say(f"the output cannot be written: {error.strerror}")
         raise Closed from error
 
 

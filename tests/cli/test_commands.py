@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -328,6 +328,24 @@ def test_a_mistyped_path_is_told_and_makes_no_file(tubes_: Command, tmp_path: Pa
         assert said.status == UNAVAILABLE
         assert "mistyped.db" in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["ls", "put", "take", "stats", "doctor"])
+def test_a_database_without_tubes_is_told_and_left_as_it_is(
+    verb: str, tubes_: Command, tmp_path: Path
+) -> None:
+    """Another program's, or another namespace than there is."""
+    path = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("CREATE TABLE orders (id)")
+    before = path.read_bytes()
+    name = {"put": ["jobs", "1"], "take": ["jobs", "--timeout", "0"]}.get(verb, [])
+    said = tubes_("--url", f"sqlite:///{path}", verb, *name)
+    assert said.status == UNAVAILABLE
+    assert said.err == f"tubes: SQLite file {path} has no schema, not 0001: run `tubes migrate`\n"
+    assert path.read_bytes() == before
+    assert tubes_("--url", f"sqlite:///{path}", "create", "jobs", "fifo").status == 0
+    assert tubes_("--url", f"sqlite:///{path}", verb, *name).status in (0, REFUSED)
 
 
 def test_a_file_that_is_no_database_is_told(tubes_: Command, tmp_path: Path) -> None:
