@@ -18,14 +18,19 @@ import msgspec
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
-_FOREIGN = (msgspec.MsgspecError, TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+_FOREIGN = (
+    msgspec.MsgspecError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, BufferError,
+)  # fmt: skip
 """What the fast codec and a foreign ``__eq__`` raise; a closer look says what is wrong. A timeout is to end the put."""
 
 
 def encode(data: Any) -> tuple[str | bytes, Any]:
     """Return what is stored (JSON text or bytes) and what it will come back as; TypeError if neither can be."""
     if isinstance(data, (bytes, bytearray, memoryview)):
-        carried = bytes(data)
+        try:
+            carried = bytes(data)
+        except ValueError as error:  # a memoryview that was released
+            raise TypeError(f"data cannot be carried: {error}") from error
         return carried, carried
     try:
         encoded = _encode(data)

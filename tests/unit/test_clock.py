@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from faults.harness import eventually
 
+import tubes
 from tubes.clock import ServerClock, Signal, SystemClock
 from tubes.testing import FakeClock
 
@@ -89,6 +92,16 @@ def test_the_fake_clock_stands_still_until_it_is_advanced() -> None:
     assert (clock.now_ms(), clock.monotonic()) == (6500, 1.5)
     clock.advance(0.0001)
     assert clock.now_ms() == 6501
+
+
+@pytest.mark.parametrize("half", [0.5, timedelta(seconds=0.5)])
+def test_the_fake_clock_takes_durations_as_all_calls_do(half: Any) -> None:
+    clock = FakeClock(1000)
+    clock.advance(half)
+    clock.step(half)
+    assert (clock.now_ms(), clock.monotonic()) == (2000, 0.5)
+    with pytest.raises(tubes.BadOption, match="seconds must be"):
+        clock.advance(-1)
 
 
 def test_a_step_moves_the_time_of_day_alone() -> None:

@@ -65,6 +65,16 @@ def test_the_edges_come_back(data: Any) -> None:
     assert same(decode(encode(data)[0]), data)
 
 
+def test_a_view_that_was_released_or_has_gaps_is_carried_or_refused() -> None:
+    """In a batch as alone: what Python itself says of them is no error of ours."""
+    view = memoryview(b"abcdef")
+    assert encode_many([view[::2], "x"]) == [(b"ace", b"ace"), ('"x"', "x")]
+    view.release()
+    for put in (lambda: encode(view), lambda: encode_many(["x", view])):
+        with pytest.raises(TypeError, match="released"):
+            put()
+
+
 def test_minus_zero_keeps_its_sign() -> None:
     assert math.copysign(1, decode(encode(-0.0)[0])) == -1
 

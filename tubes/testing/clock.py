@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
+from datetime import timedelta
 
 from tubes.clock import Signal
+from tubes.options import Seconds, milliseconds
 
 
 class FakeClock:
@@ -28,10 +30,13 @@ class FakeClock:
     def monotonic(self) -> float:
         return self._passed_ms / 1000
 
-    def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, rounded to milliseconds, and wake whoever has waited long enough."""
+    def advance(self, seconds: Seconds) -> None:
+        """Let ``seconds`` pass, rounded up to milliseconds, and wake whoever has waited long enough.
+
+        BadOption for a negative number: a clock that is set back goes on all the same, see ``step``.
+        """
+        passed = milliseconds("seconds", seconds)
         with self._lock:
-            passed = math.ceil(round(seconds * 1000, 6))
             self._now_ms += passed
             self._passed_ms += passed
             for signal, deadline in self._waits.items():
@@ -39,8 +44,10 @@ class FakeClock:
                     self._late.add(signal)
                     signal.set()
 
-    def step(self, seconds: float) -> None:
-        """Change the time of day alone, as when a host's clock is set; no time passes."""
+    def step(self, seconds: Seconds) -> None:
+        """Change the time of day alone, as when a host's clock is set, forward or back; no time passes."""
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
         with self._lock:
             self._now_ms += round(seconds * 1000)
 
