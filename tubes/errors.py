@@ -10,7 +10,7 @@ TubeError
 ├── NoSuchSession (LookupError)
 ├── TaskNotFound (LookupError)
 ├── NotTaken                         this session does not hold that task
-│   └── LeaseLost                    it did once; another take has come between
+│   └── LeaseLost                    it did, by that very take, and does no longer
 ├── TubeFull                         no room came within the put's timeout
 ├── TubeBusy                         drop of a tube with taken tasks or waiting consumers
 ├── DuplicateKey

@@ -24,6 +24,7 @@ from tubes.errors import (
     IncompleteDriver,
     NoSuchTube,
     OutcomeUnknown,
+    StoreBusy,
     StoreError,
     StoreUnavailable,
     TubeBusy,
@@ -49,6 +50,9 @@ LOOK_EVERY = 0.05
 
 LONGEST_WAIT = 2_000_000.0
 """Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
+
+AFTER_ALL = -1000
+"""When multiprocessing closes a child's queues: after what it and others have to end, which may use them."""
 
 log = logging.getLogger("tubes.queue")
 
@@ -499,7 +503,8 @@ class Queue:
         self._sweeper.nudge(FLOOR)
 
     def counted(self) -> None:
-        """There are counts to store, a second from now."""
+        """There are counts to store, a second from now, or when the process ends."""
+        _see_to_exit()
         self._sweeper.nudge(FLUSH_AFTER)
 
     def flush_counts(self) -> None:
@@ -556,12 +561,8 @@ class Queue:
 
     def _leave(self) -> None:
         try:
-            with suppress(StoreError):
-                self.flush_counts()
-            if self.store.leave():
-                with suppress(StoreError):
-                    self.rescue()
-                    self.flush_counts()
+            with suppress(StoreBusy):  # it has been waited for long enough: others do what is left
+                self._give_back()
         finally:
             self.store.close()
             with self._lock:
@@ -570,6 +571,15 @@ class Queue:
             for tube in left:
                 _stop(tube.driver)
             _open_queues.discard(self)
+
+    def _give_back(self) -> None:
+        """Store what was counted, and release what the session holds, unless the store is away."""
+        with _unless_away():
+            self.flush_counts()
+        if self.store.leave():
+            with _unless_away():
+                self.rescue()
+                self.flush_counts()
 
     def check_open(self) -> None:
         """Raise StoreUnavailable when this queue was closed."""
@@ -703,6 +713,16 @@ class Queue:
 
 
 @contextmanager
+def _unless_away() -> Iterator[None]:
+    try:
+        yield
+    except StoreBusy:
+        raise
+    except StoreError:
+        pass
+
+
+@contextmanager
 def _apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iterator[None]:
     """Let what is wrong with this tube alone not keep a walk over all tubes from the others; note it in ``failed``."""
     try:
@@ -782,6 +802,21 @@ def _at_exit() -> None:
     for queue in left:
         with suppress(Exception):  # what a queue could not give back, others rescue
             queue.close()
+
+
+_sees_to_exit = 0
+"""The child of multiprocessing that has been told to close its queues."""
+
+
+def _see_to_exit() -> None:
+    """Close them also at the end of a child of multiprocessing, which leaves without the interpreter's own."""
+    global _sees_to_exit
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and _sees_to_exit != os.getpid() and process.parent_process() is not None:
+        _sees_to_exit = os.getpid()
+        from multiprocessing.util import Finalize  # which is there, and loads much where it is not
+
+        Finalize(None, _at_exit, exitpriority=AFTER_ALL)
 
 
 os.register_at_fork(

@@ -289,7 +289,12 @@ class Tube:
         try:
             self._take_now(limit, kept, ack)
             if not kept and wait != 0.0:
-                self._wait_and_take(limit, kept, wait)
+                try:
+                    self._wait_and_take(limit, kept, wait)
+                except StoreError:
+                    if ack is None:
+                        raise
+                    kept.clear()  # the ack stands, so that is no error of this call; the next one has it
         finally:
             self._queue.deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
 
@@ -303,7 +308,8 @@ class Tube:
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
         ack_and_take = getattr(driver, "ack_and_take", None) if acks else None
-        refused, owner, now = False, "", 0
+        refused = is_acked = False
+        owner, now = "", 0
 
         def step(tx: Any) -> Sequence[Change]:
             nonlocal refused, owner, now
@@ -339,7 +345,7 @@ class Tube:
                 raise self._not_taken(acks[0])
             if kept:
                 return
-            acks = ()
+            is_acked, acks = bool(acks), ()
             while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
                 changes = self._commit(step) if unit is None else self._run(step, unit)
             if not kept and unit is None and queue.rescue_for(self):
@@ -352,7 +358,9 @@ class Tube:
                 self._unknown.add(owner, now if error.at_ms is None else error.at_ms)
             elif unit is None and not isinstance(error, TubeError):
                 self._unknown.add(owner, now)
-            raise
+            if not (is_acked and unit is None and isinstance(error, StoreError)):
+                raise
+            kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         try:

@@ -417,7 +417,7 @@ class SqliteStore(Catalogue, Renewable):
             tx.run(self._sql.remove_connection, self._connection)
             tx.run(self._sql.end_lonely, now)
 
-        with suppress(StoreBusy, StoreUnavailable):
+        with suppress(StoreUnavailable):
             self.transact(step)
 
     def exiting(self) -> None:

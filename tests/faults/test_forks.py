@@ -147,6 +147,25 @@ def test_multiprocessing_children_work_on_their_own(connect: Connect) -> None:
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_what_a_child_of_multiprocessing_did_is_counted(connect: Connect, db: Path, method: str) -> None:
+    """It leaves at the end of its work, without what the interpreter does at its own."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put_many(range(5))
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=do_all, args=(f"sqlite:///{db}",))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert tube.statistics()["calls"]["ack"] == 5
+
+
+def do_all(url: str) -> None:
+    """Work in a child, and leave the queue open."""
+    jobs = tubes.connect(url).tube.jobs
+    jobs.ack_many(jobs.take_many(5, timeout=0))
+
+
 def test_a_fork_while_other_threads_write_and_wait_leaves_a_child_that_works(connect: Connect) -> None:
     """Whatever locks other threads hold at the moment of the fork, the child is not held up by them."""
     queue = connect()

@@ -28,6 +28,12 @@ sys.stdin.readline()
 """
 
 
+NEXT = """
+INSERT INTO tubes_task (tube, state, front, pri, place, created_ms, updated_ms, attempts, data)
+SELECT id, 'r', 1, 0, 0, 0, 0, 0, '"second"' FROM tubes_tube
+"""
+
+
 @pytest.mark.parametrize("how", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
 def test_a_lock_held_beyond_the_timeout_is_an_error(
     connect: Connect, db: Path, process: Callable[..., Any], how: str
@@ -201,6 +207,59 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(
     tube.put("at last")
     waiter.join(30)
     assert [task.data for task in got] == ["at last"]
+
+
+def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """The ack is committed before the wait: an error would tell the caller that nothing was changed."""
+    queue = connect(busy_timeout=0.2, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("first")
+    held = tube.take(timeout=0)
+    assert held is not None
+    other = process(LOCKING, db, "BEGIN IMMEDIATE")
+    assert heard(other) == "locked"
+    with pytest.raises(tubes.StoreBusy):  # here it is the ack that cannot be
+        tube.take(timeout=30, ack=held)
+    tell(other)
+    assert heard(other) == "free"
+
+    locks: list[sqlite3.Connection] = []
+
+    def put_and_lock(task: tubes.Task, event: tubes.Event) -> None:
+        locks.append(sqlite3.connect(db, isolation_level=None, check_same_thread=False))
+        locks[0].execute(NEXT)
+        locks[0].execute("BEGIN IMMEDIATE")
+
+    tube.on_task_change(put_and_lock)
+    assert tube.take(timeout=30, ack=held) is None
+    tube.on_task_change(None)
+    with pytest.raises(tubes.StoreBusy):
+        tube.take(timeout=30)
+    locks[0].close()
+    following = tube.take(timeout=0, ack=None)
+    assert following is not None and following.data == "second"
+    assert tube.statistics()["calls"]["ack"] == 1
+
+
+def test_a_queue_closes_when_it_has_waited_for_a_lock_once(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """Counts to store, a session to end, what it holds to release: whoever is alive does the rest."""
+    queue = connect(busy_timeout=1, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("held")
+    assert tube.take(timeout=0) is not None
+    other = process(LOCKING, db, "BEGIN IMMEDIATE")
+    assert heard(other) == "locked"
+    began = time.monotonic()
+    queue.close()
+    assert time.monotonic() - began < 2.5
+    tell(other)
+    assert heard(other) == "free"
+    rescued = connect(sweep=False).tube.jobs.take(timeout=0)
+    assert rescued is not None and rescued.data == "held"
 
 
 def test_a_stopped_process_that_holds_a_transaction_hangs_nobody(crew: Crew) -> None:
