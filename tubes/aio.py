@@ -202,20 +202,20 @@ class Tubes:
     """``await queue.tube.NAME``, ``await queue.tube["NAME"]``: tubes by name."""
 
     def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+        self.__queue = queue
 
     def __getitem__(self, name: str) -> Coroutine[Any, Any, Tube]:
-        return self._queue.get_tube(name)
+        return self.__queue.get_tube(name)
 
     def __getattr__(self, name: str) -> Coroutine[Any, Any, Tube]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._queue.get_tube(name)
+        return self.__queue.get_tube(name)
 
     __contains__ = __iter__ = None  # else Python asks for [0], [1] and so on, and each is a coroutine
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        for name in await self._queue.tubes():
+        for name in await self.__queue.tubes():
             yield name
 
 

@@ -122,30 +122,30 @@ class Tubes:
     """``queue.tube``: tubes by name, as attributes or items."""
 
     def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+        self.__queue = queue
 
     def __getitem__(self, name: str) -> Tube:
-        return self._queue.get_tube(name)
+        return self.__queue.get_tube(name)
 
     def __getattr__(self, name: str) -> Tube:
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return self._queue.get_tube(name)
+            return self.__queue.get_tube(name)
         except NoSuchTube as error:
             raise AttributeError(str(error)) from error
 
     def __contains__(self, name: object) -> bool:
-        return name in self._queue.tubes()
+        return name in self.__queue.tubes()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._queue.tubes())
+        return iter(self.__queue.tubes())
 
     def __len__(self) -> int:
-        return len(self._queue.tubes())
+        return len(self.__queue.tubes())
 
     def __dir__(self) -> list[str]:
-        return self._queue.tubes()
+        return self.__queue.tubes()
 
 
 class Queue:

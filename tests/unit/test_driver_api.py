@@ -356,6 +356,13 @@ def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
             queue.create_tube("short", "fifottl", if_not_exists=True)
 
 
+@pytest.mark.parametrize("name", ["jobs", "_queue", "get_tube", "_"])
+def test_a_tube_is_an_attribute_whatever_its_name(name: str) -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube(name, "fifo")
+        assert getattr(queue.tube, name) is queue.tube[name] is tube
+
+
 def test_an_unknown_type_is_an_error_that_suggests_a_near_one() -> None:
     with tubes.connect("sqlite://", sweep=False) as queue:
         with pytest.raises(UnknownDriver, match="did you mean 'utubettl'"):
