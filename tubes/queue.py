@@ -561,8 +561,7 @@ class Queue:
 
     def _leave(self) -> None:
         try:
-            with suppress(StoreBusy):  # it has been waited for long enough: others do what is left
-                self._give_back()
+            self._give_back()
         finally:
             self.store.close()
             with self._lock:
@@ -573,11 +572,16 @@ class Queue:
             _open_queues.discard(self)
 
     def _give_back(self) -> None:
-        """Store what was counted, and release what the session holds, unless the store is away."""
-        with _unless_away():
+        """Store what was counted, and release what the session holds. What cannot be done others do."""
+        try:
             self.flush_counts()
-        if self.store.leave():
-            with _unless_away():
+        except StoreBusy:
+            if not self.store.reconnects:  # the lock of a file, for which all the rest would wait again
+                return
+        except StoreError:
+            pass
+        with suppress(StoreError):
+            if self.store.leave():
                 self.rescue()
                 self.flush_counts()
 
@@ -710,16 +714,6 @@ class Queue:
         if own:
             stored |= definition.check_tube_options({name: options[name] for name in own if name in options})
         return stored | stored_options(options)
-
-
-@contextmanager
-def _unless_away() -> Iterator[None]:
-    try:
-        yield
-    except StoreBusy:
-        raise
-    except StoreError:
-        pass
 
 
 @contextmanager
