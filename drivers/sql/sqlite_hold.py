@@ -3,7 +3,8 @@
 SQLite shows by a POSIX lock on the database that a process has it open, and the last one to close it removes the log.
 But such a lock is dropped as soon as *any* descriptor of the file is closed in that process: by a copy, a checksum, an
 upload. The next visitor that comes and goes then takes itself for the last, and removes a log that is still written to.
-So the same bytes are locked once more, by a lock that belongs to one descriptor (Linux: open file description locks).
+So the same bytes are locked once more, by a lock that belongs to one descriptor: see
+docs/decisions/a-second-lock-on-the-database.md.
 """
 
 from __future__ import annotations
