@@ -29,8 +29,8 @@ class Place:
         self._store = store
         self._tube = tube
         self._driver = driver
-        self._begins = not isinstance(find_driver(tube.type), TubeType)
-        """Whether each step is given an open transaction: only the store's own drivers open one where they need it."""
+        self.is_realised = isinstance(find_driver(tube.type), TubeType)
+        """Whether the driver is the store's own. Such a one alone opens a transaction where it needs one."""
         self._check: Callable[[], None] | None = getattr(driver, "check_reachable", None)
         self.is_apart = self._check is not None
         """Whether it may be away by itself, which is not for other tubes to bear."""
@@ -54,7 +54,7 @@ class Place:
 
     def transact(self, step: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
         """Run a driver's step and commit it; see ``Store.transact``. To be called within guarded work."""
-        return self._store.transact(_begun(step) if self._begins else step, on_commit)
+        return self._store.transact(step if self.is_realised else _begun(step), on_commit)
 
     def read(self, look: Callable[[Any], T]) -> T:
         """Look at the tasks that are committed."""

@@ -48,6 +48,12 @@ from tubes.waiting import room
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
 
+UNKNOWN_EVERY = 10.0
+"""Seconds between two looks in the background for tasks of sessions that nobody knows, which read all that is taken.
+
+There are none but where a server has lost a part of what it stored, or a client of one's own breaks the rules.
+"""
+
 LONGEST_WAIT = 2_000_000.0
 """Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
 
@@ -167,6 +173,7 @@ class Queue:
         self._lock = threading.RLock()
         self._sweeper = Sweeper(self._background)
         self._look_at = 0.0
+        self._look_for_unknown_at = 0.0
         self._next_sweep_ms: float = math.inf
         self._is_rescue_left = False
         self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
@@ -371,7 +378,7 @@ class Queue:
         """Release what ended sessions hold, in every open tube; return how many tasks that were.
 
         With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
-        sessions hold that nobody knows, are left to the next sweep.
+        sessions hold that nobody knows, are left to a later sweep.
         """
         store, is_thorough, released = self.store, taker is None, 0
         ended = guarded(
@@ -476,21 +483,43 @@ class Queue:
 
     def sweep(self) -> int:
         """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
+        return self._sweep(thoroughly=True)[0]
+
+    def _sweep(self, *, thoroughly: bool) -> tuple[int, list[int]]:
+        """Do what is due; return how many tasks that changed, and when time does something next in each tube."""
         self.check_open()
-        is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=True))
+        is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=thoroughly))
         changed = self.rescue() if is_suspected else 0
         failed: list[Exception] = []
+        dues: list[int] = []
         tubes = self._open_all()
+        seen = self._next_dues(tubes)
         for tube in tubes:
             with _apart_from_others(tube, failed):
-                changed += tube.expire()
+                expired, due = tube.expire(seen)
+                changed += expired
+                if due is not None:
+                    dues.append(due)
         if self._is_rescue_left and not any(tube.ended for tube in tubes):
             self._is_rescue_left = False
             self.store.set_aside.clear()  # the next look finds them, and forgets them
         self.flush_counts()
         if failed:
             raise failed[-1]
-        return changed
+        return changed, dues
+
+    def _next_dues(self, tubes: Sequence[Tube]) -> Mapping[int, int | None]:
+        """When time does something next, by tubes' ids, as far as the store tells it of many at once."""
+        ask = getattr(self.store, "next_dues", None)
+        timed = [tube.record for tube in tubes if tube.features.timed and tube.place.is_realised]
+        if ask is None or not timed:
+            return {}
+        try:
+            return cast("Mapping[int, int | None]", self.store.read(lambda tx: ask(tx, timed)))
+        except Exception as error:
+            if isinstance(error, StoreError) and type(error) is not StoreError:
+                raise
+            return {}  # something is wrong with one of them: each is asked by itself
 
     def due_at(self, due_ms: int) -> None:
         """A task is due then: let the sweeper come in time."""
@@ -523,18 +552,17 @@ class Queue:
                 return None
             with suppress(StoreError):  # the sweep tries again, and says so
                 self.flush_counts()
-            self.sweep()
+            is_thorough = real_monotonic() >= self._look_for_unknown_at
+            if is_thorough:
+                self._look_for_unknown_at = real_monotonic() + UNKNOWN_EVERY
+            _, dues = self._sweep(thoroughly=is_thorough)
         except StoreUnavailable:
+            self._look_for_unknown_at = 0.0  # as soon as the server is back: it may have lost something
             if self.is_closed:  # while it swept
                 return None
             raise
-        pauses: list[float] = []
-        for tube in self._open_all():
-            with _apart_from_others(tube):
-                due = tube.next_due_ms()
-                if due is not None:
-                    pauses.append(seconds_until(due, began, self.clock.now_ms()))
-        return min(pauses, default=None)
+        ended = self.clock.now_ms()
+        return min((seconds_until(due, began, ended) for due in dues), default=None)
 
     # Life
 

@@ -64,6 +64,8 @@ RECONNECT_AFTER = 0.25
 BURY_TRIES = 100
 """So often a bury begins anew because the task was kicked meanwhile, until the driver is taken for broken."""
 
+NONE_SEEN: Mapping[int, int | None] = {}
+
 _READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
 _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
 
@@ -192,7 +194,7 @@ class Tube:
             self._check_exists(unit)
             raise TubeFull(self.name, self._capacity, wanted)
         # what is over takes no room
-        expired = self.expire() if unit is None else self._run(self._expiry, unit)
+        expired = self.expire()[0] if unit is None else len(self._run(self._expiry, unit))
         if expired:
             changes = self._run(step, unit)
             if changes:
@@ -705,19 +707,22 @@ class Tube:
                 for task in tasks:
                     self._unknown.add(*_taken(task))
 
-    def expire(self) -> int:
-        """Do what time asks for, and what a rescue has left; return how many tasks that changed."""
+    def expire(self, seen: Mapping[int, int | None] = NONE_SEEN) -> tuple[int, int | None]:
+        """Do what time asks for, and what a rescue has left; return how many tasks that changed, and what is due next.
+
+        ``seen``: what is due next in several tubes, by their ids; one that is not there is asked.
+        """
         expired = self.rescue()
         if self._unknown:
             self._give_back_unknown()
-        while True:
-            due = self.next_due_ms()
-            if due is None or due > self._clock.now_ms():
-                return expired
+        due = seen[self._id] if self._id in seen and not expired else self.next_due_ms()
+        while due is not None and due <= self._clock.now_ms():
             changes = self._run(self._expiry)
             expired += len(changes)
             if not changes:
-                return expired
+                break
+            due = self.next_due_ms()
+        return expired, due
 
     def rescue(self) -> int:
         """Release what the sessions in ``ended`` hold; return how many tasks that were.

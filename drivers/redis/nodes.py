@@ -116,6 +116,10 @@ class Nodes:
         if self._away and real_monotonic() < self._away.get(self._address(keys), 0.0):
             raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
 
+    def node_of(self, keys: Keys) -> Address | None:
+        """Which node of a Cluster has these keys, as far as is known; ``None``: it is no Cluster."""
+        return self._address(keys) if self.is_cluster else None
+
     def scan(self, pattern: str, after: Cursor | None, count: int) -> tuple[list[bytes], Cursor | None]:
         """Look at about ``count`` keys; return those of that pattern, and where to go on, if not at the end."""
         nodes = self._all()

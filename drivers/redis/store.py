@@ -363,6 +363,25 @@ class RedisStore(Renewable):
             return False
         return True
 
+    def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
+        """When time does something next in these tubes, by their ids: one round trip to each node.
+
+        Without those of a node that is away, and of a tube that has moved, or whose key is no list of instants.
+        """
+        of_node: dict[object, list[tuple[int, Keys]]] = {}
+        for tube in tubes:
+            keys = Keys.of_tube(self._namespace, tube.id)
+            of_node.setdefault(self._hub.nodes.node_of(keys), []).append((tube.id, keys))
+        dues: dict[int, int | None] = {}
+        for asked in of_node.values():
+            try:
+                self._hub.nodes.check_reachable(asked[0][1])
+                dues |= self._hub.nodes.call(asked[0][1], partial(_next_dues, asked), is_repeatable=True)
+            except StoreUnavailable:
+                if not self._hub.nodes.is_cluster:
+                    raise
+        return dues
+
     def _finish_drop(self, tube: TubeRecord) -> None:
         """Who dropped it may have died, or not have got the answer, before it was taken out of the catalogue."""
         keys = Keys.of_tube(self._namespace, tube.id)
@@ -651,6 +670,18 @@ def new_number() -> int:
 def _server_ms(wire: Wire) -> float:
     seconds, micros = wire.command("TIME")
     return int(seconds) * 1000 + int(micros) / 1000
+
+
+def _next_dues(asked: Sequence[tuple[int, Keys]], wire: Wire) -> dict[int, int | None]:
+    """When time does something next in tubes of one node; without those that it does not tell of."""
+    for _, keys in asked:
+        wire.send("ZRANGE", keys[TUBE_KEYS.index("due")], 0, 0, "WITHSCORES")
+    answers = [(tube, wire.receive()) for tube, _ in asked]
+    return {
+        tube: int(float(answer[1])) if answer else None
+        for tube, answer in answers
+        if not isinstance(answer, Exception)
+    }
 
 
 def _memory(wire: Wire) -> dict[str, str]:

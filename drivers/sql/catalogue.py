@@ -62,6 +62,16 @@ class Catalogue(ABC):
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
         return bool(tx.only_rows(self._sql.has_tube, tube.id))
 
+    def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
+        """When time does something next in these tubes, by their ids: one statement for each table of tasks."""
+        sql_of = {tube.id: self._sql_of(tube) for tube in tubes}
+        return {
+            id: min((due for due in dues if due is not None), default=None)
+            for sql in {*sql_of.values()}
+            for id, *dues in tx.only_rows(sql.next_dues)
+            if sql_of.get(id) is sql
+        }
+
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         return dict(tx.only_rows(self._sql.calls, tube))
 

@@ -459,15 +459,18 @@ class Statements:
         self.buried_newest = self._first("tube", where=buried, by=(c.pri.desc(), c.id.desc()))
         self.due = self._first("tube", "now", where=_due(task), by=(c.due_ms,))
         self.overdue = self._first("tube", "now", where=_overdue(task), by=(c.place,))
-        self.next_due = self._make(
-            sa.select(
-                sa.select(sa.func.min(c.due_ms))
-                .where(_of_tube(task), c.state != TAKEN, c.due_ms.is_not(None))
-                .scalar_subquery(),
-                sa.select(sa.func.min(c.place)).where(taken).scalar_subquery(),
-            ),
-            "tube",
-        )
+
+        def dues(tube: sa.ColumnElement[int]) -> list[sa.ScalarSelect[int]]:
+            aside = sa.and_(c.tube == tube, c.state != TAKEN, c.due_ms.is_not(None))
+            taken = sa.and_(c.tube == tube, c.front == ONE, c.state == TAKEN)
+            firsts = (
+                sa.select(sa.func.min(c.due_ms)).where(aside),
+                sa.select(sa.func.min(c.place)).where(taken),
+            )
+            return [first.correlate(self._tube).scalar_subquery() for first in firsts]
+
+        self.next_due = self._make(sa.select(*dues(bind("tube"))), "tube")
+        self.next_dues = self._make(sa.select(self._tube.c.id, *dues(self._tube.c.id)))
         self.taken = self._first("tube", where=taken, by=(c.pri, c.id))
         self.taken_by = self._first(
             "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.id,)

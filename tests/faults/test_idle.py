@@ -1,0 +1,167 @@
+"""What a process does that has nothing to do: little, however many tubes there are, and not too little."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from faults.harness import Connect, eventually
+from redis_servers import RedisServer
+
+import tubes
+
+Asked = Callable[[tubes.Queue], int]
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+def store(request: pytest.FixtureRequest) -> str:
+    """Which store: each makes its own look."""
+    return str(request.param)
+
+
+@pytest.fixture
+def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
+    """A server that nobody else asks anything."""
+    return own_redis_server(fsync="always")
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, store: str, url: str) -> str:
+    """A queue there, in which nobody beats as long as the test takes."""
+    if store == "postgresql":
+        database: str = request.getfixturevalue("own_postgres_db")
+        tubes.connect(database, migrate=True).close()
+        slow = sa.make_url(database).update_query_dict({"dead_after": "6000"})
+        return slow.render_as_string(hide_password=False)
+    if store == "redis":
+        return f"{request.getfixturevalue('server').url}&dead_after=6000"
+    return url
+
+
+@pytest.fixture
+def asked(request: pytest.FixtureRequest, store: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Tells how many statements or scripts a store has run so far."""
+    count = 0
+
+    def noted(*statement: object) -> None:
+        nonlocal count
+        count += 1
+
+    def of_sqlite(queue: Any) -> int:
+        queue.store._reader.set_trace_callback(noted)
+        with queue.store.writer.held() as db:
+            db.set_trace_callback(noted)
+        return count
+
+    def of_redis(queue: tubes.Queue) -> int:
+        stats = request.getfixturevalue("server").command("INFO", "commandstats")
+        return int(stats["cmdstat_evalsha"]["calls"])
+
+    if store == "postgresql":
+        wire = importlib.import_module("tubes.drivers.sql.postgresql_wire").Wire
+        execute = wire.execute
+
+        def counted(*given: Any, **named: Any) -> Any:
+            noted()
+            return execute(*given, **named)
+
+        monkeypatch.setattr(wire, "execute", counted)
+        return lambda queue: count
+    return of_sqlite if store == "sqlite" else of_redis
+
+
+def idle(queue: Any, asked: Asked) -> int:
+    """What a turn of the background thread asks."""
+    queue._sweeps = True
+    before = asked(queue)
+    queue._background()
+    return asked(queue) - before
+
+
+def test_a_process_that_has_nothing_to_do_asks_no_more_where_there_are_many_tubes(
+    connect: Connect, asked: Asked
+) -> None:
+    queue = connect(sweep=False)
+    queue.create_tube("first", "fifottl")
+    idle(queue, asked)  # the first turn looks for sessions that nobody knows
+    few = idle(queue, asked)
+    for n in range(20):
+        queue.create_tube(f"tube_{n}", "utubettl")
+    assert 0 < idle(queue, asked) <= few
+
+
+def test_what_is_due_in_many_tubes_is_what_each_of_them_says(connect: Connect) -> None:
+    queue: Any = connect(sweep=False)
+    made = [
+        queue.create_tube("empty", "fifottl"),
+        queue.create_tube("delayed", "fifottl"),
+        queue.create_tube("taken", "utubettl", ttr=60),
+        queue.create_tube("both", "limfifottl", ttl=100, ttr=60),
+        queue.create_tube("temporary", "fifottl", temporary=True),
+    ]
+    queue.create_tube("untimed", "fifo").put("x")
+    _, delayed, taken, both, temporary = made
+    delayed.put("x", delay=50)
+    for tube in (taken, both, temporary):
+        tube.put_many(["x", "y"], ttl=200, ttr=30)
+    for tube in (taken, both):
+        tube.take(timeout=0)
+    seen = queue._next_dues([*made, queue.tube.untimed])
+    assert seen == {tube.record.id: tube.next_due_ms() for tube in made}
+    assert [due is None for due in seen.values()].count(True) == 1
+
+
+@pytest.mark.parametrize("store", ["redis"])
+def test_what_a_session_holds_that_the_server_lost_comes_back_in_the_background(
+    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tubes.queue.UNKNOWN_EVERY", 0.1)
+    queue, other = connect(), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    assert other.tube.jobs.take(timeout=0) is not None
+    lose(server, other)
+    eventually(lambda: tube.statistics()["tasks"]["ready"] == 1)
+
+
+@pytest.mark.parametrize("store", ["redis"])
+def test_a_server_that_is_back_is_asked_at_once_for_what_it_lost(
+    connect: Connect, server: RedisServer
+) -> None:
+    queue: Any = connect(sweep=False)
+    other = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    assert other.tube.jobs.take(timeout=0) is not None
+    queue._sweeps = True
+    queue._background()
+    server.stop()
+    with pytest.raises(tubes.StoreUnavailable):
+        queue._background()
+    server.start()
+    lose(server, other)
+    queue._background()
+    assert tube.statistics()["tasks"]["ready"] == 1
+
+
+def lose(server: RedisServer, queue: Any) -> None:
+    """Have the server forget a session that holds something."""
+    server.command("HDEL", "{tubes}:connections", queue.store._connection)
+    server.command("HDEL", "{tubes}:sessions", queue.store.session)
+
+
+@pytest.mark.parametrize("store", ["redis"])
+def test_a_damaged_tube_keeps_no_other_from_being_swept(connect: Connect, server: RedisServer) -> None:
+    """It alone is left out of the look at all of them."""
+    queue: Any = connect(sweep=False)
+    damaged, whole = (queue.create_tube(name, "fifottl") for name in ("damaged", "whole"))
+    whole.put("x", ttl=0.001)
+    server.command("SET", f"{{tubes:{damaged.record.id}}}:due", "x")
+    eventually(lambda: whole.next_due_ms() <= queue.clock.now_ms())
+    assert [*queue._next_dues([damaged, whole])] == [whole.record.id]
+    with pytest.raises(tubes.StoreError, match="wrong type"):
+        queue.sweep()
+    assert whole.statistics()["tasks"]["total"] == 0
