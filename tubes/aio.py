@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -42,7 +42,7 @@ T = TypeVar("T")
 Undo = Callable[[PlainTube, Any, Any], object]
 
 MOST_THREADS = 8
-"""Threads of a queue that run its calls, and as many for tubes elsewhere; more calls at once take turns."""
+"""Threads of a queue that run its calls, and as many for each server that may hang by itself; more calls take turns."""
 
 MOST_TRANSACTIONS = 12
 """Transactions of a queue that are open or begin at the same time, each in a thread of its own.
@@ -67,7 +67,7 @@ def _of_tube(
             partial(method, tube, *args, **kwargs),
             undo=None if undo is None else lambda taken: undo(tube, taken, unit),
             unit=unit,
-            elsewhere=tube.place.is_elsewhere,
+            server=tube.place.server,
         )
 
     return verb
@@ -261,7 +261,8 @@ class Queue:
 
     @_like(plain.Queue.drop_tube)
     async def drop_tube(self, tube: Tube | str) -> None:
-        await self.run(partial(self._plain.drop_tube, tube._plain if isinstance(tube, Tube) else tube))
+        known, server = (tube._plain, tube._plain.place.server) if isinstance(tube, Tube) else (tube, None)
+        await self.run(partial(self._plain.drop_tube, known), server=server)
 
     @asynccontextmanager
     @_like(plain.Queue.transaction)
@@ -335,11 +336,11 @@ class Queue:
         *,
         undo: Callable[[T], object] | None = None,
         unit: Any = None,
-        elsewhere: bool = False,
+        server: Hashable = None,
     ) -> T:
-        """Run a plain call in a thread: that of the unit that it belongs to, or any."""
+        """Run a plain call in a thread: that of the unit that it belongs to, or any for calls to that server."""
         worker = self._units.get(unit) if isinstance(unit, Unit) else None
-        return await self._crew.run(work, undo=undo, worker=worker, elsewhere=elsewhere)
+        return await self._crew.run(work, undo=undo, worker=worker, server=server)
 
     def _opened(self, plain: PlainTube) -> Tube:
         """The awaited form of a tube: always the same while anybody has it."""

@@ -13,9 +13,10 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -38,14 +39,14 @@ log = logging.getLogger("tubes.aio")
 class Crew:
     """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction.
 
-    As many again are for calls to servers that the queue's own store does not need, which may hang.
+    As many again are for calls to each server that may hang by itself, so that they hold up no others.
     """
 
     def __init__(self, most: int) -> None:
         self.is_closed = False
         self._most = most
-        self._workers: list[Worker] = []
-        self._elsewhere: list[Worker] = []
+        self._workers: dict[Hashable, list[Worker]] = {}
+        """By the server that their calls wait for; ``None``: for all other calls."""
         self._spare: list[Worker] = []
         self._reserved: dict[asyncio.Task[Any] | None, Worker] = {}
         self._pid = os.getpid()
@@ -57,14 +58,14 @@ class Crew:
         undo: Callable[[T], object] | None = None,
         otherwise: Callable[[], object] | None = None,
         worker: Worker | None = None,
-        elsewhere: bool = False,
+        server: Hashable = None,
     ) -> T:
         """Run ``work`` in a thread. When that is cancelled, ``work`` stops waiting; ``undo`` gets what it returns.
 
         If it is cancelled before the thread has come to it, ``otherwise`` is run in its place. Without a ``worker`` it
-        is the one that the current task has reserved, or any of those for calls ``elsewhere``, or of the others.
+        is the one that the current task has reserved, or any of those for calls to a ``server``, or of the others.
         """
-        call = Call(worker or self._own() or self._free(elsewhere), work, undo, otherwise)
+        call = Call(worker or self._own() or self._free(server), work, undo, otherwise)
         try:
             result = await call.answer
         except asyncio.CancelledError:
@@ -100,7 +101,7 @@ class Crew:
         """
         with self.reserved() as worker:
             self.is_closed = True
-            others = [each for each in (*self._workers, *self._elsewhere, *self._spare) if each is not worker]
+            others = [each for each in self._all() if each is not worker]
 
             def close() -> None:
                 try:
@@ -122,16 +123,20 @@ class Crew:
     def disband(self) -> None:
         """End the threads, each when its calls are over, without waiting for that."""
         self.is_closed = True
-        for each in (*self._workers, *self._elsewhere, *self._spare):
+        for each in self._all():
             each.stop()
+
+    def _all(self) -> list[Worker]:
+        """All but those that are reserved."""
+        return [*chain.from_iterable(self._workers.values()), *self._spare]
 
     def _own(self) -> Worker | None:
         return self._reserved.get(asyncio.current_task()) if self._reserved else None
 
-    def _free(self, elsewhere: bool) -> Worker:
+    def _free(self, server: Hashable) -> Worker:
         """A worker that has nothing to do, or else the one with the shortest line."""
         self._check_open()
-        workers = self._elsewhere if elsewhere else self._workers
+        workers = self._workers.setdefault(server, [])
         for worker in workers:
             if worker.is_idle:
                 return worker
@@ -146,7 +151,7 @@ class Crew:
             raise StoreUnavailable("this queue is closed")
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._workers, self._elsewhere, self._spare, self._reserved = [], [], [], {}
+            self._workers, self._spare, self._reserved = {}, [], {}
 
 
 class Worker:

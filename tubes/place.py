@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
@@ -23,8 +23,6 @@ def place_of(store: Store, tube: TubeRecord, driver: Driver) -> Place:
 class Place:
     """In the queue's own store."""
 
-    is_elsewhere = False
-
     def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
         self._store = store
         self._tube = tube
@@ -34,6 +32,7 @@ class Place:
         self._check: Callable[[], None] | None = getattr(driver, "check_reachable", None)
         self.is_apart = self._check is not None
         """Whether it may be away by itself, which is not for other tubes to bear."""
+        self._server: Callable[[], Hashable] = getattr(driver, "waits_for", lambda: None)
         self.is_transactional: bool = getattr(driver, "transactional", True)
         """Whether a call may be a part of a transaction over several."""
         self.reconnects = store.reconnects
@@ -42,6 +41,11 @@ class Place:
     def fails_alone(self, error: StoreError) -> bool:
         """Whether that is not for other tubes to bear: this place is away, or something is wrong with the tasks."""
         return self.is_apart or type(error) is StoreError
+
+    @property
+    def server(self) -> Hashable:
+        """Which server calls here wait for, where it may hang by itself; ``None``: that of the queue's store."""
+        return self._server()
 
     def check_reachable(self) -> None:
         """Raise StoreUnavailable if somebody has just waited for it in vain."""
@@ -79,11 +83,10 @@ class Elsewhere(Place):
     nobody is to wait for a lock that is held while that other server hangs.
     """
 
-    is_elsewhere = True
-
     def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
         super().__init__(store, tube, driver)
         self.is_apart = self.reconnects = True
+        self._server = getattr(driver, "waits_for", lambda: tube.id)
         self._in_order = threading.RLock()
 
     def start(self) -> None:

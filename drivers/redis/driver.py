@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -88,6 +88,8 @@ class RedisDriver:
         self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self.check_reachable: Callable[[], None] | None = None
         """Set by a store whose tubes lie on several nodes: raises StoreUnavailable where this one's is away."""
+        self.waits_for: Callable[[], Hashable] = lambda: None
+        """Set by such a store too: which node this one lies on."""
         self.after = after
         self._waiting = waiting
         self._is_timed = features.timed

@@ -109,6 +109,10 @@ class RedisTube:
         if self._opened is not None:
             self._opened.forked()
 
+    def waits_for(self) -> str:
+        """The server: calls to it may hang, and those to others go on."""
+        return self._url
+
     def follow_session(self) -> None:
         """The queue's session is another, or has another ttr."""
         self._store.follow(self._host.session)

@@ -307,6 +307,7 @@ class RedisStore(Renewable):
         driver = RedisDriver(type, tube, self._namespace, lambda: self.waiters.uncalled(tube.id), after)
         if self._hub.nodes.is_cluster:
             driver.check_reachable = lambda: self._hub.nodes.check_reachable(driver.keys)
+            driver.waits_for = lambda: self._hub.nodes.node_of(driver.keys)
         self._hub.listener.tubes[tube.id] = driver.flags, driver.capacity
         return driver
 

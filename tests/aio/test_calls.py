@@ -127,7 +127,7 @@ async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str)
         if far == "delay":
             await jobs.put("late", delay=ages)
         take = asyncio.create_task(jobs.take(ages if far == "timeout" else None))
-        await until(lambda: any(worker._naps for worker in queue._crew._workers))
+        await until(lambda: any(worker._naps for worker in queue._crew._all()))
         async with asyncio.timeout(5):
             await jobs.put("x")
             task = await take
@@ -146,7 +146,7 @@ async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None
             await in_line(jobs, 1)
             await jobs.put(n)
             await take
-        kept = [len(worker._naps) for worker in queue._crew._workers]
+        kept = [len(worker._naps) for worker in queue._crew._all()]
         assert sum(kept) < 100
     assert await waiting is None
 
@@ -170,7 +170,7 @@ async def test_a_close_waits_for_answers_that_the_loop_comes_to_late(url: str) -
     await in_line(jobs, 1)
     closing = asyncio.create_task(queue.close())
     await asyncio.sleep(0)  # it begins
-    eventually(lambda: all(worker._is_over for worker in queue._crew._workers))  # which holds up the loop
+    eventually(lambda: all(worker._is_over for worker in queue._crew._all()))  # which holds up the loop
     await closing
     assert await take is None
     await until(lambda: not threads_since(before))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aio.running import awaited, connect, in_line, until
+from aio.running import awaited, connect, in_line, threads_since, until
 from faults.harness import begin, finish, heard
-from redis_servers import RedisServer
+from faults.test_redis_cluster import SESSIONS, owner_of, slot_of
+from redis_servers import RedisCluster, RedisServer
 from servers import PostgresServer
 
 import tubes
@@ -46,15 +50,63 @@ async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
         hot = await queue.create_tube("hot", "redis", url=redis_server.url)
         cold = await queue.create_tube("cold", "fifo")
         await hot.put("x", utube="a")
-        assert redis_server.pid is not None
-        os.kill(redis_server.pid, signal.SIGSTOP)
-        try:
-            calls = [asyncio.create_task(hot.put("y")) for _ in range(2 * MOST_THREADS)]
-            await asyncio.sleep(0)  # they begin
-            await asyncio.wait_for(cold.put("z"), 10)
-        finally:
-            os.kill(redis_server.pid, signal.SIGCONT)
-        await asyncio.gather(*calls)
+        async with hung(redis_server, hot) as calls:
+            await cold.put("z")
+            assert not any(call.done() for call in calls)
+
+
+@awaited
+async def test_calls_at_a_server_that_hangs_hold_up_no_tube_on_another_server(
+    tmp_path: Path, redis_server: RedisServer, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """And the threads of both end with the queue."""
+    before = threading.enumerate()
+    async with connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        hot = await queue.create_tube("hot", "redis", url=redis_server.url)
+        warm = await queue.create_tube("warm", "redis", url=own_redis_server().url)
+        for tube in (hot, warm):
+            await tube.put("x", utube="a")
+        async with hung(redis_server, hot) as calls:
+            await warm.put("z", utube="b")
+            assert not any(call.done() for call in calls)
+    await until(lambda: not any(thread.name == "tubes-aio" for thread in threads_since(before)))
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """One whose nodes a test may stop."""
+    made = RedisCluster()
+    yield made
+    made.close()
+
+
+@awaited
+async def test_calls_at_a_node_that_hangs_hold_up_no_tube_on_another_node(cluster: RedisCluster) -> None:
+    async with connect(cluster.url, sweep=False) as queue:
+        home, found = owner_of(cluster, SESSIONS), dict[bool, tubes.aio.Tube]()
+        while len(found) < 2:
+            tube = await queue.create_tube(f"tube_{len(await queue.tubes())}", "fifo")
+            found[owner_of(cluster, slot_of(tube._plain)) is home] = tube
+        for tube in found.values():
+            await tube.put("x")
+        away = owner_of(cluster, slot_of(found[False]._plain))
+        async with hung(away, found[False]) as calls:
+            await found[True].put("z")
+            assert not any(call.done() for call in calls)
+
+
+@asynccontextmanager
+async def hung(server: RedisServer, tube: tubes.aio.Tube) -> AsyncIterator[list[asyncio.Task[tubes.Task]]]:
+    """Stop a server, and have more calls wait for it than there are threads, until it goes on."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        calls = [asyncio.create_task(tube.put("y")) for _ in range(2 * MOST_THREADS)]
+        await asyncio.sleep(0)  # they begin
+        yield calls
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await asyncio.gather(*calls)
 
 
 @awaited
