@@ -136,11 +136,12 @@ class RedisStore(Renewable):
         self._hub = Hub.enter((self._url, self._namespace, self._patience), self._what)
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
-            if self._is_durable:
-                self._hub.nodes.each(self._check_durable)
+            is_told = not self._is_durable or all(self._hub.nodes.each(self._check_durable))
             self._warn()
             self._learn_time()
             self._begin_session(self._new_session())
+            if not is_told:
+                self._check_synced()
         except BaseException as error:
             self._hub.leave()
             if isinstance(error, Refused):
@@ -148,15 +149,34 @@ class RedisStore(Renewable):
             raise
         self._hub.listener.add_beat(self._beat, self._dead_after / BEATS)
 
-    def _check_durable(self, wire: Wire) -> None:
+    def _check_durable(self, wire: Wire) -> bool:
+        """Whether a server says how it writes to its disk. Before a write WAITAOF has nothing to wait for."""
         try:
             wire.command("WAITAOF", 1, 0, 1)
         except Refused as error:
-            raise NotSupported(
-                f"{self._what} cannot do durability='full', which needs WAITAOF (Redis 7.2 or Valkey) and "
-                f"appendonly yes: {error}",
-                option="durability",
-            ) from error
+            raise self._not_durable(str(error)) from error
+        try:
+            _, sync = wire.command("CONFIG", "GET", "appendfsync")
+        except (Refused, ValueError):  # most users may not ask
+            return False
+        if sync == b"no":
+            raise self._not_durable("its appendfsync is no")
+        return True
+
+    def _check_synced(self) -> None:
+        """A first write must reach the disk of the catalogue's node."""
+        try:
+            self._evaluate(self._keys, scripts.BEAT, (self._connection,), is_durable=True)
+        except OutcomeUnknown as error:
+            self._leave()
+            raise self._not_durable(f"{error}: its appendfsync may be no") from error
+
+    def _not_durable(self, why: str) -> NotSupported:
+        return NotSupported(
+            f"{self._what} cannot do durability='full', which needs WAITAOF (Redis 7.2 or Valkey), appendonly yes, "
+            f"and appendfsync everysec or always: {why}",
+            option="durability",
+        )
 
     def _warn(self) -> None:
         """Say once what this server may lose, or one of the Cluster."""

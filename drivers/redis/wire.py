@@ -15,6 +15,7 @@ from typing import Any
 
 from redis import exceptions
 
+from tubes.clock import real_monotonic
 from tubes.errors import OutcomeUnknown
 
 from ..forks import keep_from_children
@@ -108,10 +109,12 @@ class Wire:
     def evaluate_durably(self, script: Script, keys: Keys, given: Sequence[Argument], patience: float) -> Any:
         """The same, and wait in the same round trip until the server has it on disk."""
         self._give_time(len(given))
-        wait = _command("WAITAOF", 1, 0, math.ceil(patience * 1000))
-        answer, waited = self._both(_evalsha(script, keys, given) + wait)
+        until = real_monotonic() + patience
+        answer, waited = self._both(_evalsha(script, keys, given) + _waitaof(patience))
         if isinstance(answer, exceptions.NoScriptError):
-            answer, waited = self._both(_command("EVAL", script.text, len(keys), *keys, *given) + wait)
+            # It may have waited already, for what was written before.
+            again = _command("EVAL", script.text, len(keys), *keys, *given)
+            answer, waited = self._both(again + _waitaof(until - real_monotonic()))
         if isinstance(answer, exceptions.RedisError):
             raise _refused(answer)
         if isinstance(waited, exceptions.RedisError):
@@ -217,6 +220,10 @@ def _evalsha(script: Script, keys: Keys, given: Sequence[Argument]) -> bytes:
 
 def _command(*words: Argument) -> bytes:
     return b"*%d\r\n%b" % (len(words), packed(words))
+
+
+def _waitaof(seconds: float) -> bytes:
+    return _command("WAITAOF", 1, 0, max(math.ceil(seconds * 1000), 1))  # 0 would be for ever
 
 
 def _refused(error: exceptions.RedisError) -> Exception:

@@ -716,6 +716,44 @@ def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, ser
     assert task is not None and tube.ack(task).data == "on disk"
 
 
+@pytest.mark.parametrize("may_ask", [True, False])
+def test_full_durability_needs_a_server_that_syncs(
+    own_redis_server: Callable[..., RedisServer], may_ask: bool
+) -> None:
+    """Also where the user may not ask for its settings. Nothing is left there of who did not get in."""
+    server = own_redis_server(fsync="no")
+    if server.version < "Redis 7.2":  # Valkey too is later
+        return
+    server.command(
+        "ACL SETUSER", "worker", "on", ">pw", "~{tubes*", "+@all", *(() if may_ask else ("-config",))
+    )
+    url = server.url.replace("unix://", "unix://worker:pw@")
+    with pytest.raises(tubes.NotSupported, match=r"durability='full'.*appendfsync"):
+        tubes.connect(url, durability="full", busy_timeout=0.2)
+    assert not server.command("EXISTS", "{tubes}:connections")
+    server.command("CONFIG SET", "appendfsync", "always")
+    with tubes.connect(url, durability="full", busy_timeout=5, sweep=False) as queue:
+        assert queue.create_tube("jobs", "fifo").put("x").id == 1
+
+
+def test_full_durability_waits_once_for_a_script_that_the_server_does_not_know(
+    connect: Connect, server: RedisServer
+) -> None:
+    """What the first try waits for is an earlier write, which may never be on disk."""
+    if server.version < "Redis 7.2":  # Valkey too is later
+        return
+    tube = connect(durability="full", busy_timeout=0.8, sweep=False).create_tube("jobs", "fifo")
+    server.command("CONFIG SET", "appendfsync", "no")
+    took = []
+    for _ in range(2):
+        server.command("SCRIPT FLUSH")
+        began = time.monotonic()
+        with pytest.raises(tubes.OutcomeUnknown, match="disk"):
+            tube.put("x")
+        took.append(time.monotonic() - began)
+    assert max(took) < 1.4
+
+
 def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServer]) -> None:
     """Without one, or without the command, it is not supported."""
     with pytest.raises(tubes.NotSupported, match=r"durability='full'.*WAITAOF"):
