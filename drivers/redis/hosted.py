@@ -24,7 +24,7 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver
 from .listener import Source
-from .store import HOSTED, RedisStore, new_number
+from .store import HOSTED, RedisStore, last_id, new_number
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,6 +89,8 @@ class RedisTube:
     # Life
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
+        """Make it. One of its name may have been dropped since the options, and the last id, were looked at."""
+        self._redis.after = max(tube.options["after"], self._store.last_given())
         self._do(self._redis.start)
 
     def start(self, tx: Any) -> None:
@@ -309,6 +311,10 @@ class HostedStore(RedisStore):
         super()._beat()
         if not (self._left or self._is_closed or self._is_stale):
             self.follow(self._host.session)
+
+    def last_given(self) -> int:
+        """Return the last id that a dropped tube gave here."""
+        return self.read(lambda tx: last_id(self._hub.nodes, self._keys))
 
     def listen(self) -> None:
         """Somebody begins to wait in the host's queue, for tasks or for room, or waits still."""

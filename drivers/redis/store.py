@@ -201,14 +201,9 @@ class RedisStore(Renewable):
         """Return the last id that a dropped tube gave there, in that namespace: a new one's begin after it."""
         url, _ = _parsed(url)
         nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
-        keys = Keys.of_queue(namespace)
-
-        def ask(wire: Wire) -> int:
-            return int(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or 0)
-
         try:
             nodes.open()
-            return nodes.call(keys, ask, is_repeatable=True)
+            return last_id(nodes, Keys.of_queue(namespace))
         except Refused as error:
             raise StoreUnavailable(f"{nodes.what} refused: {error}") from error
         finally:
@@ -686,6 +681,15 @@ _warned: set[str] = set()
 def new_number() -> int:
     """Return a number for a tube that no other has."""
     return secrets.randbelow(2**52) + 1
+
+
+def last_id(nodes: Nodes, keys: Keys) -> int:
+    """Return the last id that a dropped tube gave, by the keys of its queue."""
+
+    def ask(wire: Wire) -> int:
+        return int(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or 0)
+
+    return nodes.call(keys, ask, is_repeatable=True)
 
 
 def _server_ms(wire: Wire) -> float:

@@ -609,6 +609,27 @@ def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_e
             tube.take(timeout=0)
 
 
+def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the options were checked, and with them the last id, the other was still there."""
+    hosted: Any = importlib.import_module("tubes.drivers.redis.hosted")
+    looked = hosted.RedisStore.last_id
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, sweep=False) as other, tubes.connect(store, sweep=False) as queue:
+        tube = other.create_tube("jobs", "redis", url=redis_db)
+        before = {task.id for task in tube.put_many(range(5))}
+
+        def look_and_drop(*given: Any) -> Any:
+            last = looked(*given)
+            tube.drop()
+            return last
+
+        monkeypatch.setattr(hosted.RedisStore, "last_id", look_and_drop)
+        anew = queue.create_tube("jobs", "redis", url=redis_db, if_not_exists=True)
+        assert not before & {task.id for task in anew.put_many(range(5))}
+
+
 def test_two_queues_of_a_process_that_wait_for_one_tube_are_called_both(redis_db: str) -> None:
     """They share what listens, and no waiters: where one waits no longer, the other does."""
     with (
