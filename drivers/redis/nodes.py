@@ -51,6 +51,8 @@ class Nodes:
     def __init__(self, url: str, what: str, patience: float) -> None:
         self.what = what
         self.patience = patience
+        self.longest = patience + 1
+        """Seconds that an answer is waited for, but for one to a large batch."""
         try:
             # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
             pool = ConnectionPool.from_url(url, protocol=2)
@@ -66,7 +68,7 @@ class Nodes:
             "retry": Retry(NoBackoff(), 0),
             "retry_on_error": [],
             "health_check_interval": 0,
-            "socket_timeout": patience + 1,
+            "socket_timeout": self.longest,
             "socket_connect_timeout": patience,
             "decode_responses": False,
         }

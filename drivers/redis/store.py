@@ -58,6 +58,9 @@ NO_TRANSACTIONS = (
     "takes in one"
 )
 
+ALL_TUBES = 0
+"""No tube's number."""
+
 log = logging.getLogger("tubes.redis")
 
 
@@ -73,18 +76,28 @@ class Again(Exception):
 
 
 class StoreTx:
-    """One step at the store; see ``RedisTx``."""
+    """One step at the store; see ``RedisTx``. ``in_order``: until its end nobody else's step is done in that tube."""
 
-    __slots__ = ("_store", "looked")
+    __slots__ = ("_held", "_store", "looked")
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: RedisStore, *, in_order: bool = False) -> None:
         self._store = store
+        self._held: list[threading.RLock] | None = [] if in_order else None
         self.looked: dict[int, int | None] = {}
 
     def begin(self) -> None:
-        """Each script is a transaction."""
+        """Each script is a transaction. Drivers that need one open may have no scripts: they have one order for all."""
+        if self._held is not None:
+            self._held.append(self._store.hold(ALL_TUBES))
+
+    def end(self) -> None:
+        """The next one may come."""
+        while self._held:
+            self._held.pop().release()
 
     def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any:
+        if self._held is not None:
+            self._held.append(self._store.hold(driver.number))
         return self._store.run(driver, script, given, is_repeatable=False)
 
     def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any:
@@ -127,7 +140,7 @@ class RedisStore(Renewable):
         return self._what
 
     def _open(self) -> None:
-        self._order = threading.RLock()
+        self._orders: dict[int, threading.RLock] = {}
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
@@ -242,10 +255,13 @@ class RedisStore(Renewable):
             try:
                 if on_commit is None:
                     return work(StoreTx(self))
-                with self._order:  # who calls back does so in the order of the commits
-                    result = work(StoreTx(self))
+                tx = StoreTx(self, in_order=True)
+                try:
+                    result = work(tx)
                     on_commit(result)
                     return result
+                finally:
+                    tx.end()
             except NotAdmitted as error:
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: this session is ended again and again") from error
@@ -256,6 +272,16 @@ class RedisStore(Renewable):
                 pause_after(tries)
             except Refused as error:
                 raise self._translated(error) from error
+
+    def hold(self, tube: int) -> threading.RLock:
+        """Return a tube's lock, held: who calls back does so in the order of the tube's commits."""
+        lock = self._orders.get(tube) or self._orders.setdefault(tube, threading.RLock())
+        longest = self._hub.nodes.longest
+        if not lock.acquire(timeout=min(longest, threading.TIMEOUT_MAX)):
+            raise StoreUnavailable(
+                f"{self._what}: a call before this one has been under way for {longest:g} s"
+            )
+        return lock
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
         raise NotSupported(NO_TRANSACTIONS, option="unit")
@@ -465,10 +491,12 @@ class RedisStore(Renewable):
         self.transact(step)
 
     def set_session_ttr(self, ttr_ms: int) -> None:
-        def stored(_: None) -> None:
-            self.session_ttr_ms = ttr_ms
+        def step(tx: Any) -> None:
+            with self._resuming:
+                self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms)
+                self.session_ttr_ms = ttr_ms
 
-        self.transact(lambda tx: self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms), stored)
+        self.transact(step)
 
     def prove_life(self) -> None:
         if not (self._is_closed or self._is_stale or self._left):

@@ -691,6 +691,19 @@ def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server:
         client.client_unpause()
 
 
+# Callbacks
+
+
+def test_callbacks_of_a_tube_come_in_the_order_of_its_commits(connect: Connect) -> None:
+    """Whichever thread commits."""
+    tube = connect().create_tube("jobs", "fifo")
+    told: list[int] = []
+    tube.on_task_change(lambda task, event: told.append(task.id))
+    with ThreadPoolExecutor(8) as pool:
+        put = [*pool.map(lambda _: tube.put("x").id, range(400))]
+    assert told == sorted(put) == [*range(1, 401)]
+
+
 # Durability
 
 

@@ -352,6 +352,48 @@ def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) 
         eventually(lambda: len(sessions_of(queue)) == 1)
 
 
+def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: RedisCluster) -> None:
+    """Callbacks of a tube come in the order of its commits; those of others do not wait for them."""
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 60_000)
+    failed: list[tuple[Exception, float]] = []
+
+    def put_in_vain(tube: tubes.Tube) -> None:
+        began = time.monotonic()
+        try:
+            tube.put("x")
+        except tubes.StoreError as error:
+            failed.append((error, time.monotonic() - began))
+
+    with tubes.connect(owner_of(cluster, SESSIONS).url, busy_timeout=0.5, sweep=False) as queue:
+        here, there = on_two_nodes(queue, cluster)
+        told: list[tuple[str, object]] = []
+        for tube in (here, there):
+            tube.on_task_change(lambda task, event: told.append((task.tube, task.data)))
+            tube.put("before")
+        node = owner_of(cluster, slot_of(there))
+        assert node.pid is not None
+        store: Any = queue.store
+        idle = store._hub.nodes._idle["127.0.0.1", node.port]
+        at_rest = len(idle)
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            threads = [threading.Thread(target=put_in_vain, args=(there,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            eventually(lambda: len(idle) < at_rest)
+            began = time.monotonic()
+            here.put("meanwhile")
+            assert time.monotonic() - began < 1
+            for thread in threads:
+                thread.join(20)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        assert told[2:] == [(here.name, "meanwhile")]
+        assert len(failed) == 4 and max(took for _, took in failed) < 4.5
+        assert any("before this one" in str(error) for error, _ in failed)
+
+
 def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) -> None:
     """Sessions that nobody knows, for which all tubes are asked, are for the sweep to look for."""
     url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
