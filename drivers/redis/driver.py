@@ -43,14 +43,17 @@ Raw = tuple[int, bytes, bytes]
 
 
 class RedisTx(Protocol):
-    """One step at the store. It is no transaction: each script is one by itself."""
+    """One step at the store. It is no transaction: each script is one by itself.
+
+    ``most``: how many tasks a script may answer with. The server is given time for these, and for its arguments.
+    """
 
     looked: dict[int, int | None]
     """What ``look`` has found for tubes during this call: when time does something next."""
 
     def begin(self) -> None: ...
-    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any: ...
-    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any: ...
+    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any: ...
+    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any: ...
 
 
 class RedisDriver:
@@ -153,7 +156,7 @@ class RedisDriver:
         """Ack, and take in the same step; nothing at all where the ack is refused. See ``Driver.take``."""
         given: list[Argument] = [owner or "-", limit, STEP_LIMIT]
         known = self._add_acks(given, refs)
-        return self._changes(self._steps(tx, scripts.TAKE, now, given), known, now)
+        return self._changes(self._steps(tx, scripts.TAKE, now, given, limit), known, now)
 
     def ack(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         given: list[Argument] = [owner or "-"]
@@ -201,7 +204,8 @@ class RedisDriver:
         return _raws(self._look(tx, scripts.PEEK, *map(_text, ids)))
 
     def tasks_by_state(self, tx: RedisTx, state: State, *, after: int, limit: int) -> Sequence[Raw]:
-        return _raws(self._look(tx, scripts.LIST, state.value, "" if after < 0 else _text(after), limit))
+        given = (self.flags, 0, 0, state.value, "" if after < 0 else _text(after), limit)
+        return _raws(tx.read(self, scripts.LIST, given, limit))
 
     def can_take(self, tx: RedisTx) -> bool:
         try:
@@ -232,18 +236,20 @@ class RedisDriver:
 
     # Within
 
-    def _steps(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument]) -> list[Any]:
+    def _steps(
+        self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0
+    ) -> list[Any]:
         """The changes of a script; none where the tube is gone, which the tube finds out."""
         try:
-            changes: list[Any] = self._write(tx, script, now, given)
+            changes: list[Any] = self._write(tx, script, now, given, most)
         except Refused as error:
             if error.code == NO_TUBE:
                 return []
             raise
         return changes
 
-    def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument]) -> Any:
-        return tx.write(self, script, (self.flags, now, self._waiting(), *given))
+    def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0) -> Any:
+        return tx.write(self, script, (self.flags, now, self._waiting(), *given), most)
 
     def _do(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
         return tx.write(self, script, (self.flags, 0, 0, *given))

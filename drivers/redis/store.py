@@ -95,13 +95,13 @@ class StoreTx:
         while self._held:
             self._held.pop().release()
 
-    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any:
+    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
         if self._held is not None:
             self._held.append(self._store.hold(driver.number))
-        return self._store.run(driver, script, given, is_repeatable=False)
+        return self._store.run(driver, script, given, most, is_repeatable=False)
 
-    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument]) -> Any:
-        return self._store.run(driver, script, given, is_repeatable=True)
+    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
+        return self._store.run(driver, script, given, most, is_repeatable=True)
 
 
 class RedisStore(Renewable):
@@ -225,7 +225,13 @@ class RedisStore(Renewable):
     # Steps
 
     def run(
-        self, driver: RedisDriver, script: Script, given: Sequence[Argument], *, is_repeatable: bool
+        self,
+        driver: RedisDriver,
+        script: Script,
+        given: Sequence[Argument],
+        most: int = 0,
+        *,
+        is_repeatable: bool,
     ) -> Any:
         """Run a tube's script on the tube's node."""
         keys = driver.keys_of(script)
@@ -234,8 +240,8 @@ class RedisStore(Renewable):
             if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
                 self._hub.empty_after_restart(wire, driver.keys, self.clock.now_ms())
             elif self._is_durable and not is_repeatable:
-                return wire.evaluate_durably(script, keys, given, self._patience)
-            return wire.evaluate(script, keys, given)
+                return wire.evaluate_durably(script, keys, given, self._patience, most)
+            return wire.evaluate(script, keys, given, most)
 
         try:
             return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable)

@@ -68,7 +68,13 @@ _LUA = re.compile(r"(?<!@)\buser_script:\d+: ")
 """Lua names the place so; a server does so too where a command failed, but with an @ before it."""
 
 MANY, EACH = 2000, 0.0002
-"""From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs."""
+"""From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs.
+
+A task that is put is two, and one of an answer counts as much.
+"""
+
+MOST = 1_000_000
+"""For so many tasks of an answer at most a server is given time: who asks for all that there is may mean a few."""
 
 
 LARGE = 1 << 20
@@ -95,9 +101,9 @@ class Wire:
         self._poll.register(self._connection._sock, select.POLLIN)
         self._patience = self._timeout = connection.socket_timeout
 
-    def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument]) -> Any:
-        """Run a script, and return what it answers: text as bytes."""
-        self._give_time(len(given))
+    def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument], most: int = 0) -> Any:
+        """Run a script, and return what it answers: text as bytes. ``most``: tasks that there may be in that."""
+        self._give_time(max(len(given), 2 * min(most, MOST)))
         self._send(_evalsha(script, keys, given))
         answer = self.receive()
         if isinstance(answer, exceptions.NoScriptError):
@@ -106,9 +112,11 @@ class Wire:
             raise _refused(answer)
         return answer
 
-    def evaluate_durably(self, script: Script, keys: Keys, given: Sequence[Argument], patience: float) -> Any:
+    def evaluate_durably(
+        self, script: Script, keys: Keys, given: Sequence[Argument], patience: float, most: int = 0
+    ) -> Any:
         """The same, and wait in the same round trip until the server has it on disk."""
-        self._give_time(len(given))
+        self._give_time(max(len(given), 2 * min(most, MOST)))
         until = real_monotonic() + patience
         answer, waited = self._both(_evalsha(script, keys, given) + _waitaof(patience))
         if isinstance(answer, exceptions.NoScriptError):

@@ -691,6 +691,20 @@ def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server:
         client.client_unpause()
 
 
+def test_a_server_is_given_more_time_for_a_large_answer(connect: Connect, server: RedisServer) -> None:
+    """A take's or a list's, by what was asked for."""
+    tube = connect(busy_timeout=0.1, sweep=False).create_tube("jobs", "fifo")
+    tube.put_many([*range(10)])
+    with redis.Redis.from_url(server.url) as client:
+
+        def paused(call: Callable[[], Any]) -> Any:
+            client.client_pause(1300, all=True)
+            return call()
+
+        assert len(paused(lambda: tube.take_many(3000, timeout=0))) == 10
+        assert len(paused(lambda: tube.tasks("t", limit=2**40))) == 10
+
+
 # Callbacks
 
 
