@@ -72,6 +72,7 @@ RULES = {
     "next": Told(
         Kind.COUNT, "the id of its next task is missing, or was given before", "go on after the last one"
     ),
+    "uncounted": Told(Kind.COUNT, "how often {task!r} was called is no number", "count anew"),
 }
 """By the rules of rules.lua."""
 
@@ -173,6 +174,7 @@ def places(features: Features, *, deep: bool) -> Iterator[str]:
 
     A light look leaves out what is as long as the backlog.
     """
+    yield "calls"
     if deep:
         yield from ("line", "buried", "due", "states")
     yield "held"

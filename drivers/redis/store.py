@@ -321,6 +321,10 @@ class RedisStore(Renewable):
             )
         if error.code == WRONG_TYPE:
             return StoreError(f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}")
+        if _NO_NUMBER.search(str(error)):
+            return StoreError(
+                f"{self._what} has something where a number must be, which `tubes doctor` names: {error}"
+            )
         if error.code == FAILED:
             return StoreError(
                 f"{self._what} has something that contradicts the rest, which `tubes doctor --deep` names: {error}"
@@ -636,7 +640,10 @@ class RedisStore(Renewable):
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         flat = self._run_on(tube, scripts.CALLS)
-        return {event.decode(): int(count) for event, count in zip(flat[::2], flat[1::2], strict=True)}
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return {
+            event.decode(errors="replace"): int(count) for event, count in pairs if _COUNT.fullmatch(count)
+        }
 
     # Examining
 
@@ -708,6 +715,12 @@ def _entry(name: bytes, stored: bytes) -> Entry:
         shown = name.decode(errors="backslashreplace")
         return Entry(inf, TubeRecord(number, shown, "", {}, False, str(error)))
 
+
+_COUNT = re.compile(rb"0|[1-9][0-9]{0,17}")
+"""What a server can add to, which others may have overwritten; see rules.lua."""
+
+_NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
+"""What a server says where it can add nothing to what is stored."""
 
 _warned: set[str] = set()
 

@@ -325,6 +325,24 @@ def test_who_waits_where_a_task_has_lost_its_record_is_told_so(type: str, patien
     assert sorted(drain(tube)) == [*range(9)]
 
 
+@pytest.mark.parametrize("count", ["abc", "", "1.5", "9" * 19, "007"])
+def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, patient: Patient) -> None:
+    queue = patient.opened[0]
+    damaged, other = fill(queue, "fifottl"), fill(queue, "fifo", "other")
+    patient.do("HSET", "calls", "put", count, b"\xff", "torn")
+    damaged.ack(damaged.take(timeout=0) or 0)
+    assert queue.sweep() == 0
+    assert other.statistics()["calls"]["put"] == 9
+    calls = damaged.statistics()["calls"]
+    assert (calls["put"], calls["take"], calls["ack"]) == (0, 1, 1)
+    said = patient.doctor("--fix")
+    assert (said.status, [each["kind"] for each in said.findings]) == (0, ["count"] * 2)
+    assert "how often 'put' was called" in said.out
+    damaged.put("more")
+    queue.sweep()
+    assert damaged.statistics()["calls"] == calls | {"put": 1}
+
+
 def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient) -> None:
     """Else a put would overwrite what is there."""
     tube = fill(patient.opened[0], "fifo")

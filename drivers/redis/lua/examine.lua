@@ -4,7 +4,7 @@
 -- include tasks
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: 4 where to look: tasks, ready, line, busy, held, buried, due, states; or front, for who stands in front of
+-- ARGV: 4 where to look: tasks, ready, line, busy, held, buried, due, states, calls; or front, for who stands in front of
 -- each sub-queue; or meta, for the next id · 5 where to go on: what the reply before this said, empty at first · 6 at how
 -- many things, about.
 -- Reply: where to go on, empty at the end · how many things it looked at · for each that is wrong five texts: what it is,
@@ -49,8 +49,8 @@ elseif where == 'meta' then
   after = ''
   look('next')
 else
-  local key = where == 'tasks' and TASKS or INDEXES[where]
-  local scan = (where == 'tasks' or where == 'busy') and 'HSCAN' or 'ZSCAN'
+  local key = ({tasks = TASKS, calls = CALLS})[where] or INDEXES[where]
+  local scan = (where == 'tasks' or where == 'calls' or where == 'busy') and 'HSCAN' or 'ZSCAN'
   local some = call(scan, key, after == '' and '0' or after, 'COUNT', limit)
   after = some[1] == '0' and '' or some[1]
   for n = 1, #some[2], 2 do look(some[2][n]) end

@@ -73,6 +73,8 @@ elseif rule == 'front' then
   align(what)
 elseif rule == 'next' then
   call('HSET', META, 'next', plus(math.max(last_id(), ARGV[8]), 1))
+elseif rule == 'uncounted' then
+  call('HDEL', CALLS, what)
 elseif rule == 'empty' then
   take_out(id, t)
   call('HDEL', TASKS, id)

@@ -4,6 +4,7 @@
 --   tasks                                           an id; with = after it, its payload
 --   front                                           a sub-queue's name, for whoever stands in front of it
 --   meta                                            next
+--   calls                                           an event
 --   ready, line, busy, held, buried, due, states    a member, which leads to a task
 local INDEXES = {ready = READY, line = LINE, busy = BUSY, held = HELD, buried = BURIED, due = DUE, states = STATES}
 
@@ -171,10 +172,19 @@ local function wrong_next()
   if not next_id or next_id <= tonumber(last_id()) then return 'next' end
 end
 
+-- A number that can be added to.
+local function wrong_count(event)
+  local count = call('HGET', CALLS, event)
+  if count and (not string.find(count, '^%d+$') or #count > 18 or string.find(count, '^0%d')) then
+    return 'uncounted', event
+  end
+end
+
 local function wrong(where, what)
   if where == 'tasks' and string.sub(what, -1) == '=' then return wrong_payload(string.sub(what, 1, -2)) end
   if where == 'tasks' then return wrong_task(what) end
   if where == 'front' then return wrong_front(what) end
   if where == 'meta' then return wrong_next() end
+  if where == 'calls' then return wrong_count(what) end
   return wrong_member(where, what)
 end
