@@ -70,7 +70,9 @@ RULES = {
     "due": Told(Kind.STATE, "task {task} has a wrong next time", "set it"),
     "number": Told(Kind.DAMAGE, "in {where} stands {task!r}, which is no id", None),
     "next": Told(
-        Kind.COUNT, "the id of its next task is missing, or was given before", "go on after the last one"
+        Kind.COUNT,
+        "the id of its next task is missing, was given before, or is none",
+        "go on after the last one",
     ),
     "uncounted": Told(Kind.COUNT, "how often {task!r} was called is no number", "count anew"),
 }

@@ -168,8 +168,8 @@ end
 
 local function wrong_next()
   if call('HEXISTS', META, 'dropped') == 1 then return end
-  local next_id = tonumber(call('HGET', META, 'next') or '')
-  if not next_id or next_id <= tonumber(last_id()) then return 'next' end
+  local next_id = call('HGET', META, 'next') or ''
+  if not is_number(next_id) or tonumber(next_id) <= tonumber(last_id()) then return 'next' end
 end
 
 -- A number that can be added to.
