@@ -154,6 +154,7 @@ def redis_checks(
     yield UnknownSessions(store)
     yield Unreadable(store)
     yield CatalogueCheck(store.tubes)
+    yield Last(store)
     yield Types(store)
     yield StrayTubes(store)
     yield Starts(store)
@@ -208,6 +209,23 @@ class Unreadable(RedisCheck):
 
     def _finding(self, where: str, id: str) -> Finding:
         return Finding(Kind.DAMAGE, f"in {where} the entry of {id!r} cannot be read", None)
+
+
+class Last(RedisCheck):
+    """What new tubes go on after: how many were created, and the last id that a dropped one gave."""
+
+    name = "last"
+
+    def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
+        return Look([self._finding(which.decode()) for which in self._store.ask(scripts.LAST, "")])
+
+    def _finding(self, which: str) -> Finding:
+        what = f"what the catalogue's key last says of {which} is no number"
+        return Finding(Kind.COUNT, what, "go on after the highest of the tubes that are there", key=which)
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        which: str = finding.key
+        return which.encode() in self._store.ask(scripts.LAST, "" if dry else which)
 
 
 # Who holds tasks

@@ -118,6 +118,7 @@ HOLDERS = Script("holders")
 
 TUBES = Script("tubes")
 ADD_TUBE = Script("add_tube")
+LAST = Script("last")
 REMOVE_TUBE = Script("remove_tube")
 BEGIN_SESSION = Script("begin_session")
 BEAT = Script("beat")

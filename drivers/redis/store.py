@@ -158,7 +158,8 @@ class RedisStore(Renewable):
         except BaseException as error:
             self._hub.leave()
             if isinstance(error, Refused):
-                raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+                damage = wrong_key(self._hub.nodes, self._keys) if error.code == WRONG_TYPE else None
+                raise damage or StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
         self._hub.listener.add_beat(self._beat, self._dead_after / BEATS)
 
@@ -214,10 +215,14 @@ class RedisStore(Renewable):
         """Return the last id that a dropped tube gave there, in that namespace: a new one's begin after it."""
         url, _ = _parsed(url)
         nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
+        keys = Keys.of_queue(namespace)
         try:
             nodes.open()
-            return last_id(nodes, Keys.of_queue(namespace))
+            return last_id(nodes, keys)
         except Refused as error:
+            damage = wrong_key(nodes, keys) if error.code == WRONG_TYPE else None
+            if damage is not None:
+                raise damage from error
             raise StoreUnavailable(f"{nodes.what} refused: {error}") from error
         finally:
             nodes.close()
@@ -320,7 +325,9 @@ class RedisStore(Renewable):
                 f"the payload is larger than {self._what} takes (see proto-max-bulk-len): {error}"
             )
         if error.code == WRONG_TYPE:
-            return StoreError(f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}")
+            return wrong_key(self._hub.nodes, self._keys) or StoreError(
+                f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}"
+            )
         if _NO_NUMBER.search(str(error)):
             return StoreError(
                 f"{self._what} has something where a number must be, which `tubes doctor` names: {error}"
@@ -716,6 +723,9 @@ def _entry(name: bytes, stored: bytes) -> Entry:
         return Entry(inf, TubeRecord(number, shown, "", {}, False, str(error)))
 
 
+_LAST = re.compile(rb"[0-9]{1,15}")
+"""As queue.lua reads it."""
+
 _COUNT = re.compile(rb"0|[1-9][0-9]{0,17}")
 """What a server can add to, which others may have overwritten; see rules.lua."""
 
@@ -733,10 +743,27 @@ def new_number() -> int:
 def last_id(nodes: Nodes, keys: Keys) -> int:
     """Return the last id that a dropped tube gave, by the keys of its queue."""
 
-    def ask(wire: Wire) -> int:
-        return int(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or 0)
+    def ask(wire: Wire) -> bytes:
+        return bytes(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or b"")
 
-    return nodes.call(keys, ask, is_repeatable=True)
+    stored = nodes.call(keys, ask, is_repeatable=True)
+    return int(stored) if _LAST.fullmatch(stored) else 0
+
+
+def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
+    """The error that names a key of a queue's that is of a wrong type, if one is: then there is no doctor either."""
+
+    def types(wire: Wire) -> list[str]:
+        return [wire.command("TYPE", key).decode() for key in keys]
+
+    with suppress(StoreError, Refused):
+        for key, type in zip(keys, nodes.call(keys, types, is_repeatable=True), strict=True):
+            if type not in ("hash", "none"):
+                return StoreError(
+                    f"{nodes.what}: the key {key} is a {type}, and must be a hash: rename or remove it, and run "
+                    "`tubes doctor --fix`"
+                )
+    return None
 
 
 def _server_ms(wire: Wire) -> float:

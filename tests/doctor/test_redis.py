@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -422,6 +423,47 @@ def test_a_last_id_that_cannot_be_read_spoils_no_new_tube(last: str, patient: Pa
     patient.do("HSET", ":last", "task", last)
     queue.drop_tube("jobs")
     assert queue.create_tube("jobs", "fifo").put("more").id == 10
+
+
+@pytest.mark.parametrize("last", ["x", "", "-5", "9" * 16])
+def test_numbers_that_cannot_be_read_stop_no_new_tube_and_are_repaired(last: str, patient: Patient) -> None:
+    """Of the catalogue's own: how many tubes were created, and the last id of those that were dropped."""
+    queue = patient.opened[0]
+    for name in ("first", "second"):
+        drain(fill(queue, "fifo", name))
+        queue.drop_tube(name)
+        queue.create_tube(name, "fifo")
+    for repair in (lambda: queue.create_tube("third", "fifo"), lambda: patient.doctor("--fix")):
+        patient.do("HSET", ":last", "tube", last, "task", last)
+        found = patient.doctor()
+        assert (found.status, [each["kind"] for each in found.findings]) == (1, ["count"] * 2)
+        assert "last" in found.out
+        repair()
+        assert (patient.doctor().status, patient.do("HGET", ":last", "task")) == (0, b"18")
+    assert queue.create_tube("fourth", "fifo").put("more").id == 19
+    assert queue.tubes() == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.parametrize("key", ["tubes", "sessions", "connections", "last"])
+def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Patient) -> None:
+    """By who connects, the doctor among them, and by who is connected; it takes a person."""
+    queue = patient.opened[0]
+    fill(queue, "fifo")
+    patient.do("DEL", f":{key}")
+    patient.do("SET", f":{key}", "torn")
+    named = re.escape(f"the key {{tubes}}:{key} is a string, and must be a hash")
+    with pytest.raises(tubes.StoreError, match=named):
+        tubes.connect(patient.url)
+    assert run(["doctor", patient.url]) == UNAVAILABLE
+    assert re.search(named, patient.capture()[1])
+    try:
+        told = " ".join(finding.what for finding in patient.examine())
+    except tubes.StoreError as error:  # no check can go through tubes that nobody knows
+        told = str(error)
+    assert re.search(named, told)
+    patient.do("RENAME", f":{key}", "{tubes}:torn")
+    assert patient.doctor("--fix").status == 0
+    assert sum(len(drain(queue.tube[name])) for name in queue.tubes()) == 9
 
 
 def test_the_entry_of_a_session_that_lives_is_repaired(patient: Patient) -> None:

@@ -630,6 +630,19 @@ def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
         assert not before & {task.id for task in anew.put_many(range(5))}
 
 
+def test_a_last_id_that_cannot_be_read_stops_no_new_tube(redis_db: str) -> None:
+    """A key of another type does, and is named."""
+    with tubes.connect("sqlite://", sweep=False) as queue, redis.Redis.from_url(redis_db) as client:
+        client.hset("{tubes_hosted}:last", "task", "x")
+        assert queue.create_tube("jobs", "redis", url=redis_db).put("x").id == 1
+        client.delete("{tubes_hosted}:last")
+        client.set("{tubes_hosted}:last", "torn")
+        with pytest.raises(tubes.StoreError, match=r"key \{tubes_hosted\}:last is a string") as caught:
+            queue.create_tube("more", "redis", url=redis_db)
+        assert caught.type is tubes.StoreError
+        client.delete("{tubes_hosted}:last")
+
+
 def test_two_queues_of_a_process_that_wait_for_one_tube_are_called_both(redis_db: str) -> None:
     """They share what listens, and no waiters: where one waits no longer, the other does."""
     with (

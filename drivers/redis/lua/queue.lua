@@ -5,7 +5,7 @@
 --   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
 --                       - while it has connections
 --   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds
---   last         hash   tube: how many were created · task: the last id that a dropped tube gave
+--   last         hash   tube: how many were created · task: the last id that a dropped tube gave, or 0
 --
 -- The ids of sessions and connections, 32 hexadecimal digits, and the numbers of tubes are drawn at random by who makes
 -- them: a server that has lost the end of its log knows nothing of those that it lost, and would give them again.
@@ -16,6 +16,21 @@ local NONE = '-'
 -- See tube.lua.
 local function even_when_full()
   call('HDEL', LAST, '-')
+end
+
+-- A number in `last`; nothing where it is none, or none that an id can follow, as others have overwritten it.
+local function last(what)
+  local stored = call('HGET', LAST, what) or ''
+  return #stored <= 15 and string.match(stored, '^%d+$')
+end
+
+-- The highest number of that name in the entries of tubes.
+local function highest(name)
+  local most = 0
+  for _, entry in ipairs(call('HVALS', TUBES)) do
+    most = math.max(most, tonumber(string.match(entry, '"' .. name .. '":(%d+)') or '0'))
+  end
+  return string.format('%.0f', most)
 end
 
 local function session_of(connection)

@@ -6,7 +6,7 @@
 -- Reply: 1 where it was removed.
 -- Cost: O(1).
 even_when_full()
-if tonumber(ARGV[3]) > (tonumber(call('HGET', LAST, 'task') or '') or 0) then call('HSET', LAST, 'task', ARGV[3]) end
+if tonumber(ARGV[3]) > tonumber(last('task') or '0') then call('HSET', LAST, 'task', ARGV[3]) end
 local entry = call('HGET', TUBES, ARGV[1])
 if not entry or string.match(entry, '^{"id":(%d+)') ~= ARGV[2] then return 0 end
 return call('HDEL', TUBES, ARGV[1])
