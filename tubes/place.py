@@ -80,7 +80,8 @@ class Elsewhere(Place):
     """In a store of the driver's own, so that its steps need no ``tx``.
 
     They run outside the transactions of the queue's store: these may be run again, when a step is done already, and
-    nobody is to wait for a lock that is held while that other server hangs.
+    nobody is to wait for a lock that is held while that other server hangs. Only a new tube is made within one, so that
+    there is either an entry and what it stands for, or neither.
     """
 
     def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
