@@ -33,6 +33,9 @@ EVENTS = {event.value.encode(): event for event in Event}
 
 STATES_OF_BYTES = {code.encode(): state for code, state in STATES.items()}
 
+UNREADABLE = (ValueError, LookupError)
+"""What Python says of words that are not those of a record."""
+
 Leases = Mapping[tuple[int, int], Task]
 """What the caller knows of tasks, by id and token."""
 
@@ -156,7 +159,12 @@ class RedisDriver:
         """Ack, and take in the same step; nothing at all where the ack is refused. See ``Driver.take``."""
         given: list[Argument] = [owner or "-", limit, STEP_LIMIT]
         known = self._add_acks(given, refs)
-        return self._changes(self._steps(tx, scripts.TAKE, now, given, limit), known, now)
+        flat = self._steps(tx, scripts.TAKE, now, given, limit)
+        try:
+            return self._changes(flat, known, now)
+        except StoreError:
+            self._give_back(tx, flat, owner, now)
+            raise
 
     def ack(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         given: list[Argument] = [owner or "-"]
@@ -232,7 +240,10 @@ class RedisDriver:
         if isinstance(raw, Task):
             return raw
         id, record, payload = raw
-        return self._task(id, record.split(b" ", 10), payload)
+        try:
+            return self._task(id, record.split(b" ", 10), payload)
+        except UNREADABLE as error:
+            raise self._damaged(id, error) from error
 
     # Within
 
@@ -271,19 +282,42 @@ class RedisDriver:
     def _changes(self, flat: Sequence[Any], known: Leases = NO_LEASES, now: int = 0) -> Sequence[Change]:
         changes = []
         for place in range(0, len(flat), 4):
-            event, id = EVENTS[flat[place]], int(flat[place + 1])
+            event = EVENTS[flat[place]]
             fields = flat[place + 2].split(b" ", 10)
-            if len(fields) == 1:  # an ack that tells the token alone
-                changes.append(new_change((event, done(known[id, int(fields[0])], now), None)))
-                continue
-            _, _, _, updated, due, ttl, ttr, attempts, *_ = fields
-            lease = known.get((id, int(attempts))) if event is ACK else None
-            if lease is not None:
-                task = done(with_times(lease, _ms(ttl), _ms(ttr)), int(updated))
-            else:
-                task = self._task(id, fields, flat[place + 3])
-            changes.append(new_change((event, task, _ms(due))))
+            try:
+                id = int(flat[place + 1])
+                if len(fields) == 1:  # an ack that tells the token alone
+                    changes.append(new_change((event, done(known[id, int(fields[0])], now), None)))
+                    continue
+                _, _, _, updated, due, ttl, ttr, attempts, *_ = fields
+                lease = known.get((id, int(attempts))) if event is ACK else None
+                if lease is not None:
+                    task = done(with_times(lease, _ms(ttl), _ms(ttr)), int(updated))
+                else:
+                    task = self._task(id, fields, flat[place + 3])
+                changes.append(new_change((event, task, _ms(due))))
+            except UNREADABLE as error:
+                raise self._damaged(flat[place + 1], error) from error
         return changes
+
+    def _give_back(self, tx: RedisTx, flat: Sequence[Any], owner: str | None, now: int) -> None:
+        """Release what was taken beside a task that cannot be read: nobody is told of these."""
+        given: list[Argument] = [owner or "-", 0]
+        for place in range(0, len(flat), 4):
+            event, id, record, payload = flat[place : place + 4]
+            with suppress(*UNREADABLE):
+                if EVENTS[event] is Event.TAKE:
+                    task = self._task(int(id), record.split(b" ", 10), payload)
+                    given += (id, task.attempts)
+        if given[2:]:
+            with suppress(StoreError, Refused):
+                self._steps(tx, scripts.RELEASE, now, given)
+
+    def _damaged(self, id: int | bytes, error: Exception) -> StoreError:
+        shown = f"{int(id)}" if isinstance(id, int) or id.isdigit() else repr(id)
+        return StoreError(
+            f"task {shown} of tube {self.name!r} cannot be read, which `tubes doctor --deep --fix` sees to: {error}"
+        )
 
     def _task(self, id: int, fields: Sequence[bytes], payload: bytes | None) -> Task:
         """A task from the fields of its record; see tube.lua. One that has lost its payload holds up nobody."""

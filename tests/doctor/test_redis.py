@@ -345,6 +345,25 @@ def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, patient
     assert damaged.statistics()["calls"] == calls | {"put": 1}
 
 
+def test_a_task_that_cannot_be_read_is_named_and_costs_no_other(patient: Patient) -> None:
+    """Those that are taken with it go back at once, and the next take gets them."""
+    tube = fill(patient.opened[0], "fifo")
+    patient.edit(2, created="x")
+    named = "task 2 of tube 'jobs' cannot be read"
+    for verb in (tube.peek, lambda _: tube.tasks("r")):
+        with pytest.raises(tubes.StoreError, match=named):
+            verb(2)
+    with pytest.raises(tubes.StoreError, match=named) as caught:
+        tube.take_many(4, timeout=0)
+    assert caught.type is tubes.StoreError
+    taken = tube.take_many(4, timeout=0)
+    assert [task.id for task in taken] == [1, 3, 4, 5]
+    for task in taken:
+        tube.release(task)
+    assert patient.doctor("--deep", "--fix").status == 0
+    assert sorted(drain(tube)) == [*range(9)]
+
+
 def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient) -> None:
     """Else a put would overwrite what is there."""
     tube = fill(patient.opened[0], "fifo")
