@@ -62,6 +62,8 @@ class Nodes:
                 "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
                 option="url",
             ) from None  # its message may show a part of the password
+        except exceptions.RedisError as error:
+            raise BadOption(f"bad store URL: {error}", option="url") from error
         self._class: Callable[..., AbstractConnection] = pool.connection_class
         self._settings: dict[str, Any] = pool.connection_kwargs | {
             "protocol": 2,

@@ -318,6 +318,7 @@ def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
         "encoding_errors=x",
         "socket_read_size=-1",
         f"socket_read_size={10**20}",
+        "cache_config=1",
     ],
 )
 def test_an_option_that_no_such_text_can_be_is_refused(redis_url: str, option: str) -> None:
