@@ -349,11 +349,16 @@ def _raws(flat: Sequence[Any]) -> list[Raw]:
     return [(int(flat[place]), flat[place + 1], flat[place + 2]) for place in range(0, len(flat), 3)]
 
 
+def check_pri(pri: int) -> None:
+    """Refuse a priority beyond what Redis tells apart."""
+    if pri > HIGHEST_PRI:
+        raise BadOption(f"pri must be at most 2**53 in Redis, not {pri}", option="pri", value=pri)
+
+
 def _record(item: NewTask, now: int) -> str:
     """The record of a new task; see tube.lua."""
     payload, _, pri, utube, ttl, ttr, delay = item
-    if pri > HIGHEST_PRI:
-        raise BadOption(f"pri must be at most 2**53 in Redis, not {pri}", option="pri", value=pri)
+    check_pri(pri)
     due = first_due(item, now)
     times = " ".join("-" if ms is None else str(ms) for ms in (due, ttl, ttr))
     kind = "j" if type(payload) is str else "b"

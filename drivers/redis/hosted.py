@@ -22,7 +22,7 @@ from tubes.store import Store
 from tubes.task import State, Task
 
 from . import scripts
-from .driver import RedisDriver
+from .driver import RedisDriver, check_pri
 from .listener import Source
 from .store import HOSTED, RedisStore, last_id, new_number
 
@@ -90,6 +90,7 @@ class RedisTube:
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
         """Make it. One of its name may have been dropped since the options, and the last id, were looked at."""
+        check_pri(tube.options.get("pri", 0))
         self._redis.after = max(tube.options["after"], self._store.last_given())
         self._do(self._redis.start)
 

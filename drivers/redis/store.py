@@ -40,7 +40,7 @@ from ..renewal import Renewable
 from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import scripts
-from .driver import RedisDriver
+from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
 from .hub import Hub
 from .nodes import OURS, Cursor, Nodes
@@ -384,6 +384,7 @@ class RedisStore(Renewable):
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
     ) -> TubeRecord:
+        check_pri(options.get("pri", 0))
         tube = TubeRecord(new_number(), name, type, dict(options), temporary)
         if not self._add_tube(tube):
             raise Again

@@ -630,6 +630,18 @@ def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
         assert not before & {task.id for task in anew.put_many(range(5))}
 
 
+@pytest.mark.parametrize("type", ["fifottl", "redis"])
+def test_a_tube_whose_usual_priority_no_task_can_have_is_not_made(redis_db: str, type: str) -> None:
+    """Redis tells no higher ones apart. Else its every put would be refused."""
+    hosts = {"fifottl": redis_db, "redis": "sqlite://"}
+    more: dict[str, Any] = {"url": redis_db} if type == "redis" else {}
+    with tubes.connect(hosts[type], sweep=False) as queue:
+        with pytest.raises(tubes.BadOption, match=r"pri must be at most 2\*\*53"):
+            queue.create_tube("jobs", type, pri=2**53 + 1, **more)
+        assert queue.tubes() == []
+        assert queue.create_tube("jobs", type, pri=2**53, **more).put("x").pri == 2**53
+
+
 def test_a_last_id_that_cannot_be_read_stops_no_new_tube(redis_db: str) -> None:
     """A key of another type does, and is named."""
     with tubes.connect("sqlite://", sweep=False) as queue, redis.Redis.from_url(redis_db) as client:
