@@ -24,6 +24,7 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver, check_pri
 from .listener import Source
+from .nodes import check_url
 from .store import HOSTED, RedisStore, last_id, new_number
 
 P = ParamSpec("P")
@@ -76,10 +77,11 @@ class RedisTube:
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what is stored: the URL without its password, the tube's number in Redis, after which id its begin."""
         url = given.get("url")
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        if not isinstance(url, str) or url.partition("://")[0].lower() not in ("redis", "rediss", "unix"):
             raise BadOption(
                 "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
             )
+        check_url(url)
         shown, is_secret = _without_passwords(url)
         if is_secret:
             _given[shown] = url

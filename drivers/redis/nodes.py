@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from redis import exceptions
 from redis.backoff import NoBackoff
@@ -45,6 +46,29 @@ AWAY_FOR = 5.0
 """Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
 
 
+def check_url(url: str) -> None:
+    """Refuse a URL in which a password's / ? or # seems to end it: its beginning would be taken for a host and port."""
+    try:
+        urlsplit(url)
+    except ValueError:
+        raise no_url() from None
+    base, _, query = url.partition("?")
+    place = base.partition("://")[2].partition("/")
+    torn_by_path = not base.startswith("unix:") and "@" in place[2]
+    torn_by_query = "@" in query and "=" not in query.partition("@")[0]
+    if "#" in url or torn_by_path or torn_by_query:
+        raise no_url()
+
+
+def no_url() -> BadOption:
+    """The error of such a URL, without a word of it."""
+    return BadOption(
+        "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
+        "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
+        option="url",
+    )
+
+
 class Nodes:
     """``patience``: seconds that a server is waited for, and a Cluster that moves slots."""
 
@@ -57,11 +81,7 @@ class Nodes:
             # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
             pool = ConnectionPool.from_url(url, protocol=2)
         except UNFIT:
-            raise BadOption(
-                "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
-                "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
-                option="url",
-            ) from None  # its message may show a part of the password
+            raise no_url() from None  # its message may show a part of the password
         except exceptions.RedisError as error:
             raise BadOption(f"bad store URL: {error}", option="url") from error
         self._class: Callable[..., AbstractConnection] = pool.connection_class

@@ -43,7 +43,7 @@ from . import scripts
 from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
 from .hub import Hub
-from .nodes import OURS, Cursor, Nodes
+from .nodes import OURS, Cursor, Nodes, check_url
 from .scripts import QUEUE_KEYS, TUBE_KEYS, Argument, Keys, Script
 from .sessions import Sessions
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
@@ -795,6 +795,7 @@ def _persistence(wire: Wire) -> dict[str, str]:
 
 def _parsed(url: str) -> tuple[str, float]:
     """The URL without what is ours in its query: seconds to be dead after, and the protocol, which is always 2."""
+    check_url(url)
     base, _, query = url.partition("?")
     options = parse_qsl(query, keep_blank_values=True)
     rest = urlencode([(name, value) for name, value in options if name not in OURS], safe="/")

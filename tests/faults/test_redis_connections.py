@@ -299,6 +299,10 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
         f"redis://someone:{SECRET}@127.0.0.1/0",
         "redis://:s3cret?word@127.0.0.1",
         "redis://:s3cret#word@127.0.0.1",
+        "redis://worker:1234#s3cret@127.0.0.1",
+        "redis://worker:1234?s3cret@127.0.0.1",
+        "redis://worker:1234/s3cret@127.0.0.1/0",
+        "redis://127.0.0.1:1?password=1234#s3cret",
         "redis://[s3cret]x:1",
         "redis://127.0.0.1:1?no_such_option=s3cret",
         "redis://127.0.0.1:1?socket_timeout=s3cret",
@@ -306,7 +310,23 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
     ],
 )
 def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
-    assert isinstance(refused(url), tubes.BadOption)
+    """Neither of a password, nor of digits of it that seem to be a port; also as that of a tube of the type redis."""
+    with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(tubes.BadOption) as caught:
+        queue.create_tube("jobs", "redis", url=url)
+    for error in (refused(url), caught.value):
+        assert isinstance(error, tubes.BadOption) and "1234" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1?username=a@b",
+        "unix:///nowhere/a@b/redis.sock",
+        "redis://a%40b:s3cret@127.0.0.1:1/0",
+    ],
+)
+def test_an_at_may_stand_where_it_ends_nothing(url: str) -> None:
+    assert isinstance(refused(url), tubes.StoreUnavailable)
 
 
 @pytest.mark.parametrize(
