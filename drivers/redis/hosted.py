@@ -302,7 +302,7 @@ class HostedStore(RedisStore):
     def _open(self) -> None:
         super()._open()
         self._source = Source(self._host.waiters, {self._tube: self._driver.number}.get)
-        self._hub.listener.tubes[self._driver.number] = self._driver.flags, self._driver.capacity
+        self._hub.listener.add_driver(self._driver)
         self._hub.listener.add_source(self._source)
 
     def _close(self) -> None:

@@ -99,6 +99,10 @@ class Hub:
             wire.evaluate(EMPTY, keys, ("", now, 0, wire.run_id))
             self._emptied[keys] = wire.run_id
 
+    def forget(self, keys: Keys) -> None:
+        """That tube was dropped."""
+        self._emptied.pop(keys, None)
+
     def _on_wait(self) -> None:
         self.listener.on_wait()
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError
 
@@ -22,6 +23,7 @@ from tubes.errors import TubeError
 from tubes.waiting import Key, Waiters
 
 from ..stirring import Stirred
+from .driver import RedisDriver
 from .nodes import Nodes
 from .scripts import TUBE_KEYS, UNWAIT, WAIT, Keys
 from .wire import Lost, Refused, Wire
@@ -93,8 +95,8 @@ class Ear:
 class Listener(Stirred):
     """See the module."""
 
-    tubes: ClassVar[dict[int, tuple[str, int]]] = {}
-    """Features and capacity of each tube, by its number, which no other has. A forked child needs its parent's."""
+    drivers: ClassVar[WeakValueDictionary[int, RedisDriver]] = WeakValueDictionary()
+    """Those of open tubes, each by itself: two queues may have one tube open. A forked child needs its parent's."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
         super().__init__()
@@ -115,6 +117,10 @@ class Listener(Stirred):
         """No longer."""
         with self._lock:
             self._beats.pop(beat, None)
+
+    def add_driver(self, driver: RedisDriver) -> None:
+        """Know a tube as long as it is open."""
+        self.drivers[id(driver)] = driver
 
     def add_source(self, source: Source) -> None:
         """Listen on behalf of others too."""
@@ -183,14 +189,21 @@ class Listener(Stirred):
             ear = self._ears.get((waiters, key))
             if ear is None:
                 kind = "r" if isinstance(key, tuple) else "t"
-                keys, known = Keys.of_tube(self._namespace, number), self.tubes.get(number, ("", 0))
-                ear = self._ears[waiters, key] = Ear(waiters, key, keys, *known, kind)
+                keys = Keys.of_tube(self._namespace, number)
+                ear = self._ears[waiters, key] = Ear(waiters, key, keys, *self._known(number), kind)
             if not ear.is_waiting and real_monotonic() >= ear.next_at:
                 self._wait(ear)
                 self._beat()  # a node that hangs must not keep this process from showing others that it lives
         for ear in self._ears.values():
             if ear.is_resting and real_monotonic() >= ear.next_at:
                 self._unwait(ear, 0)
+
+    def _known(self, number: int) -> tuple[str, int]:
+        """Features and capacity of the tube of that number, which no other has."""
+        for driver in filter(None, [ref() for ref in self.drivers.valuerefs()]):
+            if driver.number == number:
+                return driver.flags, driver.capacity
+        return "", 0
 
     def _wait(self, ear: Ear) -> None:
         """Say that somebody waits here, and wait for a call."""

@@ -366,7 +366,7 @@ class RedisStore(Renewable):
         if self._hub.nodes.is_cluster:
             driver.check_reachable = lambda: self._hub.nodes.check_reachable(driver.keys)
             driver.waits_for = lambda: self._hub.nodes.node_of(driver.keys)
-        self._hub.listener.tubes[tube.id] = driver.flags, driver.capacity
+        self._hub.listener.add_driver(driver)
         return driver
 
     # The catalogue
@@ -407,6 +407,8 @@ class RedisStore(Renewable):
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
         _, last = self._run_on(tube.id, scripts.DROP)
         self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
+        self._orders.pop(tube.id, None)
+        self._hub.forget(Keys.of_tube(self._namespace, tube.id))
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
         """There are no transactions here that another's step could come into."""

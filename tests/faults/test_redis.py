@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -703,6 +704,23 @@ def test_a_server_is_given_more_time_for_a_large_answer(connect: Connect, server
 
         assert len(paused(lambda: tube.take_many(3000, timeout=0))) == 10
         assert len(paused(lambda: tube.tasks("t", limit=2**40))) == 10
+
+
+def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect) -> None:
+    listener: Any = importlib.import_module("tubes.drivers.redis.listener")
+    queue = connect()
+    store: Any = queue.store
+
+    def come_and_go() -> list[int]:
+        tube = queue.create_tube("jobs", "utubettl", temporary=True, on_task_change=lambda task, event: None)
+        tube.put("x")
+        tube.ack(tube.take(timeout=1) or 0)
+        tube.drop()
+        gc.collect()
+        return [len(kept) for kept in (listener.Listener.drivers, store._hub._emptied, store._orders)]
+
+    before = come_and_go()
+    assert [come_and_go() for _ in range(3)] == [before] * 3
 
 
 # Callbacks
