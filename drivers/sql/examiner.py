@@ -273,7 +273,7 @@ class Lines(SqlCheck):
     """Who stands in front of each sub-queue of a tube. It costs the same whatever stands behind.
 
     On a server, a put leaves alone who is being taken just then, so that a worse one seems to stand in front until
-    that is committed.
+    that is committed, and does so if it is rolled back.
     """
 
     def __init__(self, store: Examined, tube: TubeRecord) -> None:

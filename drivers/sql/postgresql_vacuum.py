@@ -4,6 +4,8 @@ ten times as large."""
 
 from __future__ import annotations
 
+import threading
+
 from tubes.clock import real_monotonic
 
 from .postgresql_wire import Refused, Wire
@@ -17,6 +19,9 @@ dead, at most a fiftieth of the time is spent."""
 
 LONGEST_REST = 60.0
 """Seconds between two at most, and after one that the server has refused."""
+
+LONGEST = 2.0
+"""Seconds that a vacuum may hold up the sweep, and a close. A table that takes longer is left to autovacuum."""
 
 HARMLESS = "'AccessShareLock', 'RowShareLock', 'RowExclusiveLock'"
 """Locks beside which a vacuum can begin. To SKIP_LOCKED another leaves a warning in the server's log."""
@@ -46,7 +51,27 @@ class Vacuum:
             return
         try:
             for (name,) in wire.execute(self._look, (self._rest,)).rows:
-                wire.simple(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, PARALLEL 0) {name}")
+                _in_time(wire, f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, PARALLEL 0) {name}")
                 self._rest = min(REST * (real_monotonic() - began), LONGEST_REST)
         except Refused:  # by a statement_timeout, say
             self._not_before = real_monotonic() + LONGEST_REST
+
+
+def _in_time(wire: Wire, text: str) -> None:
+    """Execute it, and cancel it when that takes too long."""
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        cancelled.set()
+        wire.cancel()
+
+    timer = threading.Timer(LONGEST, cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        wire.simple(text)
+    finally:
+        timer.cancel()
+        timer.join()
+        if cancelled.is_set():  # which may have come too late, and would end somebody's next statement
+            wire.close()

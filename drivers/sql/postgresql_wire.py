@@ -310,7 +310,7 @@ class Wire:
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
         except BaseException as caught:
-            self._cancel()
+            self.cancel()
             interrupt = caught
         return self._answers(answers, interrupt)[-1]
 
@@ -334,7 +334,7 @@ class Wire:
                 break
             except BaseException as caught:
                 if interrupt is None:
-                    self._cancel()
+                    self.cancel()
                 interrupt = caught
                 continue
             if answer is not None and answer.status != pq.ExecStatus.PIPELINE_SYNC:
@@ -371,7 +371,8 @@ class Wire:
             self._lookout.look()
             self._poll.poll()
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """End what is under way, if anything is. Any thread may."""
         if not self.is_inherited:  # what is under way is the parent's
             with suppress(psycopg.Error):
                 self._pg.get_cancel().cancel()

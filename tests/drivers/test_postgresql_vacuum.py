@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Iterator
 
 import psycopg
@@ -127,6 +128,26 @@ def test_a_vacuum_that_the_server_ends_is_no_error_and_not_tried_again_at_once(
         task = tube.take(timeout=0)
         assert task is not None
         assert task.data == "after"
+
+
+def test_a_vacuum_holds_up_nobody_for_long(
+    url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the thread that tells of what is due, for which a close waits too."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.postgresql_vacuum"), "LONGEST", 0.3)
+    name = sa.make_url(url).database
+    for setting in ("vacuum_cost_delay = 100", "vacuum_cost_limit = 1"):  # half a minute
+        db.execute(f"ALTER DATABASE {name} SET {setting}".encode())
+    with tubes.connect(url, sweep=False) as queue:
+        leave_dead(db)
+        began = time.monotonic()
+        for _ in range(2):
+            queue.store.tidy()
+        assert time.monotonic() - began < 10
+        assert asked(db, VACUUMS, "tubes_task") == 0
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put_many(["after", "it"])
+        assert [task.data for task in tube.take_many(2, timeout=0)] == ["after", "it"]
 
 
 def test_what_an_old_transaction_keeps_is_vacuumed_rarely(
