@@ -415,6 +415,10 @@ class PostgresStore(Catalogue, Renewable):
         was_started = f"SELECT started <> {epoch} FROM {server} FOR UPDATE"
         if wire.execute(was_started, (), begin=BEGIN).rows == [(True,)]:
             wire.execute(f"UPDATE {server} SET started = {epoch}", ())
+            # Out of the front first, with nobody there to see it: each sub-queue that a task leaves when it is deleted
+            # takes one of the server's locks, of which there may be too few for all
+            wire.execute(f"LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE", ())
+            wire.execute(f"UPDATE {task} SET front = NULL WHERE front = 1 AND utube IS NOT NULL", ())
             wire.execute(f"DELETE FROM {task}", ())
         wire.execute(f"UPDATE {tube} SET stored = 0 WHERE {is_wrong}", ())
         wire.simple("COMMIT")

@@ -1,0 +1,55 @@
+"""PostgreSQL's locks: a server has only so many of them, and who waits for one of a table holds up who comes later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from servers import PostgresServer, conninfo, new_database
+
+import tubes
+
+MANY = 4000
+"""Sub-queues: more than that server can lock at once."""
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[PostgresServer]:
+    """A server that can lock few things at once."""
+    server = PostgresServer(settings="max_connections = 10\nmax_locks_per_transaction = 10")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def small_db(small: PostgresServer) -> Iterator[str]:
+    with new_database(small.url) as url:
+        yield url
+
+
+def fill(url: str, table: str, *, count: int) -> None:
+    """Put a task into each of many sub-queues of tube 1, and one behind it; no trigger locks any of them."""
+    with psycopg.connect(conninfo(url)) as db:
+        put = (
+            f"INSERT INTO tubes_{table} (tube, state, pri, place, utube, created_ms, updated_ms, attempts, data, front)"
+            " SELECT 1, 'r', 0, 0, 's' || number, 0, 0, 0, '0', {front} FROM generate_series(1, %s) AS number"
+        )
+        db.execute(put.format(front="NULL").encode(), [count])
+        db.execute(f"UPDATE tubes_{table} SET front = 1".encode())
+        db.execute(put.format(front="0").encode(), [count])
+
+
+def test_a_restart_empties_a_temporary_tube_of_more_sub_queues_than_there_are_locks(
+    small: PostgresServer, small_db: str
+) -> None:
+    with tubes.connect(small_db, migrate=True, sweep=False) as queue:
+        queue.create_tube("brief", "utube", temporary=True)
+        kept = queue.create_tube("kept", "fifo")
+        fill(small_db, "temporary_task", count=MANY)
+        small.stop()
+        small.start()
+        kept.put("x")
+        assert queue.tube.brief.statistics()["tasks"]["total"] == 0
+        queue.tube.brief.put("y", utube="s1")
+        assert queue.tube.brief.take(timeout=0)
