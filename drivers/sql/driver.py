@@ -109,8 +109,16 @@ class SqlDriver:
         """Nothing to stop."""
 
     def drop(self, tx: SqlTx) -> None:
-        while self.truncate(tx, STEP_LIMIT):
-            pass
+        if not self._sql.is_shared:
+            while self.truncate(tx, STEP_LIMIT):
+                pass
+            return
+        # Nobody else is there, see lock_tube. Others wait meanwhile, so in one go: a step begins by walking over what
+        # those before it have removed, and of 200,000 tasks in 1,000 sub-queues they took 6 s, not 0.3
+        if self._locks_groups:
+            tx.run(self._sql.leave_front, self._tube)  # else each sub-queue is locked when a task leaves it
+        for remove in self._sql.remove_all:
+            tx.run(remove, self._tube)
 
     # Steps
 

@@ -394,6 +394,13 @@ class Statements:
         def ids(place: Condition) -> Statement:
             return self._make(_limited(sa.select(c.id).where(place), bind("limit")), "tube", "limit")
 
+        # Starts no trigger, since it does not set ttr_ms
+        leave_front = sa.update(task).where(_in_front(task), c.utube.is_not(None)).values(front=sa.null())
+        self.leave_front = self._make(leave_front, "tube")
+        self.remove_all = [
+            self._make(sa.delete(task).where(place), "tube")
+            for place in (_in_front(task), _behind(task), _aside(task))
+        ]
         self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
         self.ids_behind, self.ids_aside = ids(_behind(task)), ids(_aside(task))
         self.ids_in_front = ids(_in_front(task))

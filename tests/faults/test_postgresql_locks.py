@@ -53,3 +53,15 @@ def test_a_restart_empties_a_temporary_tube_of_more_sub_queues_than_there_are_lo
         assert queue.tube.brief.statistics()["tasks"]["total"] == 0
         queue.tube.brief.put("y", utube="s1")
         assert queue.tube.brief.take(timeout=0)
+
+
+def test_a_tube_of_more_sub_queues_than_there_are_locks_can_be_dropped(small_db: str) -> None:
+    """In every state, and no row is left; another tube's tasks are."""
+    with tubes.connect(small_db, migrate=True, sweep=False) as queue:
+        tube, other = queue.create_tube("jobs", "utube"), queue.create_tube("other", "utube")
+        fill(small_db, "task", count=MANY)
+        tube.bury(tube.put("buried", utube="apart"))
+        kept = other.put("kept", utube="s1")
+        tube.drop()
+        with psycopg.connect(conninfo(small_db)) as db:
+            assert db.execute("SELECT id FROM tubes_task").fetchall() == [(kept.id,)]
