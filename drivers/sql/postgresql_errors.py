@@ -29,6 +29,9 @@ _UNAVAILABLE = {
     "3D000": "there is no such database",
 }
 
+_NO_MORE_LOCKS = ("max_locks_per_transaction", "out of shared memory")
+"""What a server says whose table of locks is full: a hint, in every language, and a message, to those without hints."""
+
 
 def translated(error: Refused, what: str) -> TubeError:
     """Return the error of our tree for a statement that the server refused."""
@@ -49,6 +52,12 @@ def translated(error: Refused, what: str) -> TubeError:
         return StoreBusy(f"{what}: the server ended the statement ({error})")
     if error.code in LOST_CODES:
         return StoreUnavailable(f"{what}: the connection was lost: {error}")
+    if error.code == "53200" and any(sign in str(error) for sign in _NO_MORE_LOCKS):
+        return StoreUnavailable(
+            f"{what} cannot lock more: all transactions together may change some max_locks_per_transaction times "
+            "max_connections sub-queues, 6,400 as a server comes. Work in smaller batches, or set its "
+            f"max_locks_per_transaction higher ({error})"
+        )
     if error.code in _UNAVAILABLE:
         return StoreUnavailable(f"{what} cannot be used: {_UNAVAILABLE[error.code]} ({error})")
     if error.code in ("42P01", "42703", "42883", "3F000"):

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 from tubes.drivers.sql.postgresql_errors import translated
 from tubes.drivers.sql.postgresql_joined import refused_to_user
+from tubes.drivers.sql.postgresql_wire import Refused
 
 import tubes
 
@@ -30,3 +31,16 @@ def test_a_deadlock_is_a_conflict_through_any_driver(original: Exception) -> Non
     refused = refused_to_user(sa.exc.DBAPIError("SELECT 1", None, original))
     assert (refused.code, str(refused)) == ("40P01", "deadlock detected")
     assert isinstance(translated(refused, "it"), tubes.Conflict)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "out of shared memory",
+        "Shared Memory erschöpft\nHINT:  Sie müssen möglicherweise max_locks_per_transaction erhöhen.",
+    ],
+    ids=["without its hint", "in German"],
+)
+def test_that_no_more_can_be_locked_is_told_apart_from_a_want_of_memory(said: str) -> None:
+    assert "smaller batches" in str(translated(Refused("53200", said), "it"))
+    assert "out of memory" in str(translated(Refused("53200", "out of memory"), "it"))

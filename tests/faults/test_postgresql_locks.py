@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from servers import PostgresServer, conninfo, new_database
 
 import tubes
@@ -65,3 +66,25 @@ def test_a_tube_of_more_sub_queues_than_there_are_locks_can_be_dropped(small_db:
         tube.drop()
         with psycopg.connect(conninfo(small_db)) as db:
             assert db.execute("SELECT id FROM tubes_task").fetchall() == [(kept.id,)]
+
+
+@pytest.mark.parametrize("verb", ["ack_many", "put"])
+def test_a_transaction_of_more_sub_queues_than_there_are_locks_is_told_of_the_limit(
+    small_db: str, verb: str
+) -> None:
+    """Also on a connection of one's own. Nothing was done, and in parts it can be."""
+    with tubes.connect(small_db, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "utube")
+        fill(small_db, "task", count=MANY)
+        taken = tube.take_many(MANY, timeout=0)
+        engine = sa.create_engine(small_db)
+        with pytest.raises(tubes.StoreUnavailable, match=r"sub-queues.* smaller batches"):
+            if verb == "ack_many":
+                tube.ack_many(taken)
+            else:
+                with engine.begin() as connection:
+                    for task in taken:
+                        tube.put("x", utube=f"new {task.id}", connection=connection)
+        engine.dispose()
+        assert tube.statistics()["tasks"]["total"] == 2 * MANY
+        assert len(tube.ack_many(taken[:100])) == 100
