@@ -23,7 +23,7 @@ from tubes.migrations import HEAD
 from tubes.migrations import postgresql as migrations
 from tubes.migrations.running import print_sql
 
-from tubes.clock import Clock, ServerClock, SystemClock
+from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import TubeRecord
 from tubes.errors import (
@@ -36,7 +36,7 @@ from tubes.errors import (
     StoreUnavailable,
     suggestion,
 )
-from tubes.interrupts import guarded
+from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
 from tubes.store import Unit
 
@@ -48,7 +48,7 @@ from . import postgresql_joined
 from .catalogue import Catalogue
 from .examiner import Examined, sql_checks
 from .joined import join, unusable
-from .postgresql_errors import RETRIED, translated
+from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
 from .postgresql_pool import Pool
@@ -68,6 +68,9 @@ UNIQUE = "23505"
 
 IN_THE_WAY = ("42P07", "42723")
 """SQLSTATEs of a table and a function that are to be made, where others have that name."""
+
+LOCK_WAIT = 0.1
+"""Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -198,12 +201,17 @@ class PostgresStore(Catalogue, Renewable):
         return self._connected("off")
 
     def _connected(self, durability: str) -> Wire:
-        lock_timeout = str(max(int(self._busy_timeout * 1000), 1))
         silent, third = int(self._dead_after * 1000), max(int(self._dead_after / BEATS), 1)
         over_tcp = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
         patience = "" if "PGCONNECT_TIMEOUT" in os.environ else "connect_timeout=10"
         conninfo = f"{patience} {over_tcp} {self._conninfo}"  # the user's own come last, and count
-        return Wire(conninfo, self._what, durability, pooled=self._pooled, lock_timeout=lock_timeout)
+        return Wire(
+            conninfo,
+            self._what,
+            durability,
+            pooled=self._pooled,
+            lock_timeout=_milliseconds(self._busy_timeout),
+        )
 
     def _open_wire(self) -> Wire:
         """Open one more connection for use."""
@@ -373,8 +381,29 @@ class PostgresStore(Catalogue, Renewable):
             raise Refused(RETRIED[0], "another process has just created it") from error
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """Wait for whoever is writing a task, of whatever tube: one that is put or taken now would be lost with it."""
-        tx.run(self._sql_of(tube).lock_tasks)
+        """Wait for whoever is writing a task, of whatever tube: one that is put or taken now would be lost with it.
+
+        For a moment, again and again: whoever comes after one that waits for a table waits too. A vacuum is waited for
+        in one go, since the server ends its own when somebody has waited for a second.
+        """
+        sql = self._sql_of(tube)
+        until = real_monotonic() + self._busy_timeout
+        tx.run(sql.mark)
+        while True:
+            left = until - real_monotonic()
+            patience = left if tx.rows(sql.tasks_are_vacuumed) else min(LOCK_WAIT, left)
+            tx.rows(sql.set_lock_timeout, _milliseconds(patience))
+            try:
+                tx.run(sql.lock_tasks)
+            except Refused as error:
+                if error.code != LOCK_NOT_AVAILABLE or left <= patience:
+                    raise
+                tx.run(sql.back_to_mark)
+                interruptible(pause, LOCK_WAIT)
+            else:
+                tx.run(sql.end_mark)
+                tx.rows(sql.set_lock_timeout, _milliseconds(self._busy_timeout))
+                return
 
     # Sessions
 
@@ -575,6 +604,11 @@ class PostgresStore(Catalogue, Renewable):
     def forked(self) -> None:
         super().forked()
         self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
+
+
+def _milliseconds(seconds: float) -> str:
+    """As the server is told how long to wait, for which 0 is for ever."""
+    return str(max(int(seconds * 1000), 1))
 
 
 def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:

@@ -18,6 +18,9 @@ from .statements import SESSION_ENDED, SNAPSHOT_TOO_OLD
 RETRIED = ("40001", "40P01")
 """Serialization failure, deadlock: the transaction was rolled back, and may succeed now."""
 
+LOCK_NOT_AVAILABLE = "55P03"
+"""A lock was not to be had within ``lock_timeout``."""
+
 _UNAVAILABLE = {
     "53100": "the disk is full",
     "53200": "the server is out of memory",
@@ -46,7 +49,7 @@ def translated(error: Refused, what: str) -> TubeError:
         )
     if error.code == FAILED_BEFORE:
         return StoreError(f"{what}: this transaction has failed before, and can only be rolled back")
-    if error.code == "55P03":
+    if error.code == LOCK_NOT_AVAILABLE:
         return StoreBusy(f"{what}: a lock was not to be had in time ({error})")
     if error.code == "57014":  # its statement_timeout, or pg_cancel_backend
         return StoreBusy(f"{what}: the server ended the statement ({error})")

@@ -430,6 +430,14 @@ class Statements:
 
         one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
         self.lock_tasks = self._make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE'))
+        self.set_lock_timeout = self._make(sa.text("SELECT set_config('lock_timeout', :ms, true)"), "ms")
+        self.tasks_are_vacuumed = self._make(
+            sa.text(
+                f"SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+                f"WHERE relation = to_regclass('\"{task.name}\"') AND datname = current_database()"
+                " AND mode = 'ShareUpdateExclusiveLock' AND granted"
+            )
+        )
         self.lock_groups = self._make(lock_groups, "ids")
         self.peek = self._make(one, "id", "tube")
         self.hold_one = self._make(one.with_for_update(), "id", "tube")

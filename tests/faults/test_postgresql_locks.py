@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 import sqlalchemy as sa
+from faults.harness import eventually
 from servers import PostgresServer, conninfo, new_database
 
 import tubes
@@ -88,3 +90,64 @@ def test_a_transaction_of_more_sub_queues_than_there_are_locks_is_told_of_the_li
         engine.dispose()
         assert tube.statistics()["tasks"]["total"] == 2 * MANY
         assert len(tube.ack_many(taken[:100])) == 100
+
+
+LONG_WAITS = """
+    SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
+    AND clock_timestamp() - query_start > make_interval(secs => %s)
+"""
+
+
+def a_wait_lasts(url: str, seconds: float) -> bool:
+    """Whether somebody has waited for a lock as long as that, in one go."""
+    with psycopg.connect(conninfo(url)) as db:
+        return bool(db.execute(LONG_WAITS, [seconds]).fetchall())
+
+
+def test_a_drop_that_waits_holds_up_nobody_for_long(small_db: str) -> None:
+    """For a transaction at another tube, which it cannot tell from one at this."""
+    with (
+        tubes.connect(small_db, migrate=True, sweep=False, busy_timeout=1) as queue,
+        tubes.connect(small_db, sweep=False, busy_timeout=60) as other,
+    ):
+        held, brief, busy = (queue.create_tube(name, "utube") for name in ("held", "brief", "busy"))
+        dropping = threading.Thread(target=other.tube.brief.drop)
+        with queue.transaction() as unit:
+            held.put("x", unit=unit)
+            dropping.start()
+            eventually(lambda: a_wait_lasts(small_db, 0))
+            for number in range(3):
+                busy.put(number)
+                task = busy.take(timeout=0)
+                assert task is not None and busy.ack(task).data == number
+            assert dropping.is_alive()
+        dropping.join(30)
+        assert queue.tubes() == ["held", "busy"]
+        with pytest.raises(tubes.NoSuchTube):
+            brief.put("y")
+
+
+def test_a_drop_that_waits_too_long_is_refused(small_db: str) -> None:
+    with (
+        tubes.connect(small_db, migrate=True, sweep=False) as queue,
+        tubes.connect(small_db, sweep=False, busy_timeout=0.2) as other,
+    ):
+        tube = queue.create_tube("jobs", "fifo")
+        with queue.transaction() as unit:
+            tube.put("x", unit=unit)
+            with pytest.raises(tubes.StoreBusy):
+                other.tube.jobs.drop()
+        other.tube.jobs.drop()
+
+
+def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> None:
+    """Which it does after deadlock_timeout, where it is its own."""
+    with tubes.connect(small_db, migrate=True, sweep=False, busy_timeout=60) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        dropping = threading.Thread(target=tube.drop)
+        with psycopg.connect(conninfo(small_db)) as db:
+            db.execute("LOCK TABLE tubes_task IN SHARE UPDATE EXCLUSIVE MODE")  # as a vacuum does
+            dropping.start()
+            eventually(lambda: a_wait_lasts(small_db, 0.5))
+        dropping.join(30)
+        assert queue.tubes() == []
