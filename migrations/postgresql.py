@@ -41,9 +41,13 @@ def schema_version(connection: sa.Connection, namespace: str) -> str | None:
     return None if version is None else str(version)
 
 
+def shown(url: sa.URL) -> str:
+    """A URL without its passwords, also those in its query."""
+    return url.difference_update_query(("password", "sslpassword")).render_as_string(hide_password=True)
+
+
 def _command(connection: sa.Connection, namespace: str) -> str:
-    url = connection.engine.url.render_as_string(hide_password=True)
-    words = ["tubes", "migrate", "--url", url]
+    words = ["tubes", "migrate", "--url", shown(connection.engine.url)]
     if namespace != "tubes":
         words += ["--namespace", namespace]
     return shlex.join(words)

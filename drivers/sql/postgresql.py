@@ -100,8 +100,7 @@ class PostgresStore(Catalogue, Renewable):
     ) -> None:
         super().__init__()
         self._url, self._dead_after, self._pooled = _parsed(url)
-        shown = self._url.difference_update_query(("password", "sslpassword"))
-        self._what = f"PostgreSQL database {shown.render_as_string(hide_password=True)}"
+        self._what = f"PostgreSQL database {migrations.shown(self._url)}"
         self.clock = ServerClock() if type(clock) is SystemClock else clock
         self._durability = durability
         self._namespace = namespace

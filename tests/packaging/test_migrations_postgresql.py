@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,11 +253,16 @@ def test_a_newer_schema_is_refused_and_left_alone(
     assert catalogue(db) == before
 
 
-def test_a_password_is_not_in_the_message(postgres_db: str) -> None:
-    url = sa.make_url(postgres_db).set(password="hunter2").render_as_string(hide_password=False)
-    with pytest.raises(tubes.SchemaMismatch) as caught:
-        bring_up(url, migrate=False)
-    assert "hunter2" not in str(caught.value)
+@pytest.mark.parametrize("place", ["user", "password", "sslpassword"])
+def test_a_password_is_not_in_the_message(postgres_db: str, place: str) -> None:
+    """Wherever the URL has it."""
+    url = sa.make_url(postgres_db)
+    url = url.set(password="hunter2") if place == "user" else url.update_query_dict({place: "hunter2"})
+    given = url.render_as_string(hide_password=False)
+    for call in (lambda: bring_up(given, migrate=False), lambda: tubes.connect(given)):
+        with pytest.raises(tubes.SchemaMismatch, match="tubes migrate --url") as caught:
+            call()
+        assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 # Down
