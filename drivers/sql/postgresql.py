@@ -107,9 +107,11 @@ class PostgresStore(Catalogue, Renewable):
         self._busy_timeout = busy_timeout
         self._kind = (durability, busy_timeout, self._pooled)
         self.session_ttr_ms = session_ttr_ms
-        _, settings = DIALECT.create_connect_args(self._url)
         try:
+            _, settings = DIALECT.create_connect_args(self._url)
             self._conninfo = make_conninfo(**settings)
+        except sa.exc.ArgumentError:  # which shows what may be a part of a password
+            raise BadOption("bad store URL: a port is a number, one for each host", option="url") from None
         except psycopg.ProgrammingError as error:  # names the option, and no value
             said = str(error).strip()
             unknown = re.search('connection option "(.*)"', said)
@@ -615,6 +617,7 @@ def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     try:
         if urlsplit(url).netloc.count("@") > 1:  # a part of the password would pass for the host's name
             raise ValueError
+        url.encode()  # UnicodeEncodeError is a ValueError, and has all of it
         parsed = sa.engine.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
         raise BadOption(

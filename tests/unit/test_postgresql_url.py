@@ -38,6 +38,11 @@ def test_an_option_that_is_nearly_ours_is_suggested(given: str, meant: str) -> N
         "postgresql://user:pa@s3cret@nohost.invalid/db",
         "://user:s3cret@host",
         "s3cret@host",
+        "postgresql://user@host/db?port=s3cret",
+        "postgresql://user:s3cret@/db?host=a:1,b:2&port=3",
+        "postgresql://user:s3cret\ud800@host/db",
+        "postgresql://user:s3cret@host/\ud800",
+        "postgresql://user@host/db?password=s3cret\ud800",
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
