@@ -19,7 +19,10 @@ MOST_CONNECTIONS = 16
 """Connections that work at the same time, beside the one that listens; more threads take turns."""
 
 IS_FULL = re.compile("too many (clients|connections)|connection slots")
-"""What a server says that has no more connections, for us or for anybody. libpq keeps the code of that to itself."""
+"""What a server says that has no more connections, if in English: libpq keeps the code to itself.
+
+Then one is waited for also where the others of this process are only being opened.
+"""
 
 LONGEST_WAIT = 0.1
 """Seconds after which a thread in line looks by itself: for a signal that came just before it slept."""
@@ -37,6 +40,8 @@ class Pool:
         self._line: deque[threading.Lock] = deque()
         """Those who wait for a connection."""
         self._opened = 0
+        self._wires: set[Wire] = set()
+        """Those that were opened; lost ones until the next is."""
         self._is_over = False
         """Whether what is given back is closed."""
 
@@ -52,26 +57,39 @@ class Pool:
     def borrow(self) -> Wire:
         """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be.
 
-        A server that has no more for this process is no error while it has some: its threads take turns on those.
+        A server that has no more for this process is no error while it has some: its threads take turns on those,
+        whatever the server says, which may be in any language.
         """
         wire = self._idle_wire() if not self._line else None
-        most = MOST_CONNECTIONS
+        most, why = MOST_CONNECTIONS, ""
         while wire is None:
-            wire = self._stand_in_line(most)
+            wire = self._stand_in_line(most, why)
             if wire is None:
                 try:
                     wire = self._one_more()
                 except StoreUnavailable as error:
-                    most = self._opened
-                    if not (most and IS_FULL.search(str(error))):
+                    most, why = self._opened, f", and there are no more: {error.__cause__}"
+                    if not (most and self._may_get_one(error)):
                         raise
         return wire
+
+    def _may_get_one(self, error: StoreUnavailable) -> bool:
+        """Whether somebody may give one back, where no more can be had: others of ours stand, or are being opened."""
+        is_full = IS_FULL.search(str(error)) is not None
+        known = [wire for wire in self._wires.copy() if not wire.is_lost]
+        if any(wire.seems_to_stand() for wire in known):
+            return is_full or not isinstance(error.__cause__, Lost)
+        return is_full and self._opened > len(known)
 
     def _one_more(self) -> Wire:
         """Open one, in the place that is kept for it, or have a spare one."""
         try:
-            spare = self._shared.take_spare(self._kind)
-            return spare if spare is not None and spare.still_stands() else self._new_wire()
+            wire = self._shared.take_spare(self._kind)
+            if wire is None or not wire.still_stands():
+                wire = self._new_wire()
+            self._wires.difference_update([other for other in self._wires.copy() if other.is_lost])
+            self._wires.add(wire)
+            return wire
         except BaseException:
             self._opened -= 1
             self._stir_first()
@@ -128,8 +146,11 @@ class Pool:
         self.forget_idle()
         return None
 
-    def _stand_in_line(self, most: int) -> Wire | None:
-        """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more."""
+    def _stand_in_line(self, most: int, why: str) -> Wire | None:
+        """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more.
+
+        ``why`` no more than ``most`` are, for the error.
+        """
         _, patience, _ = self._kind
         deadline, place = real_monotonic() + patience, threading.Lock()
         place.acquire()
@@ -148,7 +169,7 @@ class Pool:
                         return None
                 left = deadline - real_monotonic()
                 if left <= 0:
-                    raise StoreBusy(f"{self._what}: all {most} connections of this process are in use")
+                    raise StoreBusy(f"{self._what}: all {most} connections of this process are in use{why}")
                 interruptible(place.acquire, True, min(left, LONGEST_WAIT))
         finally:
             self._line.remove(place)

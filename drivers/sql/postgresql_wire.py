@@ -230,6 +230,15 @@ class Wire:
             self.close()
         return not self.is_lost
 
+    def seems_to_stand(self) -> bool:
+        """Whether the server has not ended it, as one can tell who does not use it: nothing is read."""
+        poll, ended = select.poll(), getattr(select, "POLLRDHUP", 0)  # where there is none, POLLHUP tells
+        try:
+            poll.register(self._pg.socket, ended)
+        except psycopg.Error:  # it was closed
+            return False
+        return not (self.is_lost or poll.poll(0))
+
     def lender(self) -> Lender:
         """Lends this connection to users, as a SQLAlchemy Connection."""
         self._was_lent = True

@@ -455,6 +455,47 @@ def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
         server.close()
 
 
+@pytest.mark.timeout(30, method="thread")
+@pytest.mark.parametrize("full", ["NOLOGIN", "CONNECTION LIMIT 0"])
+def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connections(
+    own_postgres_db: str, full: str
+) -> None:
+    """It may speak any language. Whose connections are gone, too, is told so at once."""
+    role = f"guest_{os.getpid()}"
+    guest, admin = (sa.make_url(own_postgres_db).set(username=name) for name in (role, "postgres"))
+    with psycopg.connect(plain(admin.render_as_string()), autocommit=True) as db:
+        db.execute(f"CREATE ROLE {role} LOGIN IN ROLE tubes".encode())
+        try:
+            with tubes.connect(guest.render_as_string(), migrate=True, sweep=False, busy_timeout=60) as queue:
+                tube = queue.create_tube("jobs", "fifo")
+                db.execute(f"ALTER ROLE {role} {full}".encode())
+                assert in_threads(8, lambda: tube.put("x")) == []
+                with pytest.raises(tubes.StoreUnavailable, match="lost"), queue.transaction() as unit:
+                    tube.put("y", unit=unit)
+                    cut(db)
+                    with pytest.raises(tubes.StoreUnavailable, match=r"cannot be used.*FATAL"):
+                        tube.put("z")
+                    tube.put("y", unit=unit)
+                db.execute(f"ALTER ROLE {role} LOGIN CONNECTION LIMIT -1".encode())
+        finally:
+            db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_who_waits_in_vain_for_one_of_few_connections_is_told_why(connect: Connect, url: str) -> None:
+    queue = connect(sweep=False, busy_timeout=0.05)
+    tube, name = queue.create_tube("jobs", "fifo"), sa.make_url(url).database
+    admin = sa.make_url(plain(url)).set(username="postgres", database="postgres")
+    with psycopg.connect(admin.render_as_string(), autocommit=True) as db, queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        db.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+        try:
+            with pytest.raises(tubes.StoreBusy, match=r"all 1 connections .* not currently accepting"):
+                tube.put("y")
+        finally:
+            db.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 @pytest.mark.usefixtures("few_connections")
 def test_more_threads_than_connections_take_turns(connect: Connect) -> None:
     tube = connect(sweep=False, busy_timeout=1).create_tube("jobs", "fifo")
