@@ -343,13 +343,20 @@ def watch_savepoints(dialect: Dialect) -> None:
 class Lender:
     """Lends the database connection of a store's own transactions to users, as a SQLAlchemy Connection.
 
-    ``check``, if given, is called before each statement of theirs, and may refuse it.
+    ``check``, if given, is called before each statement of theirs, and may refuse it; ``notice`` with its text.
     """
 
-    def __init__(self, url: str, raw: Any, check: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        raw: Any,
+        check: Callable[[], None] | None = None,
+        notice: Callable[[str], object] = bool,
+    ) -> None:
         self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
         self._lent: sa.Connection | None = None
         self._check = check
+        self._notice = notice
         self._unit: Unit | None = None
         self._cursors: weakref.WeakSet[Any] = weakref.WeakSet()
         if check is not None:
@@ -396,6 +403,7 @@ class Lender:
         """Between the calls of other threads that share the unit: what the connection is at is never torn."""
 
         def execute_in_turn(*given: Any) -> None:
+            self._notice(given[1])
             unit = self._unit
             with unit.turn() if unit is not None else nullcontext():
                 execute(*given)

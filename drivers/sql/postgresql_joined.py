@@ -13,13 +13,12 @@ from tubes.errors import BadOption, NoSuchTube
 
 from .joined import JoinedTx, driver_connection
 from .postgresql_errors import translated
-from .postgresql_wire import FAILED_BEFORE, LOST_CODES, Refused
+from .postgresql_wire import FAILED_BEFORE, HAS_TRIGGERS, LOST_CODES, Refused, without_triggers
 from .statements import Row, Statement
 
 Identity = tuple[str, int, int | None]
 
 IS_READ_ONLY = "current_setting('transaction_read_only')"
-HAS_TRIGGERS = "current_setting('session_replication_role') <> 'replica'"
 TAKES_ARRAYS = (
     "current_setting('array_nulls') = 'on' AND current_setting('standard_conforming_strings') = 'on'"
 )
@@ -115,7 +114,7 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
     if is_read_only == "on":
         raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
     if not has_triggers:
-        raise BadOption("tubes does not work with session_replication_role = replica", option="connection")
+        raise without_triggers("connection")
     tx = PostgresJoinedTx(connection, namespace, takes_arrays=takes_arrays, has_snapshot=has_snapshot)
     return tx, (started, database, table)
 

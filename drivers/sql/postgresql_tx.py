@@ -111,6 +111,7 @@ class PostgresTx:
         """Send BEGIN along, if that is to be; and again where it was refused itself, such as by a cancel."""
         if self.lender is not None:  # users may have ended the transaction
             self._check_stands()
+            self._wire.check_triggers()
         begin, self._begin = self._begin, ""
         try:
             return execute(*args, begin=begin)

@@ -22,7 +22,7 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.pq.abc import PGresult
 
-from tubes.errors import StoreUnavailable
+from tubes.errors import BadOption, StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
 from ..forks import keep_from_children
@@ -43,6 +43,11 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 DISCARD = "DISCARD TEMP; SELECT pg_advisory_unlock_all()"
 """What users may have left on a connection, beside what they have set."""
+
+TRIGGERS_SETTING = "session_replication_role"
+
+HAS_TRIGGERS = f"current_setting('{TRIGGERS_SETTING}') <> 'replica'"
+"""Else nobody sees to who is in front of a sub-queue."""
 
 COUNT_PREPARED = "SELECT count(*) FROM pg_prepared_statements"
 
@@ -73,6 +78,11 @@ class Lost(Exception):
     def __init__(self, message: str, *, was_sent: bool) -> None:
         self.was_sent = was_sent
         super().__init__(message)
+
+
+def without_triggers(option: str) -> BadOption:
+    """The error for a connection without ``HAS_TRIGGERS``."""
+    return BadOption(f"tubes does not work with {TRIGGERS_SETTING} = replica", option=option)
 
 
 class Result:
@@ -113,14 +123,16 @@ class Wire:
         self._names = itertools.count()
         self.is_lost = self.is_read_only = False
         self._lender: Lender | None = None
-        self._was_lent = False
+        self._was_lent = self._may_lack_triggers = False
         settings |= PLANNING | MEANING | {"synchronous_commit": "on" if durability == "full" else "off"}
         try:
             self.pooled = self._is_pooled() if pooled is None else pooled
             lasting = {} if self.pooled else settings | LASTING
             self._set_up = "; ".join(f"SET {name} = '{value}'" for name, value in lasting.items())
-            if self._set_up:
-                self.simple(self._set_up)
+            if not self.simple(f"{self._set_up}; SELECT {HAS_TRIGGERS}").rows[0][
+                0
+            ]:  # as of a role, or in the URL
+                raise without_triggers("url")
         except BaseException:
             self.close()
             raise
@@ -184,7 +196,12 @@ class Wire:
             reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {DISCARD}; {self._set_up}"
             if self.simple(f"{reset}; {COUNT_PREPARED}").rows[0][0] < len(self._prepared):
                 self._prepared.clear()  # they have deallocated some
-        self._was_lent = False
+        self._was_lent = self._may_lack_triggers = False
+
+    def check_triggers(self) -> None:
+        """BadOption where a user whom it is lent to has set it to have none."""
+        if self._may_lack_triggers and not self.simple(f"SELECT {HAS_TRIGGERS}").rows[0][0]:
+            raise without_triggers("unit")
 
     @property
     def is_inherited(self) -> bool:
@@ -243,7 +260,7 @@ class Wire:
         """Lends this connection to users, as a SQLAlchemy Connection."""
         self._was_lent = True
         if self._lender is None:
-            self._lender = Lender("postgresql+psycopg://", self._connection)
+            self._lender = Lender("postgresql+psycopg://", self._connection, notice=self._notice)
         return self._lender
 
     def close(self) -> None:
@@ -252,6 +269,11 @@ class Wire:
             self._connection.close()
 
     # Within
+
+    def _notice(self, text: str) -> None:
+        """A user executes this. Asking the server after every statement of theirs would be a round trip each."""
+        if TRIGGERS_SETTING in text.lower():
+            self._may_lack_triggers = True
 
     def _sending(self, call: Callable[..., None], *args: Any) -> None:
         """Call libpq where no answer is under way: if that fails, nothing was done."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +344,61 @@ def test_a_connection_that_runs_no_triggers_is_refused(own_postgres_db: str) -> 
         connection.execute(sa.text("SET session_replication_role = replica"))
         refused(tube, connection, "session_replication_role")
     engine.dispose()
+
+
+@pytest.mark.parametrize("by", ["role", "url"])
+def test_a_queue_whose_connections_run_no_triggers_is_refused(own_postgres_db: str, by: str) -> None:
+    """As those of a role may be, also once it is open."""
+    tubes.connect(own_postgres_db, migrate=True, sweep=False).close()
+    admin, role = sa.make_url(own_postgres_db).set(username="postgres"), f"replica_{os.getpid()}"
+    given = admin.set(username=role)
+    if by == "url":
+        given = admin.update_query_dict({"options": "-csession_replication_role=replica"})
+    engine = sa.create_engine(admin, isolation_level="AUTOCOMMIT")
+    with engine.connect() as db, ExitStack() as ending:
+        ending.callback(db.exec_driver_sql, f"DROP ROLE {role}")
+        db.exec_driver_sql(f"CREATE ROLE {role} LOGIN SUPERUSER")
+        if by == "role":
+            queue = ending.enter_context(tubes.connect(given.render_as_string(), sweep=False))
+            tube = queue.create_tube("jobs", "utube")
+            db.exec_driver_sql(f"ALTER ROLE {role} SET session_replication_role = replica")
+            with (
+                queue.transaction() as unit,
+                pytest.raises(tubes.BadOption, match="session_replication_role"),
+            ):
+                tube.put("before", utube="a", unit=unit)
+                tube.put("x", utube="a")
+            assert [task.data for task in tube.tasks("r")] == ["before"]
+        for pooled in ("yes", "no"):
+            url = given.update_query_dict({"pooled": pooled}).render_as_string()
+            with pytest.raises(tubes.BadOption, match="session_replication_role = replica") as caught:
+                tubes.connect(url)
+            assert caught.value.option == "url"
+    engine.dispose()
+
+
+@pytest.mark.parametrize("sets", ["SET LOCAL", "SET"])
+def test_a_unit_whose_connection_runs_no_triggers_is_refused(own_postgres_db: str, sets: str) -> None:
+    """As long as it does not; the next unit is not meant."""
+    admin = sa.make_url(own_postgres_db).set(username="postgres").render_as_string()
+    with tubes.connect(admin, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "utube")
+        tube.put_many(["a", "b"], utube="u")
+        task = tube.take(timeout=0)
+        assert task is not None
+        with queue.transaction() as unit:
+            unit.connection.exec_driver_sql(f"{sets} Session_Replication_Role = replica")
+            for call in (lambda: tube.ack(task, unit=unit), lambda: tube.put_many(["c", "d"], unit=unit)):
+                with pytest.raises(tubes.BadOption, match="session_replication_role = replica") as caught:
+                    call()
+                assert caught.value.option == "unit"
+            unit.connection.exec_driver_sql(f"{sets} session_replication_role = origin")
+            tube.put("e", utube="u", unit=unit)
+            unit.connection.exec_driver_sql(f"{sets} session_replication_role = replica")
+        with queue.transaction() as unit:
+            unit.connection.exec_driver_sql("SELECT 1")
+            tube.ack(task, unit=unit)
+        assert [each.data for each in tube.take_many(9, 0)] == ["b"]
 
 
 def test_a_conflict_of_serializable_transactions_is_said_and_not_repeated(postgres_place: Place) -> None:
