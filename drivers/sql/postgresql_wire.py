@@ -41,7 +41,7 @@ LASTING = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolati
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-DISCARD = "DISCARD TEMP; SELECT pg_advisory_unlock_all()"
+DISCARD = "CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()"
 """What users may have left on a connection, beside what they have set."""
 
 TRIGGERS_SETTING = "session_replication_role"
@@ -49,7 +49,7 @@ TRIGGERS_SETTING = "session_replication_role"
 HAS_TRIGGERS = f"current_setting('{TRIGGERS_SETTING}') <> 'replica'"
 """Else nobody sees to who is in front of a sub-queue."""
 
-COUNT_PREPARED = "SELECT count(*) FROM pg_prepared_statements"
+PREPARED = "SELECT name, from_sql FROM pg_prepared_statements"
 
 LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25P03", "57P05")
 """The server ends the connection, or has done so; 08P01 is what a pooler says of that."""
@@ -194,8 +194,7 @@ class Wire:
             self.simple("ROLLBACK")
         if self._was_lent and self._set_up:
             reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {DISCARD}; {self._set_up}"
-            if self.simple(f"{reset}; {COUNT_PREPARED}").rows[0][0] < len(self._prepared):
-                self._prepared.clear()  # they have deallocated some
+            self._keep_own(self.simple(f"{reset}; {PREPARED}").rows)
         self._was_lent = self._may_lack_triggers = False
 
     def check_triggers(self) -> None:
@@ -269,6 +268,15 @@ class Wire:
             self._connection.close()
 
     # Within
+
+    def _keep_own(self, prepared: Sequence[Row]) -> None:
+        """Deallocate what users have prepared, and forget what they have deallocated."""
+        theirs = {name for name, is_theirs in prepared if is_theirs}
+        left = {name for name, _ in prepared} - theirs
+        self._prepared = {text: name for text, name in self._prepared.items() if name.decode() in left}
+        if theirs:
+            quoted = (name.replace('"', '""') for name in theirs)
+            self.simple("; ".join(f'DEALLOCATE "{name}"' for name in quoted))
 
     def _notice(self, text: str) -> None:
         """A user executes this. Asking the server after every statement of theirs would be a round trip each."""

@@ -138,6 +138,34 @@ def test_what_is_left_on_a_unit_s_connection_ends_with_the_unit(postgres_place: 
             assert connection.scalar(sa.text("SELECT pg_try_advisory_xact_lock(7)"))
 
 
+@pytest.mark.parametrize(
+    ("leaves", "is_left"),
+    [
+        ('PREPARE "Ha""lf" AS SELECT 1', "SELECT FROM pg_prepared_statements WHERE from_sql"),
+        ("DEALLOCATE ALL; PREPARE t0 AS SELECT 1", "SELECT FROM pg_prepared_statements WHERE from_sql"),
+        ("DECLARE half CURSOR WITH HOLD FOR SELECT 1", "SELECT FROM pg_cursors WHERE is_holdable"),
+        ("LISTEN half", "SELECT pg_listening_channels()"),
+    ],
+)
+def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
+    postgres_place: Place, leaves: str, is_left: str
+) -> None:
+    """The next unit may make it again; what the queue has prepared stays, unless they have deallocated it."""
+    tube = postgres_place.tube()
+    for turn in range(3):
+        with postgres_place.queue.transaction() as unit:
+            tube.put(turn, unit=unit)
+            assert unit.connection.exec_driver_sql(is_left).first() is None
+            for statement in leaves.split("; "):
+                unit.connection.exec_driver_sql(statement)
+        ours = dict(unit.tx._wire._prepared)
+        assert tube.put("x") and ("DEALLOCATE" in leaves or ours)
+        with postgres_place.queue.transaction() as unit:
+            count = "SELECT count(*) FROM pg_prepared_statements"
+            assert unit.connection.scalar(sa.text(count)) == len(unit.tx._wire._prepared)
+    assert [task.data for task in tube.tasks("r")] == [0, "x", 1, "x", 2, "x"]
+
+
 def test_who_a_unit_s_connection_is_ends_with_the_unit(own_postgres_db: str) -> None:
     url = sa.make_url(own_postgres_db).set(username="postgres").render_as_string(hide_password=False)
     with tubes.connect(url, migrate=True, sweep=False) as queue:
