@@ -290,17 +290,22 @@ def test_what_the_how_to_drops_is_everything(postgres_db: str, db: psycopg.Conne
     assert {kind: found for kind, found in catalogue(db).items() if found} == {}
 
 
+@pytest.mark.parametrize("is_for_public", [True, False], ids=["as it comes", "nothing is for PUBLIC"])
 def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
-    own_postgres_db: str, postgres_server: PostgresServer
+    own_postgres_db: str, postgres_server: PostgresServer, is_for_public: bool
 ) -> None:
-    (grant,) = (block.text for block in blocks(HOW_TO, "sql") if block.text.startswith("GRANT"))
+    grants = [block.text for block in blocks(HOW_TO, "sql") if block.text.startswith("GRANT")]
     server = sa.make_url(own_postgres_db).set(username="postgres").render_as_string(hide_password=False)
     application = sa.make_url(own_postgres_db).set(username="application").render_as_string()
     bring_up(own_postgres_db)
     with psycopg.connect(conninfo(server), autocommit=True) as db:
         db.execute("CREATE ROLE application LOGIN")
         try:
-            db.execute(grant.encode())
+            if not is_for_public:
+                for what in ("USAGE ON SCHEMA", "EXECUTE ON ALL FUNCTIONS IN SCHEMA"):
+                    db.execute(f"REVOKE {what} public FROM PUBLIC".encode())
+            for grant in grants[:1] if is_for_public else grants:
+                db.execute(grant.encode())
             assert not bring_up(application, migrate=False)
             with tubes.connect(application) as queue:
                 for temporary in (False, True):
@@ -314,6 +319,9 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
                 db.execute("SELECT setval('tubes_task_id', 1, false), setval('tubes_tube_id_seq', 1, false)")
                 assert [finding.rule for finding in Doctor(queue, deep=True).repair()] == ["task", "tube"]
                 assert [*Doctor(queue, deep=True).examine()] == []
+            is_kept_out = "NOT has_function_privilege('application', oid, 'EXECUTE')"
+            ours = "pronamespace = 'public'::regnamespace"
+            assert db.execute(f"SELECT proname FROM pg_proc WHERE {ours} AND {is_kept_out}").fetchall() == []
             with pytest.raises(sa.exc.ProgrammingError, match="permission denied"):
                 bring_up(application, "other")
         finally:
