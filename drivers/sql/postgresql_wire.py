@@ -129,9 +129,8 @@ class Wire:
             self.pooled = self._is_pooled() if pooled is None else pooled
             lasting = {} if self.pooled else settings | LASTING
             self._set_up = "; ".join(f"SET {name} = '{value}'" for name, value in lasting.items())
-            if not self.simple(f"{self._set_up}; SELECT {HAS_TRIGGERS}").rows[0][
-                0
-            ]:  # as of a role, or in the URL
+            has_triggers = self.simple(f"{self._set_up}; SELECT {HAS_TRIGGERS}").rows[0][0]
+            if not has_triggers:  # as of the role, or as the URL says
                 raise without_triggers("url")
         except BaseException:
             self.close()
