@@ -122,6 +122,9 @@ class _Draft:
 
 _blank: Callable[[], Any] = partial(object.__new__, _Draft)  # Any: the type checker cannot see the slots
 
+FIRST_MS = -62_135_596_800_000
+"""The first millisecond of the year 1, before which no datetime can show one."""
+
 LAST_MS = 253_402_300_800_000
 """The first millisecond of the year 10000, which no datetime can show."""
 
@@ -130,9 +133,12 @@ LAST_MS = 253_402_300_800_000
 def instant(ms: int) -> datetime:
     """Turn stored milliseconds into an aware UTC datetime; neighbours share few distinct values.
 
-    What lies beyond the year 9999 is shown as the last instant that a datetime can show.
+    What lies beyond the year 9999 is shown as the last instant that a datetime can show, and what lies before the
+    year 1, where damage can have put it, as the first one.
     """
-    return datetime.fromtimestamp(ms / 1000, UTC) if ms < LAST_MS else datetime.max.replace(tzinfo=UTC)
+    if FIRST_MS <= ms < LAST_MS:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+    return (datetime.max if ms >= LAST_MS else datetime.min).replace(tzinfo=UTC)
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -235,6 +236,19 @@ def test_what_takes_a_person_is_found_and_left_as_it_is(damage: Damage, patient:
         (finding,) = said.findings
         assert (finding["remedy"], finding["repaired"]) == (None, False)
     assert patient.rows() == before
+
+
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+def test_a_time_before_the_year_1_holds_up_nobody(type: str, patient: Patient) -> None:
+    tube = fill(patient.opened[0], type)
+    first, second, *_ = tube.tasks("r")
+    times = "created_ms = -1000000000000000, updated_ms = -100000000000000000"
+    patient.sql(f"UPDATE tubes_task SET {times} WHERE id <= ?", second.id)
+    assert [task.created_at.year == 1 for task in tube.tasks("r", limit=3)] == [True, True, False]
+    assert tube.peek(first).updated_at == datetime.min.replace(tzinfo=UTC)
+    taken = [tube.take(timeout=0), *tube.take_many(2, timeout=0)]
+    assert [task and task.data for task in taken] == [0, 1, 2]
+    assert tube.ack(first.id).state.name == "DONE"
 
 
 def test_a_lost_tube_comes_back_with_its_tasks_as_they_were(patient: Patient) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tubes.task import STORED, TRANSITIONS, Event, State, Task, done, make_task
+from tubes.task import STORED, TRANSITIONS, Event, State, Task, done, instant, make_task
 
 TAKEN = make_task(
     7,
@@ -42,6 +42,22 @@ def test_a_task_shows_seconds_and_aware_instants() -> None:
     assert TAKEN.created_at == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     assert TAKEN.updated_at == datetime(1970, 1, 1, 0, 0, 2, 500_000, tzinfo=UTC)
     assert TAKEN.due_at == datetime(1970, 1, 1, 0, 0, 9, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        (-(2**63), datetime.min),
+        (-62_135_596_800_001, datetime.min),
+        (-62_135_596_800_000, datetime.min),
+        (-62_135_596_799_000, datetime(1, 1, 1, 0, 0, 1)),
+        (253_402_300_799_000, datetime(9999, 12, 31, 23, 59, 59)),
+        (253_402_300_800_000, datetime.max),
+        (2**63 - 1, datetime.max),
+    ],
+)
+def test_a_time_that_no_datetime_shows_is_the_first_or_the_last_one(ms: int, shown: datetime) -> None:
+    assert instant(ms) == shown.replace(tzinfo=UTC)
 
 
 def test_a_taken_task_has_an_owner_and_its_attempt_as_token() -> None:
