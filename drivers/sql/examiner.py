@@ -351,6 +351,9 @@ def _precedence(row: Facts) -> tuple[int, ...]:
 def set_row(tx: SqlTx, looks: Looks, row: Facts, **columns: Any) -> Facts:
     """Write some columns of a row; return it as it is then."""
     new = row._replace(**columns)
+    times, were = ((at.created_ms, at.updated_ms, at.ttl_ms, at.ttr_ms) for at in (new, row))
+    if times != were:
+        tx.run(looks.set_times, *times, row.id)
     tx.run(
         looks.set_row,
         new.state, new.front, new.place, new.utube, new.due_ms, new.attempts, new.owner, row.id,
@@ -387,7 +390,7 @@ class Tasks(SqlCheck):
             if tube is None:
                 findings += self._stray(row)
                 continue
-            found = wrongs(row, self._store.features(tube))
+            found = wrongs(row, self._store.features(tube), now)
             findings += [self._finding(row, tube, wrong) for wrong in found or unreadable.get(row.id, [])]
         return Look(findings, rows[-1].id if len(rows) == limit else None, seen=len(rows))
 
@@ -428,7 +431,7 @@ class Tasks(SqlCheck):
         row, tube = self._locked(tx, finding.task)
         if row is None or tube is None:
             return False
-        found = wrongs(row, self._store.features(tube)) or self._unreadable(tx, [row]).get(row.id, [])
+        found = wrongs(row, self._store.features(tube), now) or self._unreadable(tx, [row]).get(row.id, [])
         wrong = next((wrong for wrong in found if wrong.rule == finding.rule and wrong.remedy), None)
         if wrong is not None and not dry:
             self._make_right(tx, row, tube, wrong, now)

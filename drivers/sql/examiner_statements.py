@@ -23,6 +23,7 @@ class Looks:
     row: Statement
     payloads: Statement
     set_row: Statement
+    set_times: Statement
     set_front: Statement
     as_bytes: Statement
     remove: Statement
@@ -154,6 +155,11 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
             f"UPDATE {task} SET state = :state, front = :front, place = :place, utube = :utube, due_ms = :due_ms,"
             " attempts = :attempts, owner = :owner WHERE id = :id",
             *("state", "front", "place", "utube", "due_ms", "attempts", "owner", "id"),
+        ),
+        set_times=make(  # by itself: beside a new front or state, ttr_ms would start a trigger
+            f"UPDATE {task} SET created_ms = :created_ms, updated_ms = :updated_ms, ttl_ms = :ttl_ms, ttr_ms = :ttr_ms"
+            " WHERE id = :id",
+            *("created_ms", "updated_ms", "ttl_ms", "ttr_ms", "id"),
         ),
         set_front=make(f"UPDATE {task} SET front = :front WHERE id = :id", "front", "id"),
         as_bytes=make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id", "id"),

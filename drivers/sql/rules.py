@@ -8,10 +8,22 @@ from typing import Any, NamedTuple
 
 from tubes.doctor import Kind
 from tubes.driver import Features
-from tubes.task import STORED
+from tubes.task import FIRST_MS, LAST_MS, STORED
 
 NUMBERS = ("tube", "pri", "created_ms", "updated_ms", "attempts")
 MAYBE_NUMBERS = ("front", "place", "due_ms", "ttl_ms", "ttr_ms")
+
+FARTHEST_MS = 2**61
+"""No duration is longer, and no next time is later: a task would have been touched 250 times by the longest of all.
+
+The sum of two still fits into a column; of what is larger, every take can fail.
+"""
+
+MOST_ATTEMPTS = 2_000_000_000
+"""A column for the number of takes holds 147 millions more."""
+
+FOLLOWING = {"place", "due_ms"}
+"""Those of the numbers that follow from the rest: SQLite has a fraction there, if a sum was beyond 64 bits."""
 
 WORDS = {state.value: state.name.lower() for state in STORED}
 
@@ -69,11 +81,41 @@ def no_numbers(row: Facts) -> list[str]:
     return odd + [name for name in MAYBE_NUMBERS if type(getattr(row, name)) not in (int, type(None))]
 
 
-def wrongs(row: Facts, features: Features | None) -> list[Wrong]:
+def wrongs(row: Facts, features: Features | None, now: int) -> list[Wrong]:
     """All that is wrong with a row of a tube whose type has these features; ``None``: nobody knows which."""
     odd = no_numbers(row)
+    found = []
     if odd:
-        return [Wrong("number", Kind.STATE, f"has no number in {', '.join(odd)}")]
+        what = f"has no number in {', '.join(odd)}"
+        if not set(odd) <= FOLLOWING:
+            return [Wrong("number", Kind.STATE, what)]
+        found.append(Wrong("number", Kind.STATE, what, "set it anew", dict.fromkeys(odd)))
+        row = row._replace(**found[0].columns)
+    for wrong in _impossible(row, now):
+        found.append(wrong)
+        row = row._replace(**wrong.columns)  # all the rest follows from what is right then
+    return [*found, *_contradictions(row, features)]
+
+
+def _impossible(row: Facts, now: int) -> Iterator[Wrong]:
+    """Numbers that no verb has made."""
+    right = min(now, LAST_MS - 1)  # from an earlier one its ttl might be over at once
+    for name, ms, verb in (("created_ms", row.created_ms, "put"), ("updated_ms", row.updated_ms, "changed")):
+        if not FIRST_MS <= ms < LAST_MS:
+            what = f"was {verb} at {ms} ms, which is no time"
+            yield Wrong(name, Kind.STATE, what, "set that to now", {name: right})
+    for name, duration, word in (("ttl_ms", row.ttl_ms, "ttl"), ("ttr_ms", row.ttr_ms, "ttr")):
+        if duration is not None and not 0 <= duration <= FARTHEST_MS:
+            what = f"has a {word} of {duration} ms, which nobody can give"
+            yield Wrong(name, Kind.STATE, what, "set it to never", {name: None})
+    least = 1 if row.state == "t" else 0
+    if not least <= row.attempts <= MOST_ATTEMPTS:
+        what = f"is {WORDS.get(row.state, 'there')} and was taken {row.attempts} times"
+        yield Wrong("attempts", Kind.STATE, what, f"set that to {least}", {"attempts": least})
+
+
+def _contradictions(row: Facts, features: Features | None) -> list[Wrong]:
+    """What cannot all be true of a row at once."""
     if row.state not in WORDS:
         aside = {"state": "!", "front": None, "place": row.pri, "due_ms": row.end_ms, "owner": None}
         what = f"is in state {row.state!r}, which there is not"
@@ -105,10 +147,6 @@ def _slight(row: Facts, features: Features | None) -> Iterator[Wrong]:
         yield Wrong("two", Kind.STATE, "has two payloads")
     if row.state != "t" and row.owner is not None:
         yield Wrong("owner", Kind.STATE, f"is {word} and has an owner", "clear that", {"owner": None})
-    least = 1 if row.state == "t" else 0
-    if row.attempts < least:
-        what = f"is {word} and was taken {row.attempts} times"
-        yield Wrong("attempts", Kind.STATE, what, f"set that to {least}", {"attempts": least})
     yield from _place_in_line(row, features)
     yield from _times(row, features)
 
@@ -140,12 +178,12 @@ def _place_in_line(row: Facts, features: Features | None) -> Iterator[Wrong]:
 
 def _times(row: Facts, features: Features | None) -> Iterator[Wrong]:
     word, due, end = WORDS[row.state], row.due_ms, row.end_ms
-    right = due
+    right, is_possible = due, due is not None and FIRST_MS <= due <= FARTHEST_MS
     if row.state == "~":
-        right = row.updated_ms if due is None else due
+        right = due if is_possible else row.updated_ms
     elif row.state != "t" or row.ttr_ms is None or (features is not None and not features.timed):
         right = end
-    elif due is None or (end is not None and due > end):
+    elif due is None or not is_possible or (end is not None and due > end):
         over = row.updated_ms + row.ttr_ms
         right = over if end is None else min(over, end)
     place = right if row.state == "t" and (features is None or features.timed) else row.pri

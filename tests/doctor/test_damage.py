@@ -48,6 +48,11 @@ def task(set: str, which: str = "{head}") -> str:
     return f"UPDATE tubes_task SET {set} WHERE id = {which}"
 
 
+TAKEN = task(
+    "state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = 1, place = coalesce(due_ms, pri)"
+)
+"""The first task is taken, by somebody who is there."""
+
 DAMAGES = (
     # Sub-queues
     Damage("nobody in front", "utube", (task("front = 0"),), "line"),
@@ -169,6 +174,35 @@ DAMAGES = (
         "state",
         deep=True,
     ),
+    # Numbers that no verb has made
+    *(
+        Damage(name, type, (task(set), TAKEN if "taken" in name else task("front = front")), "state", deep=True)
+        for name, type, set in (
+            ("taken as often as can be counted", "fifo", "attempts = 2147483647"),
+            ("ready as often as can be counted", "utubettl", "attempts = 2147483647"),
+            ("an endless ttr", "fifottl", "ttr_ms = 9223372036854775807"),
+            ("an endless ttr of one taken", "utubettl", "ttr_ms = 9223372036854775807"),
+            ("an endless ttl", "fifottl", "ttl_ms = 9223372036854775807"),
+            ("an endless ttl of one taken", "utubettl", "ttl_ms = 9223372036854775807"),
+            ("an endless ttl of one taken where there is none", "fifo", "ttl_ms = 9223372036854775807"),
+            ("durations below nothing", "limfifottl", "ttl_ms = -1, ttr_ms = -1"),
+            ("put before the year 1", "fifo", "created_ms = -1000000000000000"),
+            ("put before the year 1 with a ttl", "limfifottl", "created_ms = -9223372036854775807"),
+            ("put after the year 9999", "utubettl", "created_ms = 9223372036854775807"),
+            ("put after the year 9999 and taken", "fifottl", "created_ms = 9223372036854775807"),
+            ("changed before the year 1", "utube", "updated_ms = -100000000000000000"),
+            ("no time at all", "fifottl", "created_ms = 9223372036854775807, updated_ms = -9223372036854775807"),
+            (
+                "nothing but",
+                "utubettl",
+                "created_ms = -9223372036854775807, updated_ms = 9223372036854775807, ttl_ms = 9223372036854775807,"
+                " ttr_ms = -9223372036854775807, due_ms = 9223372036854775807, place = -9223372036854775807,"
+                " attempts = 2147483647",
+            ),
+            ("delayed until the end of numbers", "fifottl", "state = '~', front = NULL, due_ms = 9223372036854775807"),
+            ("taken until the end of numbers", "fifottl", "ttl_ms = NULL, due_ms = 9223372036854775807"),
+        )
+    ),
 )  # fmt: skip
 
 
@@ -236,6 +270,20 @@ def test_what_takes_a_person_is_found_and_left_as_it_is(damage: Damage, patient:
         (finding,) = said.findings
         assert (finding["remedy"], finding["repaired"]) == (None, False)
     assert patient.rows() == before
+
+
+def test_what_was_taken_for_longer_than_a_column_holds_is_set_right(file: Patient) -> None:
+    """SQLite goes on with a number that is no whole one, where a server refuses the take."""
+    tube = file.opened[0].create_tube("jobs", "fifottl")
+    tube.put("x", ttr=60)
+    file.sql("UPDATE tubes_task SET ttr_ms = 9223372036854775807")
+    held = tube.take(timeout=0)
+    assert held is not None
+    assert file.sql("SELECT typeof(due_ms), typeof(place) FROM tubes_task") == [("real", "real")]
+    said = file.doctor("--deep", "--fix")
+    assert (said.status, said.kinds) == (0, {"state"})
+    assert [*file.examine(deep=True)] == []
+    assert tube.ack(held).data == "x"
 
 
 @pytest.mark.parametrize("type", ["fifo", "utubettl"])

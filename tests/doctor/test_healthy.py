@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pytest
 
 import tubes
 from tubes.doctor import Doctor, Kind
+from tubes.options import LONGEST_MS
 
 from .conftest import Patient, do_everything, find_nothing, find_nothing_while_others_work
 
 
 def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
     do_everything(patient.opened[0])
+    find_nothing(patient, patient.rows)
+
+
+@pytest.mark.parametrize("type", ["fifottl", "utubettl"])
+def test_the_longest_durations_are_not_called_wrong(type: str, patient: Patient) -> None:
+    """Also where a delay, touches and a release have made them longer still."""
+    longest = LONGEST_MS // 1000
+    tube = patient.opened[0].create_tube("jobs", type)
+    durations = (None, 0, longest)
+    for ttl, ttr in product(durations, durations):
+        options: dict[str, Any] = {"ttl": ttl, "ttr": ttr}
+        tube.put("delayed", delay=longest, **options)
+        tube.put("ready", **options)
+    for verb in ("release", "bury", "ack"):
+        task = tube.take(timeout=0)
+        assert task is not None and task.data == "ready"
+        for _ in range(100):
+            tube.touch(task, longest)
+        if verb == "release":
+            tube.release(task, delay=longest)
+        elif verb == "bury":
+            tube.bury(task)
     find_nothing(patient, patient.rows)
 
 
