@@ -18,7 +18,7 @@ from tubes.driver import (
     new_change,
     put_change,
 )
-from tubes.errors import BadOption, NotSupported
+from tubes.errors import BadOption, NotSupported, StoreError
 from tubes.options import sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
@@ -39,6 +39,9 @@ from .statements import Row, Statement, Statements
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
 """Places in a raw task, see RAW in ``statements``."""
+
+UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What Python says of a row that no verb has written."""
 
 LONGEST_UTUBE = 2500
 """Bytes of a sub-queue's name in PostgreSQL, whose indexes hold 2704 with what goes beside it."""
@@ -189,7 +192,10 @@ class SqlDriver:
         id, text, blob, created, attempts = rows[0]
         data = blob if text is None else decode(text)
         name = self._name
-        task = make_task(id, name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner)
+        try:
+            task = make_task(id, name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner)
+        except UNREADABLE as error:
+            raise self._damaged(id, error) from error
         return (new_change((TAKE, task, None)),)
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
@@ -211,9 +217,12 @@ class SqlDriver:
             datas = decode_many(texts)
         changes = []
         for (id, _, _, created, attempts), data in zip(rows, datas, strict=True):
-            task = make_task(
-                id, self._name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner
-            )
+            try:
+                task = make_task(
+                    id, self._name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner
+                )
+            except UNREADABLE as error:
+                raise self._damaged(id, error) from error
             changes.append(new_change((TAKE, task, None)))
         return changes
 
@@ -408,8 +417,10 @@ class SqlDriver:
 
     def count(self, tx: SqlTx) -> Mapping[State, int]:
         totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
-        for state, count in tx.only_rows(self._sql.count, self._tube):
-            totals[STATES[state]] += count
+        for code, count in tx.only_rows(self._sql.count, self._tube):
+            state = STATES.get(code)
+            if state in totals:  # else it is damaged, and in none of them
+                totals[state] += count
         return totals
 
     def next_due(self, tx: SqlTx) -> int | None:
@@ -424,12 +435,20 @@ class SqlDriver:
             return raw
         id, state, data, blob, pri, utube, created, updated, due, ttl, ttr, attempts, owner = raw
         data = blob if data is None else decode(data)
-        return make_task(
-            id, self._name, STATES[state], data, pri, sub_queue_name(utube), created, updated, due, ttl, ttr, attempts,
-            owner,
-        )  # fmt: skip
+        try:
+            return make_task(
+                id, self._name, STATES[state], data, pri, sub_queue_name(utube), created, updated, due, ttl, ttr,
+                attempts, owner,
+            )  # fmt: skip
+        except UNREADABLE as error:
+            raise self._damaged(id, error) from error
 
     # Within
+
+    def _damaged(self, id: int, error: Exception) -> StoreError:
+        return StoreError(
+            f"task {id} of tube {self._name!r} cannot be read, see `tubes doctor --deep`: {error}"
+        )
 
     def _held(self, tx: SqlTx, refs: Sequence[Ref], owner: str | None) -> list[Row]:
         """The refs that ``owner`` holds, by that very lease where one is named."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -297,6 +298,47 @@ def test_a_time_before_the_year_1_holds_up_nobody(type: str, patient: Patient) -
     taken = [tube.take(timeout=0), *tube.take_many(2, timeout=0)]
     assert [task and task.data for task in taken] == [0, 1, 2]
     assert tube.ack(first.id).state.name == "DONE"
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("state = 'x'", "'x'"),
+        ("state = ''", "''"),
+        ("state = 't', attempts = 1, owner = 'zzz', place = coalesce(due_ms, pri)", "badly formed"),
+    ],
+    ids=["state", "empty", "owner"],
+)
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+def test_a_row_that_cannot_be_read_is_named_and_costs_only_itself(
+    type: str, damage: str, why: str, patient: Patient
+) -> None:
+    tube = fill(patient.opened[0], type)
+    first, second, *_ = tube.tasks("r")
+    patient.sql(f"UPDATE tubes_task SET {damage} WHERE id = ?", first.id)
+    named = rf"task {first.id} of tube 'jobs' cannot be read, see `tubes doctor --deep`: .*{why}"
+    with pytest.raises(tubes.StoreError, match=named):
+        tube.peek(first.id)
+    assert tube.peek(second.id).data == 1
+    assert len(tube.tasks("r")) == 8
+    counts = tube.statistics()["tasks"]
+    assert (counts["ready"], counts["taken"]) == (8, int("owner" in damage))
+    for data in (1, 2):
+        task = tube.take(timeout=0)
+        assert task is not None and task.data == data
+    assert tube.delete(first.id).state.name == "DONE"
+
+
+def test_a_text_where_a_number_must_be_is_named_and_the_next_take_goes_on(file: Patient) -> None:
+    for type in ("fifo", "fifottl", "utube"):
+        tube = fill(file.opened[0], type, type)
+        ((head,),) = file.sql("SELECT min(id) FROM tubes_task WHERE tube = ?", tube.record.id)
+        file.sql("UPDATE tubes_task SET created_ms = 'soon' WHERE id = ?", head)
+        for look in (partial(tube.take, timeout=0), partial(tube.peek, head)):
+            with pytest.raises(tubes.StoreError, match=f"task {head} of tube '{type}' cannot be read"):
+                look()
+        task = tube.take(timeout=0)
+        assert task is not None and task.data == 1
 
 
 def test_a_lost_tube_comes_back_with_its_tasks_as_they_were(patient: Patient) -> None:
