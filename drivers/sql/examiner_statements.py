@@ -74,7 +74,11 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
 
     if is_server:
         sizes = "octet_length(data), octet_length(bytes)"
-        text, as_bytes = "data", "convert_to(data, 'UTF8')"
+        # In a database without an encoding, a text may be none: it is not sent as one, nor converted
+        as_bytes = (
+            "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN convert_to(data, 'SQL_ASCII')"
+            " ELSE convert_to(data, 'UTF8') END"
+        )
         among = "id = ANY(CAST(ARRAY(SELECT CAST(json_array_elements_text(CAST(:ids AS json)) AS bigint)) AS bigint[]))"
         in_lines = "front = 0"  # a unique index keeps the others right
         corners = ("front = 1", "front = 0", "front IS NULL")
@@ -87,7 +91,7 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         )
     else:
         sizes = "length(CAST(data AS BLOB)), length(bytes)"
-        text, as_bytes = "CAST(data AS BLOB)", "CAST(data AS BLOB)"  # as text it might not be readable
+        as_bytes = "CAST(data AS BLOB)"  # as text it might not be readable
         among = "id IN (SELECT value FROM json_each(:ids))"
         in_lines = "front IS NOT NULL"
         corners = (
@@ -150,7 +154,7 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         size=make(f"SELECT count(*) FROM {task}"),
         rows=make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit", "after", "limit"),
         row=make(f"{facts} WHERE id = :id{locked}", "id"),
-        payloads=make(f"SELECT id, {text} FROM {task} WHERE {among} AND data IS NOT NULL", "ids"),
+        payloads=make(f"SELECT id, {as_bytes} FROM {task} WHERE {among} AND data IS NOT NULL", "ids"),
         set_row=make(
             f"UPDATE {task} SET state = :state, front = :front, place = :place, utube = :utube, due_ms = :due_ms,"
             " attempts = :attempts, owner = :owner WHERE id = :id",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from faults.harness import eventually
 from interpreter import Process
 from sleeper import is_asleep
@@ -20,7 +23,7 @@ from tubes.clock import pause
 from tubes.doctor import Doctor, Kind
 from tubes.testing import FakeClock
 
-from .conftest import Patient, drain, fill, use_beside_unreadable_jobs
+from .conftest import Patient, drain, fill, plain, use_beside_unreadable_jobs
 
 NOBODY = "f" * 32
 """A session that is not there."""
@@ -583,6 +586,36 @@ def test_a_tube_whose_options_cannot_be_read_costs_the_others_nothing(patient: P
         1,
         [("damage", "jobs")],
     )
+
+
+def test_bytes_that_are_no_text_cost_the_other_tasks_nothing(postgres_url: str) -> None:
+    """A database without an encoding stores them, and its server refuses to send them as text."""
+    name = f"tubes_ascii_{uuid4().hex}"
+    with psycopg.connect(plain(postgres_url), autocommit=True) as server:
+        server.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+        try:
+            url = sa.make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+            with (
+                tubes.connect(url, migrate=True, sweep=False) as queue,
+                closing(psycopg.connect(plain(url))) as raw,
+            ):
+                tube = fill(queue, "fifo")
+                tube.put("\xe9")
+                raw.execute("UPDATE tubes_task SET data = E'{\\xe9' WHERE id = 1")
+                raw.execute("UPDATE tubes_task SET front = 0 WHERE id = 9")
+                raw.commit()
+                found = [*Doctor(queue, deep=True).repair()]
+                assert [(finding.task, finding.kind) for finding in found] == [
+                    (1, Kind.PAYLOAD),
+                    (9, Kind.ORPHAN),
+                ]
+                assert [*Doctor(queue, deep=True).examine()] == []
+                assert [task.data for task in tube.tasks("!")] == [b"{\xe9"]
+                assert drain(tube) == [b"{\xe9", *range(1, 9), "\xe9"]
+        finally:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_a_queue_in_memory_can_be_examined() -> None:
