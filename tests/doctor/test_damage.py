@@ -53,7 +53,7 @@ def task(set: str, which: str = "{head}") -> str:
 
 
 TAKEN = task(
-    "state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = 1, place = coalesce(due_ms, pri)"
+    "state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = attempts + 1, place = coalesce(due_ms, pri)"
 )
 """The first task is taken, by somebody who is there."""
 
@@ -182,7 +182,7 @@ DAMAGES = (
     *(
         Damage(name, type, (task(set), TAKEN if "taken" in name else task("front = front")), "state", deep=True)
         for name, type, set in (
-            ("taken as often as can be counted", "fifo", "attempts = 2147483647"),
+            ("taken as often as can be counted", "fifo", "attempts = 2147483646"),
             ("ready as often as can be counted", "utubettl", "attempts = 2147483647"),
             ("an endless ttr", "fifottl", "ttr_ms = 9223372036854775807"),
             ("an endless ttr of one taken", "utubettl", "ttr_ms = 9223372036854775807"),
