@@ -567,7 +567,7 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
             with pytest.raises(tubes.StoreUnavailable, match="new thread"):
                 tubes.connect(server.url, sweep=False)
             open_files.append(len(os.listdir("/proc/self/fd")))
-    assert open_files[0] == open_files[1]
+    assert open_files[1] <= open_files[0]  # what tests before this one left may be closed meanwhile
     with tubes.connect(server.url, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifottl")
         tube.put("x", delay=0.01)
