@@ -205,7 +205,7 @@ def test_a_queue_that_closes_takes_no_lock_from_a_user_s_connection(
         for queue in queues:
             queue.close()
         open_then.append(len(os.listdir("/proc/self/fd")))
-    assert open_then[-1] == open_then[1]  # what could not be closed is used again
+    assert open_then[-1] <= open_then[1]  # what could not be closed is used again
     run(VISITOR, db)
     user.execute("CREATE TABLE orders (id)")
     code = (
