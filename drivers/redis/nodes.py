@@ -39,6 +39,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
 """What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
 
+_DATABASE = re.compile(r"[0-9]*/?")
+"""What may be the path."""
+
 OURS = ("dead_after", "protocol")
 """Options in a URL that are not for redis-py."""
 
@@ -47,7 +50,10 @@ AWAY_FOR = 5.0
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL in which a password's / ? or # seems to end it: its beginning would be taken for a host and port."""
+    """Refuse a URL in which a password's / ? or # seems to end it: its beginning would be taken for a host and port.
+
+    Also one whose path is no number, in whose place redis-py would silently take the database 0.
+    """
     try:
         urlsplit(url)
     except ValueError:
@@ -58,6 +64,10 @@ def check_url(url: str) -> None:
     torn_by_query = "@" in query and "=" not in query.partition("@")[0]
     if "#" in url or torn_by_path or torn_by_query:
         raise no_url()
+    if not base.startswith("unix:") and not _DATABASE.fullmatch(place[2]):
+        raise BadOption(
+            "the store's URL names no database: its path is a number, as in redis://host:6379/0", option="url"
+        )
 
 
 def no_url() -> BadOption:

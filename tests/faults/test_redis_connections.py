@@ -329,6 +329,21 @@ def test_an_at_may_stand_where_it_ends_nothing(url: str) -> None:
     assert isinstance(refused(url), tubes.StoreUnavailable)
 
 
+@pytest.mark.parametrize("path", ["jobs", "1x", "-1", "1/2", "O"])
+def test_a_path_that_is_no_number_is_no_database(path: str) -> None:
+    """Redis-py would take the database 0 for some, and 12 for another."""
+    with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(tubes.BadOption, match="a number"):
+        queue.create_tube("jobs", "redis", url=f"redis://127.0.0.1:1/{path}")
+    for scheme in ("redis", "rediss"):
+        with pytest.raises(tubes.BadOption, match="a number"):
+            tubes.connect(f"{scheme}://127.0.0.1:1/{path}?dead_after=5")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/0", "/1/"])
+def test_a_path_that_is_a_number_or_none_is_a_database(path: str) -> None:
+    assert isinstance(refused(f"redis://127.0.0.1:1{path}"), tubes.StoreUnavailable)
+
+
 @pytest.mark.parametrize(
     "option",
     [
