@@ -2,7 +2,7 @@
 --
 -- include plain
 -- KEYS: those of a tube, see tube.lua; of one without features the first seven do.
--- ARGV: 4 capacity, 0 for none · then for each task its record, r or ~, and its payload.
+-- ARGV: 4 capacity, 0 for none · then for each task its record, in the state r or ~, and its payload.
 -- Reply: the last of their ids, which follow each other; 0: no room.
 -- Cost: O(log n) each.
 local count = (#ARGV - 4) / 2
