@@ -320,6 +320,10 @@ class RedisStore(Renewable):
     def _translated(self, error: Refused) -> TubeError:
         if error.code == NO_TUBE:
             return NoSuchTube("(dropped)")
+        if "multibulk length" in str(error):
+            return StoreError(
+                f"the batch is larger than {self._what} takes at once: make several of it ({error})"
+            )
         if "bulk length" in str(error):
             return StoreError(
                 f"the payload is larger than {self._what} takes (see proto-max-bulk-len): {error}"

@@ -620,6 +620,18 @@ def test_a_payload_beyond_what_redis_takes_is_an_error(
     assert [len(task.data) for task in tube.tasks("r")] == [1 << 20, 5]
 
 
+def test_a_batch_beyond_what_redis_takes_is_told_from_a_payload(
+    connect: Connect, server: RedisServer
+) -> None:
+    """Redis 6.2 takes a million words in a command, of which a put needs two for each task."""
+    if server.version > "Redis 7":  # Valkey too is later
+        return
+    tube = connect().create_tube("jobs", "fifo")
+    with pytest.raises(tubes.StoreError, match=r"the batch is larger than Redis at .* takes"):
+        tube.put_many([0] * 530_000)
+    assert tube.put("x").id == 1
+
+
 def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     connect: Connect, server: RedisServer, caplog: Any
 ) -> None:
