@@ -567,6 +567,7 @@ class RedisStore(Renewable):
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
         try:
+            self._hub.nodes.check_reachable(self._keys)  # a take from another node does not wait for that one
             is_found = self.read(lambda tx: self._sees_deaths(tx, thoroughly))
         except StoreError:
             self._beats.forget()

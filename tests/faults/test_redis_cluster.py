@@ -421,6 +421,26 @@ def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) ->
         assert max(took) < 1.5
 
 
+def test_takes_do_not_wait_for_the_catalogue_s_node_again_and_again(cluster: RedisCluster) -> None:
+    """They look there for the dead, of whom nothing is known while it hangs."""
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 60_000)
+    with tubes.connect(f"{cluster.url}?dead_after=1", busy_timeout=1, sweep=False) as queue:
+        _, there = on_two_nodes(queue, cluster)
+        there.put_many(range(5))
+        assert there.take(timeout=0) is not None
+        catalogue = owner_of(cluster, SESSIONS)
+        assert catalogue.pid is not None
+        os.kill(catalogue.pid, signal.SIGSTOP)
+        try:
+            assert not queue.store.deaths_suspected(thoroughly=True)  # waits
+            began = time.monotonic()
+            assert [there.take(timeout=0) is not None for _ in range(5)] == [True] * 4 + [False]
+            assert time.monotonic() - began < 1.5
+        finally:
+            os.kill(catalogue.pid, signal.SIGCONT)
+
+
 def can_put(tube: tubes.Tube) -> bool:
     """A node that has come back says for a while that the Cluster is down."""
     try:
