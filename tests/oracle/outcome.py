@@ -78,10 +78,13 @@ class Outcome:
     is_sorted: bool = False
 
     def in_order(self) -> list[Told]:
-        """The events; of a sleep by (time, task), since timers that end together fire in any order."""
+        """The events; of a sleep each task's own, since timers that end together fire in any order.
+
+        Which comes first of those that end apart is told by their times, if anybody tells them.
+        """
         if not self.is_sorted:
             return self.events
-        return sorted(self.events, key=lambda told: (round((told.at or 0) / 100), told.task.key))
+        return sorted(self.events, key=lambda told: (told.tube, told.task.key))
 
 
 def differences(expected: Outcome, actual: Outcome) -> list[str]:
