@@ -94,8 +94,8 @@ class Departure:
 
     ``translates`` turns the recorded outcome of a step into ours. ``accepts`` answers for a call that Tarantool
     took and we refuse: what it took it for; the replay then expects a refusal without any effect, and goes on
-    with the call that this returns. ``parts`` names what may send the two on courses of their own, in tubes with
-    the options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which it
+    with the call that this returns. ``parts`` names what may send the two on courses of their own, if a tube is made
+    with the options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which it
     saw a defect. ``renews_ids``: a recorded id means the latest task that had it. Without any of these no recorded
     step shows the departure.
     """
@@ -153,10 +153,11 @@ class Recording:
     def parting(self, case: Case, situations: set[str]) -> set[str]:
         """Those departures that may have parted the courses, by what the model has noted, and the case's tags."""
         signs = situations.union(case.quirks)
+        made = [step.get("opts") or {} for step in (case.opening, *case.steps) if step["op"] == "create"]
         return {
             departure.name
             for departure in self._departures
-            if departure.parts & signs and departure.parts_with.items() <= case.create.items()
+            if departure.parts & signs and any(departure.parts_with.items() <= opts.items() for opts in made)
         }
 
     def outcome(self, step: Step, model: Model, told: Outcome) -> Outcome:
