@@ -566,6 +566,8 @@ class Model:
             if result is not None:
                 if any(other.may_overtake(waiter) for other in rivals):
                     self.partings.add("the order of waiters")
+                if waiter.deadline == self.now:
+                    self.partings.add("two ends at one moment")
                 self._end(waiter, result)
                 return True
         return False
@@ -610,15 +612,17 @@ class Model:
         for ending in due:
             self._sleeping.remove(ending)
             self._end_session(ending.session)
-        ran = bool(due)
-        for box in self.boxes.values():
-            items = [item for item in box.items.values() if item.due is not None and item.due <= self.now]
-            if len(items) > 1 and any(waiter.box is box for waiter in self._waiters):
-                self.partings.add("two ends at one moment")
-            for item in sorted(items, key=lambda item: (item.due, item.key)):
-                self._time_is_up(box, item)
-                ran = True
-        return ran
+        ending_in = [
+            (box, item)
+            for box in self.boxes.values()
+            for item in sorted(box.items.values(), key=lambda item: (item.due or 0, item.key))
+            if item.due is not None and item.due <= self.now
+        ]
+        if len(ending_in) > 1 and any(waiter.box is box for waiter in self._waiters for box, _ in ending_in):
+            self.partings.add("two ends at one moment")
+        for box, item in ending_in:
+            self._time_is_up(box, item)
+        return bool(due or ending_in)
 
     def _time_is_up(self, box: Box, item: Item) -> None:
         if item.end is not None and item.end <= self.now:

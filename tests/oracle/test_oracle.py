@@ -111,8 +111,8 @@ DEPARTURES = (
     ),
     Departure(
         "what ends at one moment ends together",
-        "Who waits is served after that. In a recording, what was begun later ends milliseconds later, and who waits "
-        "may be served in between.",
+        "Who waits is served after that, also one whose own time is over. In a recording, what was begun later ends "
+        "milliseconds later, and who waits may be served, or give up, in between.",
         parts=frozenset({"two ends at one moment"}),
     ),
     # Defects of the original
