@@ -141,8 +141,9 @@ class Recording:
 
     def accepted(self, call: Step, type: str | None) -> Step | None:
         """What Tarantool took a call for that we refuse, ``None`` if we don't."""
-        failed = [label for label, result in call.get("woke", ()) if _is_error(result)]
-        if "err" in call or call.get("bg") in failed:
+        ended = [call] if "err" in call else []
+        ended += [result for label, result in call.get("woke", ()) if label == call.get("bg")]
+        if any(_is_error(result) and result["err"] != "callback" for result in ended):
             return None
         for departure in self._departures:
             instead = departure.accepts(call, type) if departure.accepts else None
