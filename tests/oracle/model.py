@@ -43,8 +43,15 @@ ABSENT = 10**6
 NAMELESS = "\0"
 """The sub-queue of tasks that were put without a name; no name is like it."""
 
-CALLED = {"ack": {"delete"}, "ttl": {"delete", "ttl"}, "delay": {"delay", "delayed"}}
-"""Tarantool's names of an event, where they are not ours."""
+CALLED = {
+    "ack": {"delete", "wake"},
+    "delete": {"delete", "wake"},
+    "bury": {"bury", "wake"},
+    "release": {"release", "wake"},
+    "ttl": {"delete", "ttl", "wake"},
+    "delay": {"delay", "delayed"},
+}
+"""Tarantool's names of an event and of what it may tell of a neighbour, where they are not ours."""
 
 
 def ms(seconds: float) -> int:
