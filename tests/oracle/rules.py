@@ -147,16 +147,20 @@ def _meant(name: str, value: Any) -> Any:
 def with_a_whole_count(step: Step, type: str | None) -> Step | None:
     """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one."""
     count = step.get("count")
-    if step["op"] != "kick" or not isinstance(count, (int, float)) or (count >= 0 and count == int(count)):
+    if step["op"] != "kick" or count is None or (isinstance(count, int) and count >= 0):
         return None
-    return {**step, "count": max(int(count), 0)}
+    return {**step, "count": _whole(count)}
 
 
 def kicked_whole_tasks(recorded: Recorded) -> None:
     """A kick answers how many tasks it kicked."""
-    result = recorded.result
-    if recorded.step["op"] == "kick" and isinstance(result, (int, float)):
-        recorded.result = max(int(result), 0)
+    if recorded.step["op"] == "kick" and isinstance(recorded.result, (int, float, str)):
+        recorded.result = _whole(recorded.result)
+
+
+def _whole(count: float | str) -> int:
+    """How often a loop of Lua's runs for a count, which may be a number in text."""
+    return max(int(float(count)) if isinstance(count, str) else int(count), 0)
 
 
 Translation = Callable[[Recorded], None]

@@ -142,7 +142,7 @@ DEPARTURES = (
     ),
     Departure(
         "a kick counts whole tasks",
-        "Tarantool answers a negative or fractional count with the count itself.",
+        "Tarantool answers a negative or fractional count with the count itself, and takes one in text.",
         rules.kicked_whole_tasks,
         rules.with_a_whole_count,
     ),
