@@ -77,21 +77,23 @@ class Outcome:
     stats: dict[str, Stats] = field(default_factory=dict)
     is_sorted: bool = False
 
-    def in_order(self) -> list[Told]:
+    def in_order(self, *, waited: bool) -> list[Told]:
         """The events; of a sleep each task's own, since timers that end together fire in any order.
 
+        Of a call that waited each tube's own: what ends elsewhere at the moment of its end may come before or after.
         Which comes first of those that end apart is told by their times, if anybody tells them.
         """
-        if not self.is_sorted:
-            return self.events
-        return sorted(self.events, key=lambda told: (told.tube, told.task.key))
+        if self.is_sorted:
+            return sorted(self.events, key=lambda told: (told.tube, told.task.key))
+        return sorted(self.events, key=lambda told: told.tube) if waited else self.events
 
 
 def differences(expected: Outcome, actual: Outcome) -> list[str]:
     """Say how ``actual`` differs from what was expected; nothing where they agree."""
+    waited = bool(actual.took)
     return [
         *_result(expected, actual),
-        *_events(expected.in_order(), actual.in_order()),
+        *_events(expected.in_order(waited=waited), actual.in_order(waited=waited)),
         *_woke(expected, actual),
         *_stats(expected.stats, actual.stats),
     ]
