@@ -34,6 +34,9 @@ TUBE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
 LONGEST = (2**53 - 1) // 1000
 """Seconds; no duration may be longer."""
 
+LARGEST = 2**63 - 1
+"""No other number may be larger."""
+
 LONG_MS = 3_153_600
 """Tarantool holds all longer timeouts of waiters for equal."""
 
@@ -445,7 +448,7 @@ class Model:
         if box is None:
             return Failed("no_tube")
         most = 1 if step.get("count") is None else step["count"]
-        if not _is_id(most):
+        if not _is_id(most) or most > LARGEST:
             return Failed("bad")
         kicked = box.in_state("!")[:most]
         for item in kicked:
@@ -730,7 +733,7 @@ def is_nonsense(name: str, value: Any) -> bool:
 def is_refused_value(name: str, value: Any) -> bool:
     """Tell whether an option cannot have this value."""
     if name in ("pri", "capacity"):
-        return not _is_id(value)
+        return not _is_id(value) or value > LARGEST
     if name == "temporary":
         return not isinstance(value, bool)
     if value is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from oracle.model import (
     DURATIONS,
+    LARGEST,
     LONGEST,
     TUBE_OPTIONS,
     is_nonsense,
@@ -119,6 +120,8 @@ def a_put_into_a_dropped_tube(recorded: Recorded) -> None:
 
 def without_useless_options(step: Step, type: str | None) -> Step | None:
     """Tarantool ignores options that it does not know, and makes something of many a value, and of any name."""
+    if step["op"] == "take" and is_refused_value("timeout", step.get("timeout")):
+        return {**step, "timeout": LONGEST}
     known = known_options(step, type)
     if known is None or not is_refused(step, type):
         return None
@@ -135,10 +138,10 @@ def _meant(name: str, value: Any) -> Any:
     """What Tarantool takes a value for that is none here, if for anything."""
     if not is_refused_value(name, value) or is_nonsense(name, value):
         return value
-    if name in DURATIONS and isinstance(value, (int, float)):
+    if name in DURATIONS | {"timeout"} and isinstance(value, (int, float)):
         return min(max(value, 0), LONGEST)
-    if name == "capacity":
-        return math.ceil(value)
+    if name in ("pri", "capacity"):
+        return min(math.ceil(value), LARGEST)
     if name == "utube":  # a table is another each time
         return value.replace("\0", "<NUL>") if isinstance(value, str) else uuid.uuid4().hex
     return value
@@ -147,7 +150,7 @@ def _meant(name: str, value: Any) -> Any:
 def with_a_whole_count(step: Step, type: str | None) -> Step | None:
     """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one."""
     count = step.get("count")
-    if step["op"] != "kick" or count is None or (isinstance(count, int) and count >= 0):
+    if step["op"] != "kick" or count is None or (isinstance(count, int) and 0 <= count <= LARGEST):
         return None
     return {**step, "count": _whole(count)}
 
@@ -160,7 +163,7 @@ def kicked_whole_tasks(recorded: Recorded) -> None:
 
 def _whole(count: float | str) -> int:
     """How often a loop of Lua's runs for a count, which may be a number in text."""
-    return max(int(float(count)) if isinstance(count, str) else int(count), 0)
+    return min(max(int(float(count)) if isinstance(count, str) else int(count), 0), LARGEST)
 
 
 Translation = Callable[[Recorded], None]
