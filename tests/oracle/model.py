@@ -712,8 +712,8 @@ def is_refused(step: Step, type: str | None) -> bool:
         return is_refused_value("delta", step.get("delta"))
     if step["op"] == "create" and not is_tube_name(step["tube"]):
         return True
-    if step["op"] == "release":
-        options = {name: value for name, value in options.items() if value is not None}
+    if step["op"] == "release" and options.get("delay", 0) is None:
+        options = {name: value for name, value in options.items() if name != "delay"}
     if step["op"] == "cfg" and options.get("ttr", 0) is None:
         return True
     return known is not None and any(
