@@ -734,7 +734,7 @@ def is_refused_value(name: str, value: Any) -> bool:
     """Tell whether an option cannot have this value."""
     if name in ("pri", "capacity"):
         return not _is_id(value) or value > LARGEST
-    if name == "temporary":
+    if name in ("temporary", "if_not_exists"):
         return not isinstance(value, bool)
     if value is None:
         return False

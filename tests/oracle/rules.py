@@ -142,6 +142,8 @@ def _meant(name: str, value: Any) -> Any:
         return min(max(value, 0), LONGEST)
     if name in ("pri", "capacity"):
         return min(math.ceil(value), LARGEST)
+    if name == "if_not_exists":
+        return value is not None
     if name == "utube":  # a table is another each time
         return value.replace("\0", "<NUL>") if isinstance(value, str) else uuid.uuid4().hex
     return value
