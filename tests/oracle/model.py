@@ -295,9 +295,11 @@ class Model:
         box = self.box(step)
         if box is None:
             return Failed("no_tube")
-        if is_refused(step, box.type):
-            return Failed("bad")
         options = step.get("opts") or {}
+        if is_refused(step, box.type):
+            if 0 < box.capacity <= len(box.items) and options.get("timeout"):
+                self.partings.add("a bad put that waits for room")
+            return Failed("bad")
         self._note_null(options)
 
         def try_it() -> Seen | None:

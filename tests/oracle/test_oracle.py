@@ -54,11 +54,11 @@ DEPARTURES = (
         "What is silently ignored is a mistake found too late. Tarantool ignores options that a type does not have "
         "(storage_mode is one of them here: there is one way to store; in_replicaset another: there are none), takes "
         "a negative duration for none and a capacity of 1.5 for 2, makes a tube with a capacity of -1 or a pri or a "
-        "ttl that then fails at every put, and with any name. And it looks at the task first: to release one that is "
-        "not held is not_taken there, whatever the options.",
+        "ttl that then fails at every put, and with any name. A put waits for room before it fails. And it looks at "
+        "the task first: to release one that is not held is not_taken there, whatever the options.",
         rules.a_refusal_comes_first,
         rules.without_useless_options,
-        parts=frozenset({"a tube with a nonsensical option"}),
+        parts=frozenset({"a tube with a nonsensical option", "a bad put that waits for room"}),
     ),
     Departure(
         "a negative touch is an error",
