@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -48,12 +49,15 @@ def a_delay_is_a_delay(recorded: Recorded) -> None:
 def one_change_is_one_event(recorded: Recorded) -> None:
     """Neighbours are not announced, a ttl is only a ttl, and a touch counts once."""
     events: list[Told] = []
+    cut_short = Counter(recorded.cut_short)
     for told in recorded.outcome.events:
         if told.name == "wake":
             continue
         if told.name == "ttl":
             _drop_last(events, told, "delete")
-            _drop_last(events, told, "ttr", "delay", "delayed")
+            for event, *names in (("ttr", "ttr"), ("delay", "delay", "delayed")):
+                if cut_short[told.tube, event] and _drop_last(events, told, *names):
+                    cut_short[told.tube, event] -= 1
         events.append(told)
     recorded.outcome.events = events
     for tube, calls in recorded.calls.items():
@@ -63,14 +67,16 @@ def one_change_is_one_event(recorded: Recorded) -> None:
         calls["touch"] //= 2
 
 
-def _drop_last(events: list[Told], ended: Told, *names: str) -> None:
-    """Drop the last event of a task, where it is of that name and of the same moment."""
+def _drop_last(events: list[Told], ended: Told, *names: str) -> bool:
+    """Drop the last event of a task, where it is of that name and of the same moment; tell whether it was."""
     for index in range(len(events) - 1, -1, -1):
         told = events[index]
         if (told.tube, told.task.key) == (ended.tube, ended.task.key):
             if told.name in names and told.at == ended.at:
                 del events[index]
-            return
+                return True
+            return False
+    return False
 
 
 def no_negative_touch(recorded: Recorded) -> None:
