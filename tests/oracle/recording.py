@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oracle.model import ABSENT, Model, is_tube_name
-from oracle.outcome import UNTOLD, Failed, Outcome, Seen, Stats, Step, Told
+from oracle.outcome import NAP_MS, UNTOLD, Failed, Outcome, Seen, Stats, Step, Told
 
 CASES = Path(__file__).parent / "cases"
 
@@ -126,6 +126,7 @@ class Recording:
         self.puts: set[str] = set()
         self._told: dict[str, Stats] = {}
         self._expected: dict[str, Stats] = {}
+        self._late_ms = 0
 
     def call(self, step: Step) -> dict[str, Any]:
         """The step with the task it means, instead of Tarantool's id."""
@@ -182,6 +183,11 @@ class Recording:
         if step["op"] in ("create", "drop") and not isinstance(recorded.result, Failed):
             self._renew(step["op"], tube, is_new=tube not in self._told)
         outcome = recorded.outcome
+        outcome.late_ms = self._late_ms
+        if step["op"] == "sleep":  # which ends when it should
+            self._late_ms = 0
+        elif recorded.result == Failed("full"):
+            self._late_ms += NAP_MS
         if step["op"] == "statistics" and isinstance(recorded.result, dict):
             recorded.result = self._corrected(tube, recorded.result)
         outcome.stats = {name: stats.copy() for name, stats in self._expected.items()}
