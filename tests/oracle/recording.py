@@ -281,6 +281,7 @@ class Recording:
     def _renew(self, op: str, tube: str, *, is_new: bool) -> None:
         if op == "drop":
             del self._told[tube], self._expected[tube]
+            self._keys = {known: key for known, key in self._keys.items() if known[0] != tube}
         elif is_new:
             self._told[tube], self._expected[tube] = Stats.zero(), Stats.zero()
 
