@@ -73,25 +73,36 @@ class Call(threading.Thread):
 
 
 class FiberClock(FakeClock):
-    """Who is woken goes on when the call that woke it is over, and alone, until it waits again or is over itself."""
+    """Who is woken goes on when the call that woke it is over, and alone, until it waits again or is over itself.
+
+    A wait lasts from when its thread has read the time, since the clock may be moved before it begins: whoever
+    listens to the file wakes the first in line now and then, who looks, and waits for what is left.
+    """
 
     def __init__(self, start_ms: int, turn: AbstractContextManager[Any] | None) -> None:
         super().__init__(start_ms)
         self._turn = turn
-        self._woken = threading.local()
+        self._mine = threading.local()
+
+    def monotonic(self) -> float:
+        now = self._mine.read = super().monotonic()
+        return now
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
         self.give_up_turn()
+        if timeout is not None:
+            now = super().monotonic()
+            timeout -= now - getattr(self._mine, "read", now)
         is_set = super().wait(signal, timeout)
         if self._turn is not None:
             self._turn.__enter__()
-            self._woken.has_turn = True
+            self._mine.has_turn = True
         return is_set
 
     def give_up_turn(self) -> None:
         """To be called by a thread that has waited, at its end."""
-        if self._turn is not None and getattr(self._woken, "has_turn", False):
-            self._woken.has_turn = False
+        if self._turn is not None and getattr(self._mine, "has_turn", False):
+            self._mine.has_turn = False
             self._turn.__exit__(None, None, None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from oracle.awaited_stage import AwaitedStage
 from oracle.outcome import Outcome, Step
 from oracle.recording import CASES, Case, Departure, load
 from oracle.replay import Disagreement, replay
-from oracle.stage import Stage
+from oracle.stage import FiberClock, Stage
 
 import tubes
+from tubes.clock import Signal
 
 DEPARTURES = (
     Departure(
@@ -383,6 +385,26 @@ def test_a_wrong_expectation_fails(wrong: str, path: Path) -> None:
         pytest.raises(Disagreement, match=f"step {number + 1}, .* model and queue differ"),
     ):
         replay(replace(case, steps=steps), DEPARTURES, stage)
+
+
+def test_a_wait_ends_though_time_passed_before_it_began() -> None:
+    """Who is woken for nothing, and has seen how much of its time is left, may wait again after the clock has moved."""
+    clock = FiberClock(0, None)
+    seen, moved = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        clock.monotonic()
+        seen.set()
+        moved.wait(20)
+        clock.wait(Signal(), 1)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    seen.wait(20)
+    clock.advance(1)
+    moved.set()
+    waiting.join(5)
+    assert not waiting.is_alive()
 
 
 class Forgetful(Stage):
