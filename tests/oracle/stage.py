@@ -21,7 +21,7 @@ from oracle.outcome import Failed, Outcome, Seen, Stats, Step, Told
 
 import tubes
 from tubes.clock import Signal
-from tubes.options import LARGEST_ID
+from tubes.options import LARGEST_ID, Seconds, milliseconds
 from tubes.testing import FakeClock
 from tubes.waiting import Waiters
 
@@ -75,14 +75,38 @@ class Call(threading.Thread):
 class FiberClock(FakeClock):
     """Who is woken goes on when the call that woke it is over, and alone, until it waits again or is over itself.
 
-    A wait lasts from when its thread has read the time, since the clock may be moved before it begins: whoever
-    listens to the file wakes the first in line now and then, who looks, and waits for what is left.
+    Of those whose time is over at one moment, who came first goes first. A wait lasts from when its thread has read
+    the time, since the clock may be moved before it begins: whoever listens to the file wakes the first in line now
+    and then, who looks, and waits for what is left.
     """
 
     def __init__(self, start_ms: int, turn: AbstractContextManager[Any] | None) -> None:
         super().__init__(start_ms)
         self._turn = turn
         self._mine = threading.local()
+        self._came: dict[Signal, int] = {}
+
+    def advance(self, seconds: Seconds) -> None:
+        """Let ``seconds`` pass; whoever has waited long enough is woken by ``wake_next``."""
+        passed = milliseconds("seconds", seconds)
+        with self._lock:
+            self._now_ms += passed
+            self._passed_ms += passed
+
+    def wake_next(self) -> bool:
+        """Wake the one who came first of those who have waited long enough; tell whether there was one."""
+        with self._lock:
+            over = [
+                signal
+                for signal, deadline in self._waits.items()
+                if deadline <= self._passed_ms and not signal.is_set
+            ]
+            if not over:
+                return False
+            first = min(over, key=self._came.__getitem__)
+            self._late.add(first)
+            first.set()
+            return True
 
     def monotonic(self) -> float:
         now = self._mine.read = super().monotonic()
@@ -93,6 +117,7 @@ class FiberClock(FakeClock):
         if timeout is not None:
             now = super().monotonic()
             timeout -= now - getattr(self._mine, "read", now)
+        self._came.setdefault(signal, len(self._came))
         is_set = super().wait(signal, timeout)
         if self._turn is not None:
             self._turn.__enter__()
@@ -422,6 +447,8 @@ class Stage:
                 return
             self.clock.advance((then - self.now) / 1000)
             self._settle()
+            while self.clock.wake_next():
+                self._settle()
             with self._turn:
                 self._home.sweep()
             self._settle()
