@@ -89,8 +89,8 @@ class Outcome:
     def in_order(self, *, waited: bool) -> list[Told]:
         """The events; of a sleep each task's own, since timers that end together fire in any order.
 
-        Of a call that waited each tube's own: what ends elsewhere at the moment of its end may come before or after.
-        Which comes first of those that end apart is told by their times, if anybody tells them.
+        Where somebody ``waited`` each tube's own: what happens elsewhere at the moment when they go on may come
+        before or after. Which comes first of those that end apart is told by their times, if anybody tells them.
         """
         if self.is_sorted:
             return sorted(self.events, key=lambda told: (told.tube, told.task.key))
@@ -99,7 +99,7 @@ class Outcome:
 
 def differences(expected: Outcome, actual: Outcome) -> list[str]:
     """Say how ``actual`` differs from what was expected; nothing where they agree."""
-    waited = bool(actual.took)
+    waited = bool(actual.took or actual.woke)
     return [
         *_result(expected, actual),
         *_events(expected.in_order(waited=waited), actual.in_order(waited=waited), expected.fits),
