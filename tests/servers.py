@@ -81,6 +81,10 @@ class PostgresServer:
         """Stop it and wait for that: ``fast`` ends every session in order, ``immediate`` is a crash."""
         self._run("pg_ctl", "stop", "-w", "-t", "60", "-D", "data", "-m", mode)
 
+    def promote(self) -> None:
+        """Let it write, where it was a standby, and return when it does."""
+        self._run("pg_ctl", "promote", "-w", "-t", "60", "-D", "data")
+
     def close(self) -> None:
         """Stop it and remove its folder. Idempotent."""
         if self._guard is not None and self._guard.stdin is not None:

@@ -26,6 +26,7 @@ _UNAVAILABLE = {
     "53200": "the server is out of memory",
     "53300": "it has too many connections",
     READ_ONLY: "it is read-only",
+    "0A000": "it does not do this, as long as it is a standby for instance",
     "28000": "access is denied",
     "28P01": "access is denied",
     "42501": "access is denied",

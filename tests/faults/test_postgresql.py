@@ -29,7 +29,7 @@ from faults.harness import (
     waiting,
 )
 from faults.proxy import Proxy
-from faults.serving import Load
+from faults.serving import Load, put_when_it_can
 from servers import PostgresServer, cut
 
 import tubes
@@ -252,6 +252,30 @@ def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: 
         db.execute(default.format("RESET"))
     tube.put("x")
     assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
+def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
+    connect: Connect, url: str, postgres_server: PostgresServer
+) -> None:
+    """As where a name leads to the next server before that one may be written to. Who connects is told so."""
+    queue = connect()
+    thread, got = waiting(queue.create_tube("jobs", "fifo"))
+    postgres_server.stop()
+    (postgres_server.folder / "data" / "standby.signal").touch()
+    postgres_server.start()
+    try:
+        for migrate in (None, True):
+            with pytest.raises(tubes.StoreUnavailable, match="a standby"):
+                connect(migrate=migrate)
+        with pytest.raises(tubes.StoreUnavailable):
+            queue.tube.jobs.put("x")
+        time.sleep(1)  # real time: who waits looks again meanwhile
+        assert thread.is_alive()
+    finally:
+        postgres_server.promote()
+    put_when_it_can(queue.tube.jobs, "came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
 
 
 def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(connect: Connect, url: str) -> None:
