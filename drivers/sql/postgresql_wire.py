@@ -51,8 +51,14 @@ HAS_TRIGGERS = f"current_setting('{TRIGGERS_SETTING}') <> 'replica'"
 
 PREPARED = "SELECT name, from_sql FROM pg_prepared_statements"
 
-LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "08P01", "25P03", "57P05")
-"""The server ends the connection, or has done so; 08P01 is what a pooler says of that."""
+POOLER = "08P01"
+"""What a pooler says of all that ends a connection, such as that the server's is lost: nobody knows what that did."""
+
+NOTHING_DONE = ("query_wait_timeout", "server_login_retry", "cannot connect to server")
+"""In what PgBouncer says where it had no connection to the server to send anything on."""
+
+LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", POOLER, "25P03", "57P05")
+"""The server ends the connection, or has done so."""
 
 TOO_LARGE = "54000"
 """A limit was passed, such as that of a value."""
@@ -446,7 +452,8 @@ class Wire:
         message = result.get_error_message()
         if code in LOST_CODES or self._pg.status == pq.ConnStatus.BAD:
             self.is_lost = True
-            raise Lost(message, was_sent=was_sent or not code)
+            is_told = code and (code != POOLER or any(sign in message for sign in NOTHING_DONE))
+            raise Lost(message, was_sent=was_sent or not is_told)
         if code == READ_ONLY:
             self.is_read_only = True
         raise Refused(code, message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -157,3 +159,53 @@ def test_a_restart_of_the_server_is_noticed(
     waiter.join(20)
     assert [task and task.data for task in got] == ["came"]
     eventually(is_empty, within=30)
+
+
+@pytest.mark.parametrize("verb", ["put", "take"])
+def test_what_the_pooler_says_of_a_server_that_died_is_no_answer_to_a_commit(
+    connect: Connect, postgres_server: PostgresServer, verb: str
+) -> None:
+    """The commit is done, and waits for a standby when the server's process is killed; nothing has been answered."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    if verb == "take":
+        tube.put("x")
+    outcome: list[object] = []
+
+    def call() -> None:
+        try:
+            outcome.append(tube.put("x") if verb == "put" else tube.take(timeout=0))
+        except tubes.StoreError as error:
+            outcome.append(type(error))
+
+    caller = threading.Thread(target=call)
+    here = f"user=postgres dbname=postgres host={postgres_server.folder}"
+    with psycopg.connect(here, autocommit=True) as db:
+        db.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        try:
+            db.execute("SELECT pg_reload_conf()")
+            eventually(lambda: db.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
+            caller.start()
+            waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            eventually(lambda: db.execute(waits).fetchone() is not None)
+            held = db.execute(waits).fetchall()
+        finally:
+            db.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    for (pid,) in held:
+        os.kill(pid, signal.SIGKILL)
+    postgres_server.stop("immediate")
+    postgres_server.start()
+    caller.join(20)
+    assert outcome == [tubes.OutcomeUnknown]
+
+    got: list[tubes.Task] = []
+
+    def take() -> bool:
+        try:
+            got.extend(tube.take_many(5, timeout=0))
+        except tubes.StoreError:
+            return False
+        return True
+
+    eventually(take, within=30)
+    assert [task.data for task in got] == ["x"]
