@@ -115,6 +115,15 @@ real_monotonic = time.monotonic
 """Seconds of the real monotonic clock, for what no test can fake: locks held by other processes."""
 
 
+SINCE_BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The monotonic clock that also counts the time for which the host is suspended, where there is one."""
+
+
+def uptime() -> float:
+    """Return seconds of that clock. Waits and timeouts go by the other, since nobody waits in a host's sleep."""
+    return time.clock_gettime(SINCE_BOOT)
+
+
 def real_now() -> datetime:
     """The real time of day, for the scheduler's appointments."""
     return datetime.now(UTC)
@@ -134,7 +143,7 @@ CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
 
 
 class ServerClock(SystemClock):
-    """A server's clock, so that hosts whose clocks differ agree: this host's monotonic clock plus an offset.
+    """A server's clock, so that hosts whose clocks differ agree: the time that this host is up plus an offset.
 
     The offset is measured, and again now and then, by whoever asks the server.
     """
@@ -147,13 +156,13 @@ class ServerClock(SystemClock):
     def ask(self, server_ms: Callable[[], float]) -> None:
         """Learn the time from who asks the server for its milliseconds, again where an answer took long."""
         for _ in range(CLOCK_LOOKS):
-            asked = real_monotonic()
+            asked = uptime()
             answer = server_ms()
-            if self.learn(answer, asked, real_monotonic()) < CLOCK_DOUBT_MS:
+            if self.learn(answer, asked, uptime()) < CLOCK_DOUBT_MS:
                 break
 
     def learn(self, server_ms: float, asked: float, answered: float) -> float:
-        """Note what the server's clock showed, asked and answered at these instants of ``real_monotonic``.
+        """Note what the server's clock showed, asked and answered at these instants of ``uptime``.
 
         An answer that took long tells little: one from before, which is sure to be nearer, is kept as long as both
         can be true. Return by how many milliseconds the clock may be wrong now.
@@ -166,4 +175,4 @@ class ServerClock(SystemClock):
         return kept
 
     def now_ms(self) -> int:
-        return int(time.monotonic() * 1000 + self._offset_ms)
+        return int(uptime() * 1000 + self._offset_ms)

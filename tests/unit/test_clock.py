@@ -11,7 +11,7 @@ import pytest
 from faults.harness import eventually
 
 import tubes
-from tubes.clock import ServerClock, Signal, SystemClock
+from tubes.clock import ServerClock, Signal, SystemClock, uptime
 from tubes.testing import FakeClock
 
 
@@ -152,7 +152,7 @@ def test_a_wait_of_no_time_on_the_fake_clock_returns_at_once() -> None:
 def test_a_server_s_clock_is_learned_from_the_quickest_answer() -> None:
     """One that took long may be wrong by half of that: it changes nothing while the better one can be true."""
     clock = ServerClock()
-    now = time.monotonic()
+    now = uptime()
     assert clock.learn(1_000_000, now - 0.002, now) == pytest.approx(1)
     known = clock.now_ms()
     assert abs(known - 1_000_001) < 20_000
@@ -162,7 +162,7 @@ def test_a_server_s_clock_is_learned_from_the_quickest_answer() -> None:
 
 def test_a_server_whose_clock_was_set_is_believed() -> None:
     clock = ServerClock()
-    now = time.monotonic()
+    now = uptime()
     clock.learn(1_000_000, now - 0.002, now)
     clock.learn(9_000_000, now - 0.2, now)
     assert clock.now_ms() > 8_999_000
@@ -171,6 +171,15 @@ def test_a_server_whose_clock_was_set_is_believed() -> None:
 def test_an_old_look_at_a_server_s_clock_counts_less() -> None:
     """Two clocks drift apart."""
     clock = ServerClock()
-    now = time.monotonic()
+    now = uptime()
     clock.learn(0, now - 0.002, now)
     assert clock.learn(10_002, now + 10, now + 10.004) == pytest.approx(2)
+
+
+def test_a_server_s_clock_went_on_while_this_host_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what is put before it is asked again would be over at once, for everybody else."""
+    clock = ServerClock()
+    clock.ask(lambda: 1_000_000.0)
+    real, slept = time.clock_gettime, {time.CLOCK_BOOTTIME: 3600.0}
+    monkeypatch.setattr(time, "clock_gettime", lambda which: real(which) + slept.get(which, 0.0))
+    assert clock.now_ms() >= 1_000_000 + 3_600_000
