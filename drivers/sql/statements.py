@@ -211,7 +211,7 @@ class Statements:
         if not self._is_server:
             return self._make(sa.insert(task).values(values), *names)
         typed = self._typed(values)
-        chosen = sa.select(*typed.values()).where(self._has_tube())
+        chosen = sa.select(*typed.values()).where(self._tube.c.id == bind("tube"))
         insert = sa.insert(task).from_select(list(typed), chosen)
         statement = self._make(insert.returning(task.c.id), *names)
         statement.batch = self._make(_batch(self._namespace, task.name, values, names), *names)
