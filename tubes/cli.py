@@ -31,7 +31,7 @@ from tubes.cli_pipes import (
     shown,
     write_line,
 )
-from tubes.cli_tables import print_table, print_tasks, short, table_of
+from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
 from tubes.errors import suggestion
 from tubes.options import tube_name
 from tubes.payload import parse
@@ -279,10 +279,10 @@ def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
             row = {"name": record.name, "type": record.type, "options": dict(record.options), "tasks": counts}
             write_line(line(row))
         elif counts is None:
-            table.add_row(record.name, f"{record.type or '?'} ({missing[record.name]})")
+            add_row(table, record.name, f"{record.type or '?'} ({missing[record.name]})")
         else:
             states = (str(counts[state]) for state in ("ready", "taken", "delayed", "buried", "done"))
-            table.add_row(record.name, record.type, *states)
+            add_row(table, record.name, record.type, *states)
     if not is_json:
         print_table(table)
     exit_if_away(missing)
@@ -598,7 +598,7 @@ def print_statistics(chosen: dict[str, dict[str, Any]]) -> None:
         ]
         table = table_of(title, "tube", *(f">{key}" for key in keys))
         for tube, counts in chosen.items():
-            table.add_row(tube, *(str(counts[part][key]) for key in keys))
+            add_row(table, tube, *(str(counts[part][key]) for key in keys))
         print_table(table)
 
 

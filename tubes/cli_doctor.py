@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import tubes
-from tubes.cli_pipes import line, progress, write_line
-from tubes.cli_tables import print_table, table_of
+from tubes.cli_pipes import line, printable, progress, write_line
+from tubes.cli_tables import add_row, print_table, table_of
 from tubes.doctor import Doctor, Finding
 
 MOST_SHOWN = 1000
@@ -46,7 +46,7 @@ class Visit:
         with progress("examine") as update:
 
             def on_progress(name: str, done: int, size: int) -> None:
-                update(description=name, completed=done, total=size or None)
+                update(description=printable(name), completed=done, total=size or None)
 
             yield Doctor(self._queue, deep=self._deep, on_progress=on_progress)
 
@@ -61,19 +61,11 @@ class Visit:
     def _sum_up(self, *outcomes: str) -> None:
         if self._is_json:
             return
-        from rich.text import Text
-
         if self._shown:
             table = table_of("Findings", "kind", "tube", "what", "repair", "")
             for finding, outcome in self._shown:
-                row = (
-                    finding.kind.value,
-                    finding.tube or "",
-                    finding.what,
-                    finding.remedy or "by hand",
-                    outcome,
-                )
-                table.add_row(*map(Text, row))
+                remedy = finding.remedy or "by hand"
+                add_row(table, finding.kind.value, finding.tube or "", finding.what, remedy, outcome)
             print_table(table)
         said = ", ".join(f"{self._counts[outcome]} {outcome}" for outcome in outcomes)
         unshown = self._counts.total() - len(self._shown)

@@ -58,7 +58,13 @@ def _without_secrets(text: str) -> str:
 def say(text: str) -> None:
     """Tell a person, on stderr; where that cannot be written, the work goes on, and the exit status tells."""
     with suppress(OSError):
-        click.echo(f"tubes: {_without_secrets('; '.join(text.splitlines()))}", err=True)
+        one_line = "; ".join(map(str.strip, text.splitlines()))
+        click.echo(f"tubes: {printable(_without_secrets(one_line))}", err=True)
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would obey is shown as what it is."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def line(value: object) -> str:
@@ -144,7 +150,12 @@ def progress(what: str, total: int | None = None, *, is_free: bool = True) -> It
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield partial(bar.update, bar.add_task(what, total=total))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from tubes.cli_pipes import line, shown, write_line
+from tubes.cli_pipes import line, printable, shown, write_line
 from tubes.task import Task
 
 if TYPE_CHECKING:  # imported where a table is printed: others need not wait for it
@@ -32,12 +32,22 @@ def table_of(title: str, *columns: str) -> Table:
     """An empty table; the columns whose names begin with ``>`` stand to the right."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    heading = Text(printable(title), style="table.title")
+    table = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left")
     for column in columns:
         name = column.strip(">")
-        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
+        header = Text(printable(name))
+        table.add_column(header, justify="right" if name != column else "left", overflow="fold")
     return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Add a row. What is stored may be anybody's, and is shown as it is: no markup, and no command to a terminal."""
+    from rich.text import Text
+
+    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
@@ -46,8 +56,6 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
         for task in tasks:
             write_line(line(shown(task)))
         return
-    from rich.text import Text
-
     columns = [">id", "state", "since", "data", "utube", ">pri", ">attempts", "due at"]
     if any(task.owner for task in tasks):
         columns.append("session")
@@ -59,7 +67,7 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
         utube = utube[1:-1] or utube
         row = (str(task.id), state, since, data, utube, str(task.pri), str(task.attempts), due)
         session = () if task.owner is None else (str(task.owner)[:8],)
-        table.add_row(*(Text(printable(cell)) for cell in (*row, *session)))
+        add_row(table, *row, *session)
     print_table(table)
 
 
@@ -71,8 +79,3 @@ def seconds(instant: datetime | None) -> str:
 def short(text: str) -> str:
     """What of a text has room in a cell."""
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def printable(text: str) -> str:
-    """A text in which what a terminal would obey is shown as what it is."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

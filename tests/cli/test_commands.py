@@ -152,6 +152,33 @@ def test_ls_shows_what_a_terminal_would_obey_as_what_it_is(tubes_: Command) -> N
     assert all(char.isprintable() or char == "\n" for char in shown)
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("ls", ("[red]red[/red]", r"[/b]\x1b[2J", r"\x1b]0;title\x07", r"\x9b2J[/b]")),
+        ("stats", ("[red]red[/red]", r"\x1b]0;title\x07")),
+        ("doctor", (r"\x9b2J[/b]",)),
+    ],
+)
+def test_what_others_have_stored_in_the_catalogue_is_shown_as_it_is(
+    command: str, shown: tuple[str, ...], tubes_: Command, tmp_path: Path
+) -> None:
+    """It may be a file from anywhere: a name in it is no markup, no command to a terminal, and no error."""
+    for name in ("red", "closed", "title", "damaged"):
+        tubes_("create", name)
+    with sqlite3.connect(tmp_path / "q.db") as db:
+        rename = "UPDATE tubes_tube SET name = ?, type = ? WHERE name = ?"
+        db.execute(rename, ("[red]red[/red]", "fifo", "red"))
+        db.execute(rename, ("[/red]", "[/b]\x1b[2J", "closed"))
+        db.execute(rename, ("\x1b]0;title\x07", "fifo", "title"))
+        db.execute("UPDATE tubes_tube SET name = '\x9b2J[/b]', options = '[' WHERE name = 'damaged'")
+    db.close()
+    said = tubes_(command)
+    for text in shown:
+        assert text in said.out
+    assert all(char.isprintable() or char == "\n" for char in said.out + said.err)
+
+
 def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
     tubes_("create", "sites", "utube")
     tubes_("put", "sites", "1")
