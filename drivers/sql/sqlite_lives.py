@@ -54,8 +54,12 @@ class LockFile:
         ]
 
     def _open(self) -> None:
-        """Open the file; if that fails, all is as it was."""
-        how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        """Open the file; if that fails, all is as it was.
+
+        A symbolic link in its place is not followed, as SQLite follows none to its log: whoever may write to the
+        folder could have any file of this user's made, lengthened and written into.
+        """
+        how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         is_new = True
         try:
             fd = os.open(self.path, how | os.O_EXCL, 0o666)

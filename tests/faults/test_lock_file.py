@@ -101,6 +101,18 @@ def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> 
     tube.ack(held)
 
 
+@pytest.mark.parametrize("precious", [None, b"precious"], ids=["new", "there"])
+def test_a_link_in_place_of_the_lock_file_leads_nowhere(db: Path, precious: bytes | None) -> None:
+    """Whoever may write to the folder has no file made or changed elsewhere."""
+    victim = db.with_name("victim")
+    if precious is not None:
+        victim.write_bytes(precious)
+    Path(f"{db}-tubes").symlink_to(victim)
+    with pytest.raises(tubes.StoreUnavailable, match="-tubes"):
+        tubes.connect(f"sqlite:///{db}")
+    assert (victim.read_bytes() if victim.exists() else None) == precious
+
+
 def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
     """Who came by it would see neither the others' tasks nor their locks."""
     connect().create_tube("jobs", "fifo").put(1)
