@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import os
 import re
@@ -29,6 +30,7 @@ from tubes.cli_pipes import (
     line,
     say,
     shown,
+    without_secrets,
     write_line,
 )
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
@@ -708,12 +710,17 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; every error becomes one line on stderr."""
     place.url, place.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
     keep_secret(place.url)
+    for argument in arguments:
+        if "://" in argument:  # also where none belongs, such as in the place of a command
+            keep_secret(argument)
     try:
         status = cli.main(list(arguments), prog_name="tubes", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
+        told = io.StringIO()
+        error.show(told)
         with suppress(OSError):  # nobody can be told, as in say
-            error.show()
+            click.echo(without_secrets(told.getvalue()), nl=False, err=True)
         return error.exit_code
     except tubes.TubeError as error:
         said = str(error).replace("pass if_not_exists=True", "pass --if-not-exists")

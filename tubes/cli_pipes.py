@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import os
+import re
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,20 +38,24 @@ class Terminated(BaseException):
 
 _secrets: set[str] = set()
 
+_BEFORE_HOST, _IN_QUERY = re.compile(r"://[^:/@]*:(.+)@"), re.compile(r"password=([^&]+)")
+"""Where a URL has a password."""
+
 
 def keep_secret(url: str) -> None:
-    """Never print this URL's password."""
+    """Never print this URL's passwords, also where they are not written as they should."""
     try:
-        password = urlsplit(url).password
+        passwords = [urlsplit(url).password or ""]
     except ValueError:  # no URL at all: who knows what is in it
-        _secrets.add(url)
-        return
-    if password:
-        _secrets.update((password, unquote(password)))
+        passwords = [url]
+    passwords += _BEFORE_HOST.findall(url) + _IN_QUERY.findall(url)
+    for password in filter(None, passwords):
+        _secrets.update((password, unquote(password), repr(password)[1:-1]))
 
 
-def _without_secrets(text: str) -> str:
-    for secret in _secrets:
+def without_secrets(text: str) -> str:
+    """A text without these passwords."""
+    for secret in sorted(_secrets, key=len, reverse=True):  # one may be a part of another
         text = text.replace(secret, "***")
     return text
 
@@ -59,7 +64,7 @@ def say(text: str) -> None:
     """Tell a person, on stderr; where that cannot be written, the work goes on, and the exit status tells."""
     with suppress(OSError):
         one_line = "; ".join(map(str.strip, text.splitlines()))
-        click.echo(f"tubes: {printable(_without_secrets(one_line))}", err=True)
+        click.echo(f"tubes: {printable(without_secrets(one_line))}", err=True)
 
 
 def printable(text: str) -> str:

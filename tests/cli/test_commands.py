@@ -397,6 +397,27 @@ def test_a_password_is_never_printed(url: str, tubes_: Command) -> None:
     assert "cret" not in said.err + said.out
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("redis://me:s3cret@host/0",),
+        ("ls", "jobs", "redis://me:s3cret@host/0"),
+        ("ls", "--state", "redis://me:s3cret@host/0"),
+        ("migrate", "--sql", "--namespace", "redis://host/0?password=s3cret"),
+        ("kick", "jobs", "redis://me:s3/cret@host/0"),
+        ("create", "hot", "redis://me:s3?cret@host/0"),
+        ("create", "hot", "redis", "--option", "redis://me:s3cret@host/0"),
+        ("create", "hot", "redis", "--option", "redis://me:s3\\cret@host?x=1"),
+    ],
+)
+def test_a_password_is_never_printed_wherever_it_was_given(
+    arguments: tuple[str, ...], tubes_: Command
+) -> None:
+    said = tubes_(*arguments)
+    assert said.status == USAGE
+    assert "cret" not in said.err + said.out and "***" in said.err
+
+
 def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None:
     said = shell.run("create", "short", "fifottl", "--ttl", "5")
     assert said.returncode == 0
