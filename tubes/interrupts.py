@@ -14,10 +14,16 @@ import _signal  # type: ignore[import-not-found]  # what is under ``signal``, wh
 import os
 import threading
 from collections.abc import Callable, Mapping
-from signal import SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 from threading import get_ident
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
+
+try:
+    from signal import SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+except ImportError as error:
+    raise ImportError(
+        f"tubes needs Linux, or another POSIX system: this one lacks its signals and file locks ({error})"
+    ) from error
 
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")

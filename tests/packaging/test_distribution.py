@@ -195,6 +195,29 @@ def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
         assert f"No module named '{package}'; pip install 'tubes-queue[{extra}]'" in said
 
 
+WINDOWS = """
+import os, select, signal, socket, sys, threading
+for module, names in (
+    (os, "register_at_fork fork geteuid fchown fchmod posix_fallocate"),
+    (signal, "SIGALRM SIGCHLD SIGHUP SIGKILL SIGUSR1 SIGUSR2"),
+    (select, "poll epoll"),
+    (socket, "AF_UNIX"),
+):
+    for name in names.split():
+        delattr(module, name)
+sys.modules["fcntl"] = None
+try:
+    import tubes
+except ImportError as error:
+    print(error)
+"""
+"""What an import meets there."""
+
+
+def test_on_windows_the_import_says_what_is_needed(tmp_path: Path) -> None:
+    assert "tubes needs Linux, or another POSIX system" in run(sys.executable, "-c", WINDOWS, cwd=tmp_path)
+
+
 HEAVY = ("sqlalchemy", "alembic", "redis", "psycopg", "sqlite3", "click", "rich", "hypothesis", "pytest")
 
 LOADED = f"import sys, tubes; print(*(name for name in {HEAVY!r} if name in sys.modules))"
