@@ -55,6 +55,11 @@ def links_of(url: str) -> set[str]:
     return links
 
 
+def is_page(url: str) -> bool:
+    """Whether it is one of the web: urllib would open file://localhost/ too, for any page that links to it."""
+    return urlsplit(url).scheme in ("http", "https")
+
+
 def put_unseen(pages: tubes.Tube, seen: sqlite3.Connection, urls: set[str]) -> None:
     """Put those pages that no process has put yet, each into the sub-queue of its host."""
     with seen:  # committed after the puts: a kill in between puts some pages twice, and never loses one
@@ -76,7 +81,7 @@ def crawl(pages: tubes.Tube, seen: sqlite3.Connection, seeds: set[str]) -> None:
             except Exception:  # no page may end the crawl
                 pages.bury(task)  # `tubes ls pages` shows it, `tubes kick pages` has it tried again
                 continue
-            put_unseen(pages, seen, {url for url in found if urlsplit(url).netloc in hosts})
+            put_unseen(pages, seen, {url for url in found if is_page(url) and urlsplit(url).netloc in hosts})
             pages.ack(task)  # comes last: whatever a kill cuts short, another process does again
         elif (count := pages.statistics()["tasks"])["total"] == count["buried"]:
             break  # else others are at work still, and may find more

@@ -38,7 +38,8 @@ class Pages(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.server.url + self.path)
-        links = "".join(f'<a href="{link}">' for link in ODD_LINKS) if self.path == "/" else ""
+        odd = [*ODD_LINKS, self.server.url.replace("http", "file") + "/etc/passwd"]
+        links = "".join(f'<a href="{link}">' for link in odd) if self.path == "/" else ""
         body = ("<![no such section]>" if self.path == "/odd" else links).encode()
         self.send_response({"/moved": 302, "/gone": 404}.get(self.path, 200))
         if self.path == "/moved":
