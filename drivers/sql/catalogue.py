@@ -110,8 +110,11 @@ class Catalogue(ABC):
         tx.run(self._sql.remove_session, session)
 
 
-def _record(id: int, name: str, type: str, options: str, temporary: object) -> TubeRecord:
+def _record(id: int, name: Any, type: Any, options: Any, temporary: object) -> TubeRecord:
+    """A row of the catalogue. Where SQLite has something else than text, it is shown as what it is."""
+    if not (isinstance(name, str) and isinstance(type, str)):
+        return TubeRecord(id, str(name), str(type), {}, bool(temporary), "its name or its type is no text")
     try:
         return TubeRecord(id, name, type, check_stored_options(json.loads(options)), bool(temporary))
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         return TubeRecord(id, name, type, {}, bool(temporary), str(error))

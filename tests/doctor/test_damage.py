@@ -588,6 +588,19 @@ def test_a_tube_whose_options_cannot_be_read_costs_the_others_nothing(patient: P
     )
 
 
+@pytest.mark.parametrize("column", ["name", "type"])
+def test_an_entry_whose_name_or_type_is_no_text_costs_the_others_nothing(file: Patient, column: str) -> None:
+    fill(file.opened[0], "fifo", "others")
+    file.opened[0].create_tube("jobs", "fifo")
+    file.sql(f"UPDATE tubes_tube SET {column} = x'ff' WHERE name = 'jobs'")
+    with tubes.connect(file.url) as queue:
+        assert len(drain(queue.tube.others)) == 9
+        with pytest.raises(tubes.NoSuchTube):
+            queue.get_tube("none")
+    (finding,) = file.doctor().findings
+    assert finding["kind"] == "damage" and "no text" in finding["what"]
+
+
 def test_bytes_that_are_no_text_cost_the_other_tasks_nothing(postgres_url: str) -> None:
     """A database without an encoding stores them, and its server refuses to send them as text."""
     name = f"tubes_ascii_{uuid4().hex}"
