@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 from tubes.errors import NoSuchTube, StoreBusy, StoreError, StoreUnavailable, TubeError
@@ -17,6 +18,9 @@ _REASONS = {
     sqlite3.SQLITE_AUTH: "access is denied",
     sqlite3.SQLITE_PROTOCOL: "its locks do not work here (is it on a network disk?)",
 }
+
+_NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")
+"""What sqlite3 says where a file is damaged, or where somebody has stored bytes as text."""
 
 
 def base_code(error: sqlite3.Error) -> int:
@@ -43,6 +47,10 @@ def translated(error: sqlite3.Error, what: str) -> TubeError:
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:
         return StoreError(f"the payload is larger than {what} can store: {error}")
+    if found := _NOT_UTF8.match(str(error)):  # and then shows all of it
+        return StoreError(
+            f"{what} has something in a column {found[1]} that is no text, see `tubes doctor --deep`"
+        )
     if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
         return StoreUnavailable("this queue is closed")
     if base in _REASONS:

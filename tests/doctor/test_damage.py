@@ -601,6 +601,20 @@ def test_an_entry_whose_name_or_type_is_no_text_costs_the_others_nothing(file: P
     assert finding["kind"] == "damage" and "no text" in finding["what"]
 
 
+def test_a_payload_that_is_no_text_is_said_to_be_the_doctors_without_a_word_of_it(file: Patient) -> None:
+    tube = file.opened[0].create_tube("jobs", "fifo")
+    tube.put_many(["secret", "next"])
+    file.sql("UPDATE tubes_task SET data = CAST(x'22736563726574ff22' AS text) WHERE id = 1")
+    with pytest.raises(
+        tubes.StoreError, match="column data that is no text, see `tubes doctor --deep`"
+    ) as said:
+        tube.peek(1)
+    assert "secret" not in str(said.value)
+    assert [finding.task for finding in Doctor(file.opened[0], deep=True).repair()] == [1]
+    kept = tube.peek(1)
+    assert (kept.state, kept.data) == (tubes.State.BURIED, b'"secret\xff"')
+
+
 def test_bytes_that_are_no_text_cost_the_other_tasks_nothing(postgres_url: str) -> None:
     """A database without an encoding stores them, and its server refuses to send them as text."""
     name = f"tubes_ascii_{uuid4().hex}"
