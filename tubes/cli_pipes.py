@@ -41,6 +41,9 @@ _secrets: set[str] = set()
 _BEFORE_HOST, _IN_QUERY = re.compile(r"://[^:/@]*:(.+)@"), re.compile(r"password=([^&]+)")
 """Where a URL has a password."""
 
+_C1 = re.compile(r"[\x7f-\x9f]")
+"""What some terminals obey as they do an escape, and JSON lets pass."""
+
 
 def keep_secret(url: str) -> None:
     """Never print this URL's passwords, also where they are not written as they should."""
@@ -73,12 +76,13 @@ def printable(text: str) -> str:
 
 
 def line(value: object) -> str:
-    """One line of NDJSON, readable; with escapes where text is not valid Unicode."""
+    """One line of NDJSON, readable; with escapes where text is not valid Unicode, or where a terminal would obey it."""
     try:
         text = _dumps(value)
     except RecursionError:
         text = _json_without_recursion(value)
-    return text.encode(errors="backslashreplace").decode()  # a lone surrogate's escape is JSON's own
+    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate's escape is JSON's own
+    return _C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _dumps(value: object) -> str:

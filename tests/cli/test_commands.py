@@ -6,6 +6,7 @@ import bisect
 import json
 import os
 import pty
+import re
 import sqlite3
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def test_ls_shows_what_a_terminal_would_obey_as_what_it_is(tubes_: Command) -> N
     tubes_("create", "sites", "utube")
     tubes_("put", "sites", '"\x9b31m, \u202e, \x7f, \\u001b, caf\u00e9"', "--utube", "\x9b2J\x1b[1m")
     shown = tubes_("ls", "sites").out
-    assert r'"\x9b31m, \u202e, \x7f, \u001b, café"' in shown and r"\x9b2J\u001b[1m" in shown
+    assert r'"\u009b31m, \u202e, \u007f, \u001b, café"' in shown and r"\u009b2J\u001b[1m" in shown
     assert all(char.isprintable() or char == "\n" for char in shown)
 
 
@@ -177,6 +178,15 @@ def test_what_others_have_stored_in_the_catalogue_is_shown_as_it_is(
     for text in shown:
         assert text in said.out
     assert all(char.isprintable() or char == "\n" for char in said.out + said.err)
+
+
+def test_a_line_of_json_commands_no_terminal_and_means_the_same(tubes_: Command) -> None:
+    text = "\x9b2J\x1b[2J\x7f\x80\x9f\xa0 caf\u00e9 \u2603"
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", json.dumps(text))
+    said = tubes_("take", "jobs", "--ack")
+    assert said.json()["data"] == text and "café ☃" in said.out
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", said.out)
 
 
 def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
