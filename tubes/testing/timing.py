@@ -59,6 +59,17 @@ class Timing(Suite):
         assert take(tube).id == task.id
 
     @needs("timed")
+    def test_who_waits_is_not_told_to_take_what_is_delayed(
+        self, tube: Tube, queue: Queue, clock: FakeClock
+    ) -> None:
+        tube.put("x", delay=3)
+        assert tube.take(0) is None
+        assert not queue.store.read(tube.driver.can_take)
+        clock.advance(3)
+        queue.sweep()
+        assert queue.store.read(tube.driver.can_take)
+
+    @needs("timed")
     def test_a_task_keeps_its_place_through_its_delay(self, tube: Tube, clock: FakeClock) -> None:
         tasks = [tube.put(n, delay=5 - n if n % 2 else 0, **self.apart(n)) for n in range(5)]
         clock.advance(10)
@@ -195,6 +206,33 @@ class Timing(Suite):
         take(tube)
         clock.advance(3)
         assert (take(tube).id, tube.peek(task.id).attempts) == (task.id, 2)
+
+    @needs("timed")
+    def test_a_task_whose_ttr_is_over_has_its_place_before_a_take_looks(
+        self, tube: Tube, clock: FakeClock
+    ) -> None:
+        """Also where another is ready, so that the take might do without."""
+        first, second = self.in_order([tube.put(n, ttr=3, **self.apart(n)) for n in range(2)])
+        assert take(tube).id == first.id
+        clock.advance(3)
+        assert ids(take_all(tube)) == [first.id, second.id]
+        assert tube.statistics()["calls"]["ttr"] == 1
+
+    @needs("timed")
+    def test_a_lease_lasts_until_somebody_has_seen_that_it_is_over(
+        self, tube: Tube, clock: FakeClock
+    ) -> None:
+        for n in range(4):
+            tube.put(n, ttr=3, **self.apart(n))
+        first, second, third, last = tube.take_many(4, 0)
+        clock.advance(3)
+        assert tube.ack(first).state is State.DONE
+        assert tube.release(second).state is State.READY
+        touched = tube.touch(third, 5)
+        assert touched is not None and touched.state is State.TAKEN
+        assert tube.release_all() == 2
+        assert sorted(ids(tube.tasks(State.READY))) == sorted([second.id, third.id, last.id])
+        assert tube.statistics()["calls"]["ttr"] == 0
 
     @needs("timed")
     def test_every_take_has_the_whole_ttr(self, tube: Tube, clock: FakeClock) -> None:
@@ -430,6 +468,34 @@ class Timing(Suite):
         assert due(driver.delete, refs, owner=owner) == due(driver.put, [endless]) == [None]
 
     @needs("timed")
+    @pytest.mark.parametrize("first", ["taken", "buried", "delayed", "ready"])
+    def test_what_is_due_next_is_the_first_of_all_that_is(
+        self, tube: Tube, queue: Queue, clock: FakeClock, first: str
+    ) -> None:
+        """In whatever states the tasks are: nobody looks before that."""
+        start = clock.now_ms()
+
+        def due_next() -> float | None:
+            due = queue.store.read(tube.driver.next_due)
+            return None if due is None else (due - start) / 1000
+
+        assert tube.take(0) is None
+        assert due_next() is None
+        for n, state in enumerate(["taken", "buried", "delayed", "ready"]):
+            seconds = 3 if state == first else 5
+            time: dict[str, Any] = {"delay" if state == "delayed" else "ttl": seconds}
+            task = tube.put(state, **time, **self.apart(n))
+            if state == "taken":
+                take(tube)
+            elif state == "buried":
+                tube.bury(task)
+        assert due_next() == 3
+        clock.advance(3)
+        assert (queue.sweep(), due_next()) == (1, 5)
+        clock.advance(2)
+        assert (queue.sweep(), due_next()) == (3, None)
+
+    @needs("timed")
     def test_a_take_behind_many_that_are_over_gets_the_one_that_is_not(
         self, tube: Tube, clock: FakeClock
     ) -> None:
@@ -503,6 +569,7 @@ class Timing(Suite):
     def test_time_does_nothing_in_a_type_without(self, tube: Tube, queue: Queue, clock: FakeClock) -> None:
         task = tube.put("x")
         assert (task.due_at, task.ttl, task.ttr) == (None, None, None)
+        assert queue.store.read(tube.driver.next_due) is None
         clock.advance(10**9)
         assert queue.sweep() == 0
         assert take(tube).due_at is None
