@@ -11,7 +11,7 @@ from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import Suite, ids, needs, refused, take, take_all, until, without
+from tubes.testing.suite import MakeTube, Suite, ids, needs, refused, take, take_all, until, without
 from tubes.tube import Tube
 
 
@@ -52,6 +52,14 @@ class Groups(Suite):
     @needs("grouped")
     def test_a_sub_queue_is_worked_off_in_strict_order(self, tube: Tube) -> None:
         tasks = tube.put_many(range(5), utube="a")
+        done = []
+        while (task := tube.take(0)) is not None:
+            done.append(tube.ack(task))
+        assert ids(done) == ids(self.in_order(tasks))
+
+    @needs("grouped")
+    def test_those_that_are_put_together_come_after_one_that_was_first(self, tube: Tube) -> None:
+        tasks = [tube.put("first", utube="a"), *tube.put_many(range(2), utube="a")]
         done = []
         while (task := tube.take(0)) is not None:
             done.append(tube.ack(task))
@@ -133,6 +141,28 @@ class Groups(Suite):
         assert sorted(str(task.utube) for task in take_all(tube)) == ["", "None", "nil"]
 
     @needs("grouped")
+    @pytest.mark.parametrize("end", ["ack", "release", "bury", "delete"])
+    def test_sub_queues_of_one_name_in_two_tubes_are_two(self, make_tube: MakeTube, end: str) -> None:
+        one, other = make_tube("one"), make_tube("other")
+        for tube in (one, other):
+            for n in range(3):
+                tube.put(n, utube="a")
+            take(tube)
+        for here, there in ((one, other), (other, one)):
+            getattr(here, end)(here.tasks(State.TAKEN)[0])
+            assert there.take(0) is None
+            assert take(here).utube == "a"
+            assert here.take(0) is None
+
+    @needs("grouped")
+    def test_what_is_kicked_passes_nobody_in_another_tube(self, make_tube: MakeTube) -> None:
+        one, other = make_tube("one"), make_tube("other")
+        kicked = one.bury(one.put("x", utube="a"))
+        theirs = other.put("y", utube="a")
+        assert one.kick() == 1
+        assert [take(one).id, take(other).id] == [kicked.id, theirs.id]
+
+    @needs("grouped")
     def test_a_number_and_its_text_name_the_same_sub_queue(self, tube: Tube) -> None:
         assert [tube.put("x", utube=1).utube, tube.put("x", utube="1").utube] == ["1", "1"]
         assert tube.put("x", utube=1.0).utube == "1"
@@ -200,6 +230,51 @@ class Groups(Suite):
         while (task := tube.take(0)) is not None:
             done.append(tube.ack(task))
         assert ids(done) == ids([*better, worse])
+
+    @needs("grouped", "priority")
+    def test_better_ones_that_are_put_together_wait_for_a_worse_one_that_is_taken(self, tube: Tube) -> None:
+        tube.put("worse", utube="a", pri=5)
+        task = take(tube)
+        better = self.in_order(tube.put_many(range(2), utube="a", pri=1))
+        assert tube.take(0) is None
+        tube.ack(task)
+        assert take(tube).id == better[0].id
+        assert tube.take(0) is None
+
+    @needs("grouped", "priority")
+    @pytest.mark.parametrize("is_older", [True, False], ids=["older", "younger"])
+    @pytest.mark.parametrize("pri", [1, 9], ids=["better", "worse"])
+    def test_a_kicked_task_stands_in_its_sub_queue_by_its_priority(
+        self, tube: Tube, pri: int, is_older: bool
+    ) -> None:
+        first, second = (tube.put(n, utube="a", pri=n) for n in ((pri, 5) if is_older else (5, pri)))
+        tube.bury(first if is_older else second)
+        assert tube.kick() == 1
+        done = []
+        while (task := tube.take(0)) is not None:
+            done.append(tube.ack(task))
+        assert ids(done) == ids(self.in_order([first, second]))
+
+    @needs("grouped", "priority", "timed")
+    @pytest.mark.parametrize("is_older", [True, False], ids=["older", "younger"])
+    @pytest.mark.parametrize("pri", [1, 9], ids=["better", "worse"])
+    def test_a_delayed_task_stands_in_its_sub_queue_by_its_priority(
+        self, tube: Tube, clock: FakeClock, pri: int, is_older: bool
+    ) -> None:
+        """And in nobody's way until its delay is over."""
+        for count in (1, 2):  # put alone, and together
+            tasks = [] if is_older else [tube.put("now", utube="a", pri=5)]
+            tasks += tube.put_many(["later"] * count, utube="a", pri=pri, delay=3)
+            if is_older:
+                tasks.append(tube.put("now", utube="a", pri=5))
+            task = take(tube)
+            assert task.data == "now"
+            tube.release(task)
+            clock.advance(3)
+            done = []
+            while (taken := tube.take(0)) is not None:
+                done.append(tube.ack(taken))
+            assert ids(done) == ids(self.in_order(tasks))
 
     @needs("grouped", "priority")
     def test_a_released_task_heeds_better_ones_of_its_sub_queue(self, tube: Tube) -> None:
