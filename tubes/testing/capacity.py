@@ -98,6 +98,22 @@ class Capacity(Suite):
             tube.put("x")
 
     @needs("bounded")
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_a_tube_that_was_emptied_has_all_its_room_and_no_more(
+        self, make_tube: MakeTube, count: int
+    ) -> None:
+        """By a truncate, or by acks of as many as that."""
+        tube = make_tube(capacity=3)
+        for empty in (tube.truncate, lambda: tube.ack_many(tube.take_many(count, 0))):
+            for n in range(count):
+                tube.put(n, **self.apart(n))
+            empty()
+            tube.put_many("abc")
+            with pytest.raises(TubeFull):
+                tube.put("d")
+            tube.truncate()
+
+    @needs("bounded")
     def test_a_batch_is_stored_whole_or_not_at_all(self, full: Tube) -> None:
         full.delete(full.tasks("!")[0])
         with pytest.raises(TubeFull, match="2 more"):
