@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tubes.driver import Ref
 from tubes.errors import BadOption, LeaseLost, NoSuchSession, NotTaken
 from tubes.queue import Queue
 from tubes.task import State, Task
@@ -62,6 +63,25 @@ class Ownership(Suite):
             with pytest.raises(NotTaken):
                 verb(task.id)
         assert tube.peek(task.id).state is State.READY
+
+    def test_a_lease_counts_by_its_token_alone(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
+        """To a driver, what else the caller knows of the task is a help that may be missing."""
+        driver, owner = tube.driver, queue.store.session
+
+        def ack(*tasks: Task) -> list[int]:
+            refs, now = [Ref(task.id, task.token) for task in tasks], clock.now_ms()
+            changes = queue.store.transact(lambda tx: driver.ack(tx, refs, owner=owner, now=now))
+            return [driver.normalize_task(change.raw).id for change in changes]
+
+        for n in range(2):
+            tube.put(n, **self.apart(n))
+        old = tube.take_many(2, 0)
+        tube.release_all()
+        new = tube.take_many(2, 0)
+        assert ids(new) == ids(old)
+        assert ack(old[0]) == ack(*old) == []
+        assert ack(new[0], old[1]) == [new[0].id]
+        assert tube.tasks("t") == [new[1]]
 
     def test_a_second_ack_is_refused(self, tube: Tube) -> None:
         tube.put("x")
@@ -131,6 +151,18 @@ class Ownership(Suite):
         new = take(tube)
         assert new.id == old.id
         assert ids(tube.ack_many([old, other])) == [other.id]
+        assert tube.tasks("t") == [new]
+
+    def test_ack_many_heeds_each_lease_by_itself(self, tube: Tube) -> None:
+        for n in range(3):
+            tube.put(n, **self.apart(n))
+        old, second, third = tube.take_many(3, 0)
+        tube.release(second)
+        second = take(tube)
+        tube.release(old)
+        new = take(tube)
+        assert (new.id, new.attempts, second.attempts, third.attempts) == (old.id, 2, 2, 1)
+        assert ids(tube.ack_many([old, second, third])) == [second.id, third.id]
         assert tube.tasks("t") == [new]
 
     def test_a_session_has_one_name(self, queue: Queue) -> None:
