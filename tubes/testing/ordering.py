@@ -7,6 +7,7 @@ import pytest
 from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
+from tubes.testing.clock import FakeClock
 from tubes.testing.suite import MakeTube, Suite, ids, needs, refused, take, take_all, without
 from tubes.tube import Tube
 
@@ -86,6 +87,30 @@ class Ordering(Suite):
         buried = ids(self.in_order([tasks[n] for n in (0, 1, 3, 4)]))
         assert ids(kicked) == buried[:2]
         assert ids(tube.tasks(State.BURIED)) == sorted(buried[2:])
+
+    def test_a_place_is_not_lost_in_the_course_of_time(self, tube: Tube, clock: FakeClock) -> None:
+        """Neither when a task was buried nor when it came back says anything about it."""
+        tasks = []
+        for n in range(6):
+            tasks.append(tube.put(n, **self.apart(n)))
+            clock.advance(1)
+        expected = ids(self.in_order(tasks))
+        buried = [tasks[n] for n in (4, 0, 2)]
+        for task in buried:
+            tube.bury(task)
+            clock.advance(1)
+        kicked: list[Task] = []
+        tube.on_task_change(lambda task, event: kicked.append(task))
+        assert tube.kick(2) == 2
+        assert ids(kicked) == ids(self.in_order(buried))[:2]
+        clock.advance(1)
+        tube.kick(1)
+        for _ in range(2):
+            first, second = tube.take_many(2, 0)
+            for task in (second, first):
+                clock.advance(1)
+                tube.release(task)
+        assert ids(take_all(tube)) == expected
 
     def test_order_holds_after_many_comings_and_goings(self, tube: Tube) -> None:
         expected = self.put_some(tube, 12)
