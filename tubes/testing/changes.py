@@ -65,6 +65,27 @@ class Changes(Suite):
         assert [task.state.value for task in tasks] == list("rtr!rt-r-")
         log.check()
 
+    def test_every_change_says_when_it_was_made(self, tube: Tube, log: Log, clock: FakeClock) -> None:
+        put = tube.put("x")
+        steps: list[Callable[[], object]] = [
+            lambda: tube.take(0),
+            lambda: tube.release(put.id),
+            lambda: tube.bury(put.id),
+            tube.kick,
+            lambda: tube.take(0),
+            tube.release_all,
+            lambda: tube.take(0),
+            lambda: tube.ack(put.id),
+        ]
+        if self.features.timed:
+            steps.insert(1, lambda: tube.touch(put.id, 1))
+        for step in steps:
+            clock.advance(1)
+            step()
+        passed = [(task.updated_at - put.created_at).seconds for _, task in log.seen]
+        assert passed == [*range(len(steps) + 1)]
+        assert {task.created_at for _, task in log.seen} == {put.created_at}
+
     def test_what_changes_nothing_makes_no_event(self, tube: Tube, log: Log) -> None:
         task = tube.bury(tube.put("x"))
         log.seen.clear()
