@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tubes.driver import STEP_LIMIT, Change, Ref, TubeType, check_driver
+from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeType, check_driver
 from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeBusy, TubeExists
 from tubes.queue import Queue
 from tubes.registry import find_driver
@@ -18,8 +18,8 @@ from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, refused, take,
 from tubes.tube import Tube
 
 PAYLOADS = [
-    None, True, 0, -1, 2**53 + 1, 2**70, 0.1, -1e300, "", "text", "ä\0\U0001f40d", [], [1, [2, [3]]], {},
-    {"a": {"b": [None, False]}}, b"", b"\0\xff bytes", "x" * 100_000,
+    None, True, 0, -1, 2**53 + 1, 2**70, 0.1, 0.1 + 0.2, 1.0, -1e300, "", "text", "ä\0\U0001f40d", [], [1, [2, [3]]],
+    {}, {"a": {"b": [None, False]}}, b"", b"\0\xff bytes", b"[1]", "[1]", "null", "x" * 100_000,
 ]  # fmt: skip
 
 
@@ -48,6 +48,25 @@ class Api(Suite):
         tasks = tube.put_many(PAYLOADS)
         assert [task.data for task in tasks] == PAYLOADS
         assert [tube.peek(task.id).data for task in tasks] == PAYLOADS
+
+    def test_a_step_stores_each_task_as_it_is_given(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
+        """Those of a put of many have the same options; to a driver that is no promise."""
+        timed, grouped, pri = self.features.timed, self.features.grouped, int(self.features.priority)
+        items = [
+            NewTask('"a"', "a", 0, "" if grouped else None),
+            NewTask(b"b", b"b", 2 * pri, "b" if grouped else None, *((9_000, 4_000) if timed else ())),
+            NewTask("[3]", [3], pri, "c" if grouped else None, *((8_000, None, 5_000) if timed else ())),
+        ]
+        changes = queue.store.transact(lambda tx: tube.driver.put(tx, items, now=clock.now_ms()))
+        tasks = [tube.driver.normalize_task(change.raw) for change in changes]
+        assert [task.data for task in tasks] == ["a", b"b", [3]]
+        assert [task.pri for task in tasks] == [0, 2 * pri, pri]
+        assert [task.utube for task in tasks] == [None, "b", "c"] if grouped else [None] * 3
+        times = [(task.state, task.ttl, task.ttr) for task in tasks]
+        if timed:
+            assert times[1:] == [(State.READY, 9, 4), (State.DELAYED, 8, None)]
+        assert times[0] == (State.READY, None, None)
+        assert [tube.peek(task.id) for task in tasks] == tasks
 
     def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(self, tube: Tube) -> None:
         for data in ({1, 2}, object(), float("nan"), [b"inside"], {1: "key"}):
@@ -167,6 +186,29 @@ class Api(Suite):
         assert tube.tasks(State.TAKEN) == tube.tasks(State.TAKEN, after=held.id - 1) == [held]
         assert tube.tasks(State.TAKEN, after=held.id) == []
 
+    def test_every_state_is_listed_by_id_and_in_pages(self, tube: Tube) -> None:
+        """Whatever comes first in a take, or in time."""
+        for state in STORED:
+            if state is State.DELAYED and not self.features.timed:
+                continue
+            tasks = []
+            for n in range(4):
+                options: dict[str, Any] = {"pri": 4 - n} if self.features.priority else {}
+                if state is State.DELAYED:
+                    options["delay"] = 9 - n
+                tasks.append(tube.put(n, **options, **self.apart(n)))
+            if state is State.TAKEN:
+                assert len(tube.take_many(4, 0)) == 4
+            elif state is State.BURIED:
+                for task in reversed(tasks):
+                    tube.bury(task)
+            expected = ids(tasks)
+            assert ids(tube.tasks(state)) == expected
+            assert ids(tube.tasks(state, limit=2)) == expected[:2]
+            assert ids(tube.tasks(state, after=expected[0], limit=2)) == expected[1:3]
+            assert ids(tube.tasks(state, after=expected[2])) == expected[3:]
+            tube.truncate()
+
     def test_put_many_returns_what_it_stored_and_nothing_for_nothing(self, tube: Tube) -> None:
         tasks = tube.put_many(iter("abc"))
         assert [task.data for task in tasks] == list("abc")
@@ -208,6 +250,19 @@ class Api(Suite):
         assert statistics["calls"] == before
         assert tube.take(0) is None
         assert tube.truncate() == 0
+
+    def test_tasks_in_every_state_are_counted_and_truncated(self, tube: Tube) -> None:
+        tasks = [tube.put(n, **self.apart(n)) for n in range(5)]
+        take(tube)
+        for task in tube.tasks(State.READY)[:2]:
+            tube.bury(task)
+        if self.features.timed:
+            tasks.append(tube.put("later", delay=5, **self.apart(5)))
+        assert tube.statistics()["tasks"] == {
+            "ready": 2, "taken": 1, "buried": 2, "delayed": len(tasks) - 5, "total": len(tasks), "done": 0,
+        }  # fmt: skip
+        assert tube.truncate() == len(tasks)
+        assert [tube.tasks(state) for state in STORED] == [[]] * len(STORED)
 
     def test_a_take_may_ask_for_more_than_any_tube_has(self, tube: Tube) -> None:
         tube.put_many("ab")
@@ -439,6 +494,10 @@ class Api(Suite):
             assert done(driver.touch, tasks, 1_000) == ids(tasks)
         assert done(driver.ack, tasks[:2]) == ids(tasks[:2])
         assert done(driver.release, tasks[2:], delay_ms=0) == ids(tasks[2:])
+        for free in (tasks[2:3], tasks[2:]):  # nobody's, so whoever asks
+            assert done(driver.ack, free) == done(driver.release, free, delay_ms=0) == []
+            if self.features.timed:
+                assert done(driver.touch, free, 1_000) == []
         assert done(driver.bury, tasks[2:]) == ids(tasks[2:])
         assert done(driver.delete, tasks) == ids(tasks[2:])
 
