@@ -92,6 +92,10 @@ class Suite:
             if not isinstance(declared, Features):
                 raise TypeError(f"{cls.__name__}: say which features = Features(...) {cls.type!r} has")
             cls.features = declared
+        if not isinstance(cls.features, Features):
+            raise TypeError(f"{cls.__name__}: features must be Features(...), not {cls.features!r}")
+        if cls.order not in ("oldest", "newest"):
+            raise TypeError(f"{cls.__name__}: order must be 'oldest' or 'newest', not {cls.order!r}")
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "transactional", False) and not cls.transactions:
