@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tubes.errors import BadOption, NotTaken, TaskNotFound
+from tubes.errors import BadOption, NotSupported, NotTaken, TaskNotFound
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
 from tubes.testing.changes import Log
@@ -26,6 +26,20 @@ class Atomicity(Suite):
         log = Log()
         tube.on_task_change(log)
         return log
+
+    def test_there_are_transactions_where_the_class_says_so_and_nowhere_else(
+        self, queue: Queue, tube: Tube
+    ) -> None:
+        """Their tests are left out where it says that there are none: so they must be refused."""
+        try:
+            with queue.transaction() as unit:
+                tube.put("x", unit=unit)
+        except NotSupported:
+            are_there = False
+        else:
+            are_there = True
+        assert are_there == self.transactions, f"this kit was told transactions = {self.transactions}"
+        assert tube.statistics()["tasks"]["total"] == are_there
 
     @transactional
     def test_a_transaction_is_seen_as_a_whole_after_its_commit(
