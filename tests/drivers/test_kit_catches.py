@@ -356,6 +356,95 @@ class ListsBackwards(Sound):
         return [*self.inner.tasks_by_state(tx, state, **given)][::-1]
 
 
+class ListsByPriority(Sound):
+    def tasks_by_state(self, tx: Any, state: State, **given: Any) -> Sequence[Any]:
+        raws = self.inner.tasks_by_state(tx, state, **given)
+        return sorted(raws, key=lambda raw: int(self.inner.normalize_task(raw).pri))
+
+
+class TreatsAllLikeTheFirst(Sound):
+    """Of those that are put together."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        alike = [items[0]._replace(payload=item.payload, data=item.data) for item in items]
+        changes: Sequence[Change] = self.inner.put(tx, alike, now=now)
+        return changes
+
+
+class AcksTheReady(Sound):
+    """Where the administrator asks for it."""
+
+    def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
+        if owner is not None:
+            acked: Sequence[Change] = self.inner.ack(tx, refs, owner=owner, now=now)
+            return acked
+        gone = self.inner.delete(tx, refs, owner=None, now=now)
+        return [change._replace(event=Event.ACK) for change in gone]
+
+
+class TruncatesNothingDelayed(Sound):
+    def truncate(self, tx: Any, limit: int) -> int:
+        refs: list[Ref] = []
+        for state in (State.READY, State.TAKEN, State.BURIED):
+            raws = self.inner.tasks_by_state(tx, state, after=-1, limit=limit - len(refs))
+            refs += [Ref(self.inner.normalize_task(raw).id) for raw in raws]
+        self.inner.delete(tx, refs, owner=None, now=0)
+        return len(refs)
+
+
+class SeesWhatIsDelayed(Sound):
+    def can_take(self, tx: Any) -> bool:
+        return bool(self.inner.can_take(tx) or self.inner.count(tx)[State.DELAYED])
+
+
+class KnowsNoTimeOfTheTaken(Sound):
+    def next_due(self, tx: Any) -> int | None:
+        due: int | None = self.inner.next_due(tx)
+        return None if self.inner.count(tx)[State.TAKEN] else due
+
+
+class TakesBeforeItSettles(Sound):
+    """Where anything is ready."""
+
+    def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
+        early: Sequence[Change] = self.inner.take(tx, limit, owner=owner, now=now - 10_000)
+        return early or self.inner.take(tx, limit, owner=owner, now=now)
+
+
+class LeavesWhatIsLate(Sound):
+    """With a session that is over."""
+
+    def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        due = self.inner.next_due(tx)
+        late = due is not None and due <= now
+        changes: Sequence[Change] = [] if late else self.inner.release_owner(tx, owner, limit, now=now)
+        return changes
+
+
+class GivesRoomTwice(Sound):
+    def truncate(self, tx: Any, limit: int) -> int:
+        gone: int = self.inner.truncate(tx, limit)
+        self.inner._give_room(tx, gone)
+        return gone
+
+
+class SharesTheNamesOfSubQueues(Sound):
+    """With another tube: what is busy there is busy here."""
+
+    others: ClassVar[list[Any]] = []
+
+    def __init__(self, inner: Any, features: Features) -> None:
+        super().__init__(inner, features)
+        self.others.append(inner)
+
+    def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
+        for other in self.others:
+            if other is not self.inner and other.count(tx)[State.TAKEN]:
+                return []
+        changes: Sequence[Change] = self.inner.take(tx, limit, owner=owner, now=now)
+        return changes
+
+
 @dataclass(frozen=True)
 class Fault:
     """A faulty driver, and where the kit finds the fault."""
@@ -421,6 +510,16 @@ FAULTS = (
     Fault(FindsTwice, "api.Api", "test_a_look_finds_each_task_once", PLAIN, False),
     Fault(ListsAll, "api.Api", "test_tasks_of_a_state_come_by_id_and_in_pages", PLAIN, False),
     Fault(ListsBackwards, "api.Api", "test_tasks_of_a_state_come_by_id_and_in_pages", PLAIN, False),
+    Fault(ListsByPriority, "api.Api", "test_every_state_is_listed", RANKED, False),
+    Fault(TreatsAllLikeTheFirst, "api.Api", "test_a_step_stores_each_task", TIMED, False),
+    Fault(AcksTheReady, "api.Api", "test_a_step_does_all", PLAIN, False),
+    Fault(TruncatesNothingDelayed, "api.Api", "test_tasks_in_every_state_are_counted", TIMED, False),
+    Fault(SeesWhatIsDelayed, "timing.Timing", "test_who_waits_is_not_told", TIMED, False),
+    Fault(KnowsNoTimeOfTheTaken, "timing.Timing", "test_what_is_due_next", TIMED, False),
+    Fault(TakesBeforeItSettles, "timing.Timing", "test_a_task_whose_ttr_is_over", TIMED, False),
+    Fault(LeavesWhatIsLate, "timing.Timing", "test_a_lease_lasts", TIMED, False),
+    Fault(GivesRoomTwice, "capacity.Capacity", "test_a_tube_that_was_emptied", BOUNDED, False),
+    Fault(SharesTheNamesOfSubQueues, "groups.Groups", "test_sub_queues_of_one_name", GROUPED, False),
 )
 
 
@@ -522,3 +621,34 @@ def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytest
     ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     ran.assert_outcomes(errors=1)
     ran.stdout.fnmatch_lines([f"*say which features = Features(...) '{SOUND[PLAIN]}' has*"])
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("order = 'latest'", "order must be 'oldest' or 'newest', not 'latest'"),
+        ("features = {'timed': True}", "features must be Features(...), not {'timed': True}"),
+    ],
+)
+def test_what_a_class_says_of_its_type_must_make_sense(
+    pytester: pytest.Pytester, said: str, message: str
+) -> None:
+    pytester.makepyfile(
+        "from tubes import Features\nfrom tubes.testing import ConformanceKit\n"
+        f"class TestIt(ConformanceKit):\n    type = {SOUND[PLAIN]!r}\n    features = Features()\n    {said}\n"
+    )
+    ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider")
+    ran.assert_outcomes(errors=1)
+    assert f"TypeError: TestIt: {message}" in ran.stdout.str()
+
+
+def test_a_kit_without_transactions_is_for_a_driver_without(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "from tubes import Features\nfrom tubes.testing.atomicity import Atomicity\n"
+        f"class TestIt(Atomicity):\n    type = {SOUND[PLAIN]!r}\n    features = Features()\n    transactions = False\n"
+    )
+    ran = pytester.runpytest_inprocess(
+        "-p", "no:randomly", "-p", "no:cacheprovider", "-k", "there_are_transactions"
+    )
+    ran.assert_outcomes(failed=1)
+    assert "this kit was told transactions = False" in ran.stdout.str()
