@@ -90,6 +90,18 @@ class Groups(Suite):
         assert take(tube).id == tasks[0].id
 
     @needs("grouped")
+    def test_the_unnamed_sub_queue_goes_on_like_any_other(self, tube: Tube) -> None:
+        tasks = self.in_order([tube.put(n) for n in range(5)])
+        tube.bury(tasks[0])
+        tube.delete(tasks[1])
+        assert take(tube).id == tasks[2].id
+        tube.bury(tasks[2])
+        tube.ack(take(tube))
+        assert tube.kick(2) == 2
+        assert take(tube).id == tasks[0].id
+        assert tube.take(0) is None
+
+    @needs("grouped")
     def test_a_released_task_heeds_an_older_one_that_was_kicked_meanwhile(self, tube: Tube) -> None:
         first, second = self.in_order([tube.put(n, utube="a") for n in range(2)])
         tube.bury(first)
