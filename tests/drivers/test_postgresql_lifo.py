@@ -1,9 +1,14 @@
-"""The example of a custom driver, on PostgreSQL."""
+"""The example of a custom driver, on PostgreSQL: its order, which is all that it has of its own."""
 
-from postgres_kit import PostgresKit
+import pytest
 
 import examples.lifo  # noqa: F401  # registers it
+from tubes.testing.ordering import Ordering
 
 
-class TestPostgresLifo(PostgresKit):
+class TestPostgresLifo(Ordering):
     type = "lifo"
+
+    @pytest.fixture
+    def store_url(self, postgres_queue_url: str) -> str:
+        return postgres_queue_url

@@ -1,9 +1,15 @@
-"""The example of a custom driver, on Redis."""
+"""The example of a custom driver, on Redis: its order, which is all that it has of its own."""
 
-from redis_kit import RedisKit
+import pytest
 
 import examples.lifo  # noqa: F401  # registers it
+from tubes.testing.ordering import Ordering
 
 
-class TestRedisLifo(RedisKit):
+class TestRedisLifo(Ordering):
     type = "lifo"
+    transactions = False
+
+    @pytest.fixture
+    def store_url(self, redis_url: str) -> str:
+        return redis_url

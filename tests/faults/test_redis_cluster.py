@@ -316,11 +316,11 @@ def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube,
     """A tube on the node of the catalogue, and one on another, of a Cluster that goes on without a node."""
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-require-full-coverage", "no")
-    made = [queue.create_tube(f"tube_{number}", "fifottl") for number in range(12)]
-    catalogue = owner_of(cluster, SESSIONS)
-    here = [tube for tube in made if owner_of(cluster, slot_of(tube)) is catalogue]
-    there = [tube for tube in made if tube not in here]
-    return here[0], there[-1]
+    catalogue, found = owner_of(cluster, SESSIONS), dict[bool, tubes.Tube]()
+    while len(found) < 2:
+        tube = queue.create_tube(f"tube_{len(queue.tubes())}", "fifottl")
+        found[owner_of(cluster, slot_of(tube)) is catalogue] = tube
+    return found[True], found[False]
 
 
 def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) -> None:
