@@ -11,7 +11,7 @@ from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, ids, needs, refused, take, take_all, until, without
+from tubes.testing.suite import MakeTube, Suite, ack_all, ids, needs, refused, take, take_all, until, without
 from tubes.tube import Tube
 
 
@@ -52,18 +52,12 @@ class Groups(Suite):
     @needs("grouped")
     def test_a_sub_queue_is_worked_off_in_strict_order(self, tube: Tube) -> None:
         tasks = tube.put_many(range(5), utube="a")
-        done = []
-        while (task := tube.take(0)) is not None:
-            done.append(tube.ack(task))
-        assert ids(done) == ids(self.in_order(tasks))
+        assert ids(ack_all(tube)) == ids(self.in_order(tasks))
 
     @needs("grouped")
     def test_those_that_are_put_together_come_after_one_that_was_first(self, tube: Tube) -> None:
         tasks = [tube.put("first", utube="a"), *tube.put_many(range(2), utube="a")]
-        done = []
-        while (task := tube.take(0)) is not None:
-            done.append(tube.ack(task))
-        assert ids(done) == ids(self.in_order(tasks))
+        assert ids(ack_all(tube)) == ids(self.in_order(tasks))
 
     @needs("grouped")
     @pytest.mark.parametrize("end", ["ack", "release", "bury", "delete", "release_all"])
@@ -129,10 +123,7 @@ class Groups(Suite):
     def test_a_deleted_task_leaves_the_others_in_line(self, tube: Tube, position: int) -> None:
         tasks = self.in_order([tube.put(n, utube="a") for n in range(3)])
         tube.delete(tasks.pop(position))
-        done = []
-        while (task := tube.take(0)) is not None:
-            done.append(tube.ack(task))
-        assert ids(done) == ids(tasks)
+        assert ids(ack_all(tube)) == ids(tasks)
 
     @needs("grouped")
     @pytest.mark.parametrize("end", ["bury", "delete"])
@@ -238,10 +229,7 @@ class Groups(Suite):
     ) -> None:
         worse = tube.put("worse", utube="a", pri=5)
         better = self.in_order(tube.put_many(range(3), utube="a", pri=1))
-        done = []
-        while (task := tube.take(0)) is not None:
-            done.append(tube.ack(task))
-        assert ids(done) == ids([*better, worse])
+        assert ids(ack_all(tube)) == ids([*better, worse])
 
     @needs("grouped", "priority")
     def test_better_ones_that_are_put_together_wait_for_a_worse_one_that_is_taken(self, tube: Tube) -> None:
@@ -262,10 +250,7 @@ class Groups(Suite):
         first, second = (tube.put(n, utube="a", pri=n) for n in ((pri, 5) if is_older else (5, pri)))
         tube.bury(first if is_older else second)
         assert tube.kick() == 1
-        done = []
-        while (task := tube.take(0)) is not None:
-            done.append(tube.ack(task))
-        assert ids(done) == ids(self.in_order([first, second]))
+        assert ids(ack_all(tube)) == ids(self.in_order([first, second]))
 
     @needs("grouped", "priority", "timed")
     @pytest.mark.parametrize("is_older", [True, False], ids=["older", "younger"])
@@ -283,10 +268,7 @@ class Groups(Suite):
             assert task.data == "now"
             tube.release(task)
             clock.advance(3)
-            done = []
-            while (taken := tube.take(0)) is not None:
-                done.append(tube.ack(taken))
-            assert ids(done) == ids(self.in_order(tasks))
+            assert ids(ack_all(tube)) == ids(self.in_order(tasks))
 
     @needs("grouped", "priority")
     def test_a_released_task_heeds_better_ones_of_its_sub_queue(self, tube: Tube) -> None:

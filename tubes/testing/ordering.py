@@ -8,7 +8,7 @@ from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, ids, needs, refused, take, take_all, without
+from tubes.testing.suite import MakeTube, Suite, ack_all, ids, needs, refused, take, take_all, without
 from tubes.tube import Tube
 
 
@@ -25,10 +25,7 @@ class Ordering(Suite):
 
     def test_a_batch_keeps_its_order(self, tube: Tube) -> None:
         tasks = tube.put_many(range(5), **self.apart(0))
-        taken = []
-        while (task := tube.take(0)) is not None:
-            taken.append(tube.ack(task))
-        assert ids(taken) == ids(self.in_order(tasks))
+        assert ids(ack_all(tube)) == ids(self.in_order(tasks))
 
     def test_taking_many_is_taking_one_by_one(self, tube: Tube) -> None:
         expected = ids(self.in_order(self.put_some(tube, 6)))

@@ -218,6 +218,14 @@ def take_all(tube: Tube) -> list[Task]:
     return tasks
 
 
+def ack_all(tube: Tube) -> list[Task]:
+    """Take and ack one after the other until nothing is ready, so that what waits behind each comes too."""
+    tasks = []
+    while (task := tube.take(0)) is not None:
+        tasks.append(tube.ack(task))
+    return tasks
+
+
 def ids(tasks: list[Task]) -> list[int]:
     return [task.id for task in tasks]
 
