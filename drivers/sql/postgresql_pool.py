@@ -61,14 +61,14 @@ class Pool:
         whatever the server says, which may be in any language.
         """
         wire = self._idle_wire() if not self._line else None
-        most, why = MOST_CONNECTIONS, ""
+        most, refusal = MOST_CONNECTIONS, None
         while wire is None:
-            wire = self._stand_in_line(most, why)
+            wire = self._stand_in_line(most, refusal)
             if wire is None:
                 try:
                     wire = self._one_more()
                 except StoreUnavailable as error:
-                    most, why = self._opened, f", and there are no more: {error.__cause__}"
+                    most, refusal = self._opened, error
                     if not (most and self._may_get_one(error)):
                         raise
         return wire
@@ -146,10 +146,10 @@ class Pool:
         self.forget_idle()
         return None
 
-    def _stand_in_line(self, most: int, why: str) -> Wire | None:
+    def _stand_in_line(self, most: int, refusal: StoreUnavailable | None) -> Wire | None:
         """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more.
 
-        ``why`` no more than ``most`` are, for the error.
+        Where the server has refused more than ``most``, only while one of them may be given back.
         """
         _, patience, _ = self._kind
         deadline, place = real_monotonic() + patience, threading.Lock()
@@ -167,8 +167,11 @@ class Pool:
                     if self._opened < most:
                         self._opened += 1
                         return None
+                    if refusal is not None and not self._may_get_one(refusal):
+                        raise refusal
                 left = deadline - real_monotonic()
                 if left <= 0:
+                    why = f", and there are no more: {refusal.__cause__}" if refusal else ""
                     raise StoreBusy(f"{self._what}: all {most} connections of this process are in use{why}")
                 interruptible(place.acquire, True, min(left, LONGEST_WAIT))
         finally:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -484,7 +485,7 @@ def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
 def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connections(
     own_postgres_db: str, full: str
 ) -> None:
-    """It may speak any language. Whose connections are gone, too, is told so at once."""
+    """It may speak any language. Who waits for theirs when they are gone, too, is told so at once."""
     role = f"guest_{os.getpid()}"
     guest, admin = (sa.make_url(own_postgres_db).set(username=name) for name in (role, "postgres"))
     with psycopg.connect(plain(admin.render_as_string()), autocommit=True) as db:
@@ -494,9 +495,18 @@ def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connecti
                 tube = queue.create_tube("jobs", "fifo")
                 db.execute(f"ALTER ROLE {role} {full}".encode())
                 assert in_threads(8, lambda: tube.put("x")) == []
-                with pytest.raises(tubes.StoreUnavailable, match="lost"), queue.transaction() as unit:
+                store: Any = queue.store
+                with (
+                    ThreadPoolExecutor(1) as another,
+                    pytest.raises(tubes.StoreUnavailable, match="lost"),
+                    queue.transaction() as unit,
+                ):
                     tube.put("y", unit=unit)
+                    waits = another.submit(tube.put, "w")
+                    eventually(lambda: bool(store._pool._line))
                     cut(db)
+                    with pytest.raises(tubes.StoreUnavailable, match=r"cannot be used.*FATAL"):
+                        waits.result(20)
                     with pytest.raises(tubes.StoreUnavailable, match=r"cannot be used.*FATAL"):
                         tube.put("z")
                     tube.put("y", unit=unit)
