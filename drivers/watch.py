@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tubes.clock import real_monotonic
 from tubes.errors import BadOption
@@ -33,6 +33,17 @@ def dead_after(given: str) -> float:
     return seconds
 
 
+class Seen(NamedTuple):
+    """The last beat of a connection that was seen, since when, and whether it was seen to follow another."""
+
+    beat: Any
+    at: float
+    is_next: bool
+
+
+NEVER = Seen(None, 0.0, False)
+
+
 class Beats(Generic[C]):
     """The beats of all connections as this process saw them. It looks with each beat of its own, and when it must know.
 
@@ -42,7 +53,7 @@ class Beats(Generic[C]):
 
     def __init__(self, dead_after: float) -> None:
         self.dead_after = dead_after
-        self._seen: dict[C, tuple[Any, float]] = {}
+        self._seen: dict[C, Seen] = {}
         self._looked_at = 0.0
         self._look_at = 0.0
 
@@ -66,13 +77,19 @@ class Beats(Generic[C]):
         self._looked_at = now
         seen = self._seen
         self._seen = {
-            id: seen[id] if id in seen and seen[id][0] == beat else (beat, now) for id, beat in beats.items()
+            id: seen[id] if id in seen and seen[id].beat == beat else Seen(beat, now, id in seen)
+            for id, beat in beats.items()
         }
-        return [(id, beat) for id, (beat, at) in self._seen.items() if now - at > self.dead_after]
+        return [(id, last.beat) for id, last in self._seen.items() if now - last.at > self.dead_after]
 
     def last_of(self, connection: C) -> Any:
         """The last beat that was seen; ``None``: there is none."""
-        return self._seen.get(connection, (None, 0.0))[0]
+        return self._seen.get(connection, NEVER).beat
+
+    def has_just_beaten(self, connection: C) -> bool:
+        """Whether it was seen to, so lately that it need not have again."""
+        last = self._seen.get(connection, NEVER)
+        return last.is_next and real_monotonic() - last.at <= self.dead_after / BEATS
 
     def forget(self) -> None:
         """The server cannot be reached, or takes no beat: nobody can beat, and silence says nothing."""
@@ -80,7 +97,7 @@ class Beats(Generic[C]):
 
 
 class Watch(Generic[C]):
-    """A doctor's look at the beats: who has not beaten for as long as one may be silent is dead.
+    """A doctor's look at the beats: who does not beat for as long as one may be silent is dead.
 
     ``look`` is the store's at all of them, so that a rescue knows the dead as soon.
     """
@@ -95,7 +112,8 @@ class Watch(Generic[C]):
         """Whether it is known to live."""
         self._look(tx)
         beat = self._beats.last_of(connection)
-        if self._first.setdefault(connection, (beat, real_monotonic()))[0] != beat:
+        first, _ = self._first.setdefault(connection, (beat, real_monotonic()))
+        if beat != first or self._beats.has_just_beaten(connection):
             self._alive.add(connection)
         return connection in self._alive
 

@@ -9,7 +9,7 @@ import pytest
 from servers import conninfo
 from tubes.drivers import watch
 from tubes.drivers.sql.postgresql_wire import Refused
-from tubes.drivers.watch import Beats
+from tubes.drivers.watch import Beats, Watch
 
 import tubes
 
@@ -50,6 +50,31 @@ def test_who_is_silent_while_others_are_heard_is_dead(clock: Clock) -> None:
         clock.now += 5.0
     clock.now += 0.1
     assert beats.see({"other": 1, "third": 4}) == [("other", 1)]
+
+
+def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_due(clock: Clock) -> None:
+    beats: Beats[str] = Beats(15.0)
+    stored = {"other": 1, "third": 1}
+
+    def lives() -> tuple[bool, float]:
+        """As each look of a doctor tells."""
+        watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored), "mine")
+        return watch.is_alive(None, "other"), watch.seconds()
+
+    watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored), "mine")
+    assert [watch.is_alive(None, who) for who in ("mine", "other", "third")] == [True, False, False]
+    assert watch.seconds() == 15.0
+    clock.now += 4.0
+    stored["other"] = 2
+    assert [watch.is_alive(None, who) for who in ("other", "third")] == [True, False]
+    assert watch.seconds() == 11.0
+    assert lives() == (True, 0.0)
+    clock.now += 5.0
+    assert lives() == (True, 0.0)
+    clock.now += 0.25
+    assert lives() == (False, 15.0)
+    stored["other"] = 3
+    assert lives() == (True, 0.0)
 
 
 def test_a_server_that_is_not_to_be_written_to_kills_nobody(clock: Clock, postgres_db: str) -> None:
