@@ -1,9 +1,18 @@
-"""Waiters are woken in the order in which they came, as many as there is something for."""
+"""Waiters are woken in the order in which they came, as many as there is something for, and by whatever makes that."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Thread
+from typing import Any
 
+import pytest
+from faults.harness import eventually
+
+import tubes
+from tubes.testing import FakeClock
+from tubes.tube import seconds_until
 from tubes.waiting import Waiters
 
 
@@ -96,3 +105,108 @@ def test_who_cannot_begin_to_wait_leaves_the_line() -> None:
     with pytest.raises(OSError, match="too many"):
         waiters.enter(1)
     assert not waiters
+
+
+@pytest.mark.parametrize(
+    ("due", "tried", "now", "seconds"),
+    [
+        pytest.param(5000, 1000, 2000, 3.0, id="to come"),
+        pytest.param(1500, 1000, 2000, 0.0, id="due since it was tried"),
+        pytest.param(990, 1000, 2000, 0.0, id="for a moment"),
+        pytest.param(950, 1000, 2000, 0.05, id="for a while"),
+        pytest.param(0, 1000, 2000, 0.1, id="for long"),
+    ],
+)
+def test_what_is_held_up_is_tried_again_after_as_long_as_it_has_been_due(
+    due: int, tried: int, now: int, seconds: float
+) -> None:
+    """At once it would be tried again and again for as long as a transaction is open."""
+    assert seconds_until(due, tried, now) == pytest.approx(seconds)
+
+
+# In a database in memory, where nobody who waits looks by himself now and then: only a call gets him anything
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock: FakeClock) -> Iterator[tubes.Queue]:
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        yield queue
+
+
+class Waiter(Thread):
+    """A thread whose call waits, and what the call returned."""
+
+    def __init__(self, clock: FakeClock, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+        super().__init__(daemon=True)
+        self._call = partial(call, *args, **options)
+        self.answer: Any = None
+        before = clock.waiting
+        self.start()
+        eventually(lambda: clock.waiting == before + 1)
+
+    def run(self) -> None:
+        self.answer = self._call()
+
+    def data(self) -> Any:
+        self.join(20)
+        assert not self.is_alive(), "it still waits"
+        return self.answer.data
+
+
+@pytest.mark.parametrize("end", ["ack", "delete", "bury", "ttl"])
+def test_who_waits_is_called_when_a_sub_queue_becomes_free(
+    queue: tubes.Queue, clock: FakeClock, end: str
+) -> None:
+    tube = queue.create_tube("jobs", "utubettl", ttr=60)
+    tube.put("first", utube="a", ttl=5)
+    tube.put("second", utube="a")
+    first = tube.take(timeout=0)
+    assert first is not None
+    waiter = Waiter(clock, tube.take)
+    if end == "ttl":
+        clock.step(5)  # which wakes nobody, so that a sweep comes first
+        queue.sweep()
+    else:
+        getattr(tube, end)(first)
+    assert waiter.data() == "second"
+
+
+@pytest.mark.parametrize("end", ["ack", "delete", "ttl", "truncate"])
+def test_all_who_wait_for_room_get_it_whatever_has_made_it(
+    queue: tubes.Queue, clock: FakeClock, end: str
+) -> None:
+    tube = queue.create_tube("jobs", "limfifottl", capacity=2)
+    tube.put_many("ab", ttl=5, ttr=60)
+    taken = tube.take_many(2, timeout=0)
+    waiters = [Waiter(clock, tube.put, data, timeout=None) for data in "cd"]
+    if end == "ack":
+        tube.ack_many(taken)
+    elif end == "delete":
+        with queue.transaction() as unit:
+            for task in taken:
+                tube.delete(task, unit=unit)
+    elif end == "ttl":
+        clock.step(5)  # which wakes nobody, so that a sweep comes first
+        queue.sweep()
+    else:
+        tube.truncate()
+    assert {waiter.data() for waiter in waiters} == {"c", "d"}
+
+
+@pytest.mark.parametrize("how", ["delay", "ttr"])
+def test_all_who_wait_get_what_a_sweep_makes_ready(queue: tubes.Queue, clock: FakeClock, how: str) -> None:
+    tube = queue.create_tube("jobs", "fifottl")
+    if how == "delay":
+        tube.put_many("ab", delay=5)
+    else:
+        tube.put_many("ab", ttr=5)
+        assert len(tube.take_many(2, timeout=0)) == 2
+    waiters = [Waiter(clock, tube.take) for _ in range(2)]
+    clock.step(5)  # which wakes nobody, so that the sweep comes first
+    queue.sweep()
+    assert {waiter.data() for waiter in waiters} == {"a", "b"}
