@@ -12,6 +12,7 @@ import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 from faults.harness import eventually, run
 
+import tubes
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreUnavailable
 from tubes.sweeper import Sweeper
@@ -206,3 +207,60 @@ def test_what_calls_exit_ends_no_background_thread(caplog: pytest.LogCaptureFixt
     eventually(lambda: len(turns) > 1)
     sweeper.stop()
     assert [record.name for record in caplog.records if record.levelno >= logging.ERROR] == ["tubes.sweeper"]
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Background threads that come only when something is due: not every second, and not to store counts."""
+    for name in ("tubes.sweeper.FLOOR", "tubes.queue.FLOOR", "tubes.queue.FLUSH_AFTER"):
+        monkeypatch.setattr(name, 10.0)
+
+
+def test_a_sweep_comes_when_something_is_due(idle: None) -> None:
+    """The first nudges it; of the others it knows when it has come: the soonest in any tube."""
+    heard: list[object] = []
+
+    def hear(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.DELAY:
+            heard.append(task.data)
+
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "fifottl", on_task_change=hear)
+        more = queue.create_tube("more", "fifottl", on_task_change=hear)
+        queue.create_tube("last", "fifottl").put("last", delay=500)
+        tube.put("first", delay=0.05)
+        more.put("second", delay=0.1)
+        eventually(lambda: heard == ["first", "second"], within=5)
+
+
+def test_what_is_due_sooner_than_the_next_sweep_brings_it_forward(idle: None) -> None:
+    heard: list[object] = []
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "fifottl")
+        tube.on_task_change(lambda task, event: heard.append(event))
+        for _ in range(2):  # the second when a sweep has been, and has planned the next
+            heard.clear()
+            tube.put("x", delay=0.02)
+            eventually(lambda: heard[-1:] == [tubes.Event.DELAY], within=5)
+
+
+def test_the_sweep_comes_for_the_first_of_several_that_are_due(idle: None) -> None:
+    heard: list[object] = []
+    with tubes.connect("sqlite://") as queue:
+        tube = queue.create_tube("jobs", "fifottl")
+        tube.put("short", ttr=0.05)
+        tube.put("long", ttr=500)
+        tube.on_task_change(lambda task, event: heard.append((event, task.data)))
+        tube.take_many(2, timeout=0)
+        eventually(lambda: heard[2:] == [(tubes.Event.TTR, "short")], within=5)
+
+
+def test_counts_are_stored_soon_in_a_process_that_does_not_sweep(
+    idle: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tubes.queue.FLUSH_AFTER", 0.01)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        for _ in range(2):
+            tube.put("x")
+            eventually(lambda: not queue.store.counts.is_dirty, within=5)

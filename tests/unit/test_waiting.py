@@ -88,6 +88,40 @@ def test_waking_all_wakes_every_line() -> None:
     assert all(signal.is_set for signal in line)
 
 
+def test_any_other_news_is_for_the_first_in_each_line() -> None:
+    waiters = Waiters()
+    lines = {key: [waiters.enter(key) for _ in range(2)] for key in "ab"}
+    waiters.wake_first("a")
+    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, False, False, False]
+    waiters.wake_firsts()
+    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, False, True, False]
+
+
+def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first() -> None:
+    """Nobody else may look for himself: he would overtake."""
+    waiters = Waiters()
+    first, second = waiters.enter("jobs"), waiters.enter("jobs")
+    assert waiters.uncalled("jobs") == 2
+    assert waiters.wake("jobs") == 1
+    waiters.wake_all()
+    assert waiters.uncalled("jobs") == 1
+    assert [waiters.heed("jobs", signal) for signal in (first, second)] == [(True, True), (False, False)]
+    assert waiters.heed("jobs", first) == (True, False)
+    assert not first.is_set and not second.is_set
+    assert waiters.wake("jobs", 5) == waiters.wake("jobs", 0) + 2
+    assert waiters.wake("other", 5) == 0
+
+
+def test_the_store_is_told_when_nobody_waits_any_more() -> None:
+    told: list[int] = []
+    waiters = Waiters(on_nobody=lambda: told.append(len(waiters.line)))
+    signals = {key: waiters.enter(key) for key in "ab"}
+    waiters.leave("a", signals["a"])
+    assert told == []
+    waiters.leave("b", signals["b"])
+    assert told == [0]
+
+
 def test_the_store_is_told_when_somebody_stands_in_line() -> None:
     """After the waiter is in line, so that nothing that is signalled from then on can be missed."""
     seen: list[int] = []
