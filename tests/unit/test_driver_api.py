@@ -350,10 +350,10 @@ def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
         assert tube.record.options["ttr_ms"] == 1000
         with pytest.raises(tubes.TubeExists):
             queue.create_tube("long", "fifottl", ttl=5)
-        with pytest.warns(tubes.TubesWarning, match="no ttr"):
-            queue.create_tube("short", "fifottl", ttl=5)
-        with pytest.warns(tubes.TubesWarning, match="no ttr"):
-            queue.create_tube("short", "fifottl", if_not_exists=True)
+        for options in ({"ttl": 5}, {"if_not_exists": True}):
+            with pytest.warns(tubes.TubesWarning, match="no ttr") as warned:
+                queue.create_tube("short", "fifottl", **options)
+            assert [warning.filename for warning in warned] == [__file__]  # once, where it was called
 
 
 @pytest.mark.parametrize("name", ["jobs", "_queue", "get_tube", "_"])
