@@ -173,8 +173,9 @@ class Ownership(Suite):
         before = queue.identify()
         with pytest.raises(NoSuchSession):
             queue.identify(uuid.uuid4())
-        with pytest.raises(BadOption, match="UUID"):
-            queue.identify("me")
+        for nobody in ("me", "", 7, b"me"):
+            with pytest.raises(BadOption, match="UUID"):
+                queue.identify(nobody)  # type: ignore[arg-type]
         assert queue.identify() == before
 
 
