@@ -1,0 +1,68 @@
+"""What a tube does by itself, whatever its driver: work in steps, options of nothing, what nobody knows of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tubes
+from tubes.task import milliseconds
+from tubes.testing import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def tube(clock: FakeClock) -> Iterator[tubes.Tube]:
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        yield queue.create_tube("jobs", "fifottl")
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes many steps takes few tasks."""
+    monkeypatch.setattr("tubes.tube.STEP_LIMIT", 3)
+
+
+@pytest.mark.parametrize(("count", "kicked"), [(2, 2), (3, 3), (7, 7), (8, 8), (100, 8)])
+def test_a_kick_makes_exactly_so_many_ready_in_however_many_steps(
+    small_steps: None, tube: tubes.Tube, count: int, kicked: int
+) -> None:
+    for task in tube.put_many(range(8)):
+        tube.bury(task)
+    assert tube.kick(count) == kicked
+    assert len(tube.tasks("r")) == kicked
+
+
+def test_what_takes_of_unknown_outcome_hold_is_found_behind_what_others_hold(
+    small_steps: None, tube: tubes.Tube, clock: FakeClock
+) -> None:
+    tube.put_many(range(12))
+    known = tube.take_many(7, timeout=0)
+    clock.advance(1)
+    lost = tube.take_many(2, timeout=0)
+    tube._unknown.add(tube._store.session, milliseconds(lost[0].updated_at))
+    assert tube.expire() == (0, None)
+    assert tube.tasks("t") == known
+
+
+def test_an_option_that_cannot_be_is_refused_of_no_tasks_too(tube: tubes.Tube) -> None:
+    for wrong in ({"pri": -1}, {"utube": "a"}, {"prio": 1}, {"ttl": "x"}):
+        with pytest.raises(tubes.BadOption, match=next(iter(wrong))):
+            tube.put_many((), **wrong)
+    assert tube.put_many((), pri=1) == []
+
+
+def test_statistics_of_all_leave_out_no_tube_because_the_store_is_away(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away(tx: object) -> None:
+        raise tubes.StoreUnavailable("no such server")
+
+    monkeypatch.setattr(tube.driver, "count", is_away)
+    with pytest.raises(tubes.StoreUnavailable):
+        tube._queue.statistics()
