@@ -184,11 +184,16 @@ class Waiter(Thread):
         eventually(lambda: clock.waiting == before + 1)
 
     def run(self) -> None:
-        self.answer = self._call()
+        try:
+            self.answer = self._call()
+        except tubes.TubeError as error:
+            self.answer = error
 
     def data(self) -> Any:
         self.join(20)
         assert not self.is_alive(), "it still waits"
+        if isinstance(self.answer, tubes.TubeError):
+            raise self.answer
         return self.answer.data
 
 
@@ -244,3 +249,27 @@ def test_all_who_wait_get_what_a_sweep_makes_ready(queue: tubes.Queue, clock: Fa
     clock.step(5)  # which wakes nobody, so that the sweep comes first
     queue.sweep()
     assert {waiter.data() for waiter in waiters} == {"a", "b"}
+
+
+def test_whose_time_for_room_is_over_tries_a_last_time_wherever_he_stands(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    """The first in line wants more room than there is."""
+    tube = queue.create_tube("jobs", "limfifottl", capacity=2)
+    task, _ = tube.put_many("ab")
+    Waiter(clock, tube.put_many, "cd", timeout=None)
+    late = Waiter(clock, tube.put, "late", timeout=5)
+    tube.delete(task)
+    eventually(lambda: clock.waiting == 2)
+    clock.advance(5)
+    assert late.data() == "late"
+    tube.truncate()
+
+
+def test_who_waits_for_room_hears_that_the_tube_is_dropped(queue: tubes.Queue, clock: FakeClock) -> None:
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("full")
+    waiter = Waiter(clock, tube.put, "x", timeout=None)
+    tube.drop()
+    with pytest.raises(tubes.NoSuchTube, match="jobs"):
+        waiter.data()
