@@ -82,6 +82,25 @@ def test_a_flush_that_takes_long_has_stored_nothing(monkeypatch: pytest.MonkeyPa
     assert counts.pending(1) == ({"put": 1}, 1)
 
 
+def test_what_is_on_its_way_is_counted_for_its_own_tube_until_its_own_flush_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads may be at it, with as much."""
+    monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 0.01)
+    counts, drained = Counts(), []
+    for _ in range(2):
+        counts.add(1, Event.PUT, 2)
+        drained.append(counts.drain())
+        counts.add(2, Event.PUT, 5)
+        drained.append(counts.drain())
+    assert counts.pending(1) == ({"put": 4}, 4)
+    counts.flushed(drained[0])
+    assert counts.pending(1) == ({"put": 2}, 4)
+    for deltas in drained:
+        counts.flushed(deltas)
+    assert counts.pending(1) == counts.pending(2) == ({}, 4)
+
+
 def test_statistics_have_tarantools_keys_and_zeros_for_what_never_happened() -> None:
     states = {State.READY: 3, State.TAKEN: 2, State.BURIED: 1}
     found = statistics(states, {"put": 9, "ack": 1, "delete": 1, "ttl": 1})
@@ -89,8 +108,9 @@ def test_statistics_have_tarantools_keys_and_zeros_for_what_never_happened() -> 
     assert found["calls"] == {event.value: 0 for event in Event} | {"put": 9, "ack": 1, "delete": 1, "ttl": 1}
 
 
-def test_who_asks_waits_for_a_flush_that_another_thread_is_at() -> None:
+def test_who_asks_waits_for_a_flush_that_another_thread_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has drained is neither pending nor stored."""
+    monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 60.0)
     counts = Counts()
     counts.add(1, Event.PUT, 1)
     drained = counts.drain()
@@ -103,10 +123,10 @@ def test_who_asks_waits_for_a_flush_that_another_thread_is_at() -> None:
         answered.append(stored.is_set())
 
     stored = threading.Event()
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     asked.wait()
     stored.set()
     counts.flushed(drained)
-    thread.join()
+    thread.join(20)
     assert answered == [True]
