@@ -191,6 +191,34 @@ def test_it_may_be_stopped_from_within(caplog: pytest.LogCaptureFixture) -> None
     assert not stopped[0].is_alive() and not caplog.records
 
 
+def test_who_stops_it_waits_for_what_it_is_at() -> None:
+    turns: list[str] = []
+    began = threading.Event()
+
+    def work() -> None:
+        turns.append("began")
+        began.set()
+        pause(0.05)
+        turns.append("ended")
+
+    sweeper = Sweeper(work)
+    sweeper.nudge(0.0)
+    assert began.wait(10)
+    sweeper.stop()
+    assert turns == ["began", "ended"]
+
+
+def test_once_stopped_it_is_nudged_in_vain() -> None:
+    """A change that commits while its queue is closed must start no thread that nobody ends."""
+    turns: list[float] = []
+    sweeper = Sweeper(lambda: turns.append(real_monotonic()))
+    sweeper.stop()
+    before = threading.active_count()
+    sweeper.nudge(0.0)
+    assert threading.active_count() == before
+    assert not turns
+
+
 def test_what_calls_exit_ends_no_background_thread(caplog: pytest.LogCaptureFixture) -> None:
     """As a callback may."""
     turns: list[float] = []
