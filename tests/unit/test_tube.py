@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,32 @@ def test_statistics_of_all_leave_out_no_tube_because_the_store_is_away(
     monkeypatch.setattr(tube.driver, "count", is_away)
     with pytest.raises(tubes.StoreUnavailable):
         tube._queue.statistics()
+
+
+def test_an_ack_stands_when_the_look_for_more_meets_a_store_that_is_away(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would tell the caller that nothing was changed; the next call has it."""
+    tube.put("held")
+    held = tube.take(timeout=0)
+
+    def is_away(*_: object) -> None:
+        raise tubes.StoreUnavailable("no such server")
+
+    monkeypatch.setattr(tube._queue, "rescue_for", is_away)
+    assert tube.take(timeout=0, ack=held) is None
+    assert tube.statistics()["calls"]["ack"] == 1
+    with pytest.raises(tubes.StoreUnavailable):
+        tube.take(timeout=0)
+
+
+def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: None, tmp_path: Path) -> None:
+    """And counted, though nobody else has the store open."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        jobs.put_many(range(8))
+        assert len(jobs.take_many(8, timeout=0)) == 8
+    with tubes.connect(url, sweep=False) as queue:
+        assert [task.data for task in queue.tube.jobs.tasks("r")] == [*range(8)]
+        assert queue.statistics("jobs")["calls"]["release"] == 8
