@@ -296,7 +296,8 @@ class Api(Suite):
         assert tube.name not in queue.tubes()
         verbs: list[Callable[[], Any]] = [
             lambda: tube.put("x"), lambda: tube.take(0), lambda: tube.peek(1), lambda: tube.kick(), tube.drop,
-            lambda: tube.tasks("r"), lambda: tube.ack_many([1]),
+            lambda: tube.tasks("r"), lambda: tube.ack_many([1]), lambda: tube.ack(1), lambda: tube.release(1),
+            lambda: tube.bury(1), lambda: tube.delete(1), tube.release_all, tube.truncate, tube.statistics,
         ]  # fmt: skip
         for verb in verbs:
             with pytest.raises(NoSuchTube, match=tube.name):
