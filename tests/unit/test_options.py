@@ -32,6 +32,13 @@ class Customer(int, Enum):
     ANN = 7
 
 
+@pytest.mark.parametrize("url", ["user:s3cret@host/db", "//user:s3cret@host", ":user:s3cret@host"])
+def test_what_is_no_url_is_refused_without_the_password_that_may_be_in_it(url: str) -> None:
+    with pytest.raises(BadOption, match="URL") as caught:
+        tubes.connect(url)
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"clock": 0}, {"clock": "UTC"}, {"clock": FakeClock}, {"sweep": "no"}, {"sweep": 0}, {"migrate": "no"}],
