@@ -147,6 +147,28 @@ def test_multiprocessing_children_work_on_their_own(connect: Connect) -> None:
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+def test_a_child_that_is_forked_in_a_callback_has_callbacks_of_its_own(connect: Connect) -> None:
+    """And of what its parent has still to tell, it tells nobody."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    heard: list[Any] = []
+    in_children: list[Any] = []
+
+    def work() -> list[Any]:
+        heard.clear()
+        tube.put("the child's")
+        return heard
+
+    def hear(task: tubes.Task, event: tubes.Event) -> None:
+        heard.append(task.data)
+        if task.data == 1:
+            in_children.append(in_child(work))
+
+    tube.on_task_change(hear)
+    tube.put_many([1, 2])
+    assert in_children == [["the child's"]]
+    assert heard == [1, 2]
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_what_a_child_of_multiprocessing_did_is_counted(connect: Connect, db: Path, method: str) -> None:
     """It leaves at the end of its work, without what the interpreter does at its own."""
