@@ -90,6 +90,32 @@ def test_one_thread_delivers_while_others_only_append() -> None:
     assert seen == [(1, thread.ident), (2, thread.ident)]
 
 
+def test_what_is_added_while_a_delivery_comes_to_its_end_is_delivered() -> None:
+    """Who adds it finds somebody at it still, and leaves it to them."""
+    deliveries = Deliveries()
+    seen: list[int] = []
+
+    class Ending:
+        """The lock of who delivers, at whose release somebody comes."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def acquire(self, blocking: bool) -> bool:
+            return self._lock.acquire(blocking)
+
+        def release(self) -> None:
+            if seen == [1]:
+                deliveries.add((lambda task, event: seen.append(task.id),), task(2), Event.PUT)
+                deliveries.deliver()
+            self._lock.release()
+
+    deliveries._delivering = Ending()  # type: ignore[assignment]
+    deliveries.add((lambda task, event: seen.append(task.id),), task(1), Event.PUT)
+    deliveries.deliver()
+    assert seen == [1, 2]
+
+
 def test_an_interrupt_in_a_callback_reaches_the_caller_and_the_line_goes_on_later() -> None:
     deliveries, seen = Deliveries(), []
 
