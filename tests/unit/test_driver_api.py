@@ -6,6 +6,7 @@ import inspect
 import sqlite3
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -346,7 +347,9 @@ def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
     """Those given have no effect on it."""
     with tubes.connect("sqlite://", sweep=False) as queue:
         queue.create_tube("long", "fifottl", ttl=5, ttr=1)
-        tube = queue.create_tube("long", "fifottl", ttl=5, if_not_exists=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tube = queue.create_tube("long", "fifottl", ttl=5, if_not_exists=True)
         assert tube.record.options["ttr_ms"] == 1000
         with pytest.raises(tubes.TubeExists):
             queue.create_tube("long", "fifottl", ttl=5)
