@@ -96,3 +96,41 @@ def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: 
     with tubes.connect(url, sweep=False) as queue:
         assert [task.data for task in queue.tube.jobs.tasks("r")] == [*range(8)]
         assert queue.statistics("jobs")["calls"]["release"] == 8
+
+
+def test_what_is_given_back_for_somebody_who_is_gone_is_that_very_take(tube: tubes.Tube) -> None:
+    """He may have lost it since, to another thread of this session."""
+    tube.put("x")
+    old = tube.take(timeout=0)
+    assert old is not None
+    tube.release(old)
+    new = tube.take(timeout=0)
+    tube.give_back([old])
+    assert tube.tasks("t") == [new]
+
+
+def test_it_is_given_back_in_the_session_that_took_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with (
+        tubes.connect(url, sweep=False, session_ttr=60) as queue,
+        tubes.connect(url, sweep=False) as other,
+    ):
+        jobs = queue.create_tube("jobs", "fifo")
+        jobs.put("x")
+        task = jobs.take(timeout=0)
+        assert task is not None
+        queue.identify(other.identify())
+        assert jobs.tasks("t") == [task]
+        jobs.give_back([task])
+        assert jobs.tasks("t") == []
+
+
+def test_a_task_of_another_tube_is_refused_in_a_batch_too(tube: tubes.Tube) -> None:
+    other = tube._queue.create_tube("other", "fifo")
+    theirs = other.put("theirs")
+    tube.put("ours")
+    ours = tube.take(timeout=0)
+    assert ours is not None
+    with pytest.raises(tubes.BadOption, match="not a task of tube 'jobs'"):
+        tube.ack_many([ours, theirs])
+    assert tube.tasks("t") == [ours]
