@@ -61,7 +61,7 @@ def test_a_failure_that_lasts_is_said_once_and_its_end_too(
             pause(0.005)
         sweeper.stop()
     assert len(turns) >= len(answers) + 2
-    *failed, works = [record for record in caplog.records if record.name == "tubes.sweeper"]
+    *failed, works = caplog.records  # of the scheduler there are none
     assert [record.levelname for record in failed] == levels
     assert all("failed" in record.message and bool(record.exc_info) is has_traceback for record in failed)
     assert (works.levelname, works.message) == ("WARNING", "the background sweep works again")
@@ -270,6 +270,19 @@ def test_what_is_due_sooner_than_the_next_sweep_brings_it_forward(idle: None) ->
             heard.clear()
             tube.put("x", delay=0.02)
             eventually(lambda: heard[-1:] == [tubes.Event.DELAY], within=5)
+
+
+def test_what_is_due_again_at_once_is_done_at_once(idle: None) -> None:
+    turns: list[float] = []
+
+    def work() -> float:
+        turns.append(real_monotonic())
+        return 0.0
+
+    sweeper = Sweeper(work)
+    sweeper.nudge(0.0)
+    eventually(lambda: len(turns) > 2, within=5)
+    sweeper.stop()
 
 
 def test_the_sweep_comes_for_the_first_of_several_that_are_due(idle: None) -> None:
