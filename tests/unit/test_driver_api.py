@@ -359,6 +359,14 @@ def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
             assert [warning.filename for warning in warned] == [__file__]  # once, where it was called
 
 
+def test_what_is_no_tube_is_no_attribute() -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        queue.create_tube("jobs", "fifo")
+        assert hasattr(queue.tube, "jobs") and not hasattr(queue.tube, "job")
+        with pytest.raises(AttributeError, match="did you mean 'jobs'"):
+            _ = queue.tube.job
+
+
 @pytest.mark.parametrize("name", ["jobs", "_queue", "get_tube", "_"])
 def test_a_tube_is_an_attribute_whatever_its_name(name: str) -> None:
     with tubes.connect("sqlite://", sweep=False) as queue:
@@ -380,12 +388,12 @@ class Package:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, name: str, code: str, entry: str) -> None:
+    def __call__(self, name: str, code: str, entry: str, group: str = "tubes.drivers") -> None:
         (self.folder / f"{name}.py").write_text(code)
         info = self.folder / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[tubes.drivers]\n{entry}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
 
     def run(self, program: str, *given: str) -> list[str]:
         """What a program that has them installed prints."""
@@ -435,6 +443,28 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: P
         assert first == again
         assert first.startswith(f"unknown tube type '{type}': {type}:Driver cannot be imported ("), first
         assert reason in first
+
+
+def test_a_module_that_cannot_be_loaded_is_tried_once(package: Package) -> None:
+    """Whoever opens tubes asks again and again."""
+    package("breaks", "print('tried'); 1 / 0", "breaks = breaks:Driver")
+    said = package.run(ASK, "breaks")
+    assert len(said) == 3 and said.count("tried") == 1
+
+
+def test_a_store_whose_module_cannot_be_imported_is_unavailable_with_the_reason(package: Package) -> None:
+    """It may be there, and lack a library of the system's."""
+    package("odd", "raise ImportError('libodd.so.1: cannot open')", "odd = odd:Store", "tubes.stores")
+    program = """
+import tubes, tubes.registry
+tubes.registry._found.clear()  # those that were there when this interpreter was started
+try:
+    tubes.connect("odd+fast://host/db")
+except tubes.StoreUnavailable as error:
+    print(error)
+"""
+    [said] = package.run(program)
+    assert "'odd+fast' needs a package" in said and "libodd.so.1" in said
 
 
 def test_what_a_signal_s_handler_raises_while_a_type_is_loaded_is_not_the_type_s(package: Package) -> None:
