@@ -165,6 +165,14 @@ class Changes(Suite):
         assert log.names() == ["put"]
         assert tube.on_task_change(None) is log
 
+    def test_who_opens_a_tube_leaves_its_callback(self, queue: Queue, tube: Tube) -> None:
+        first, second = (lambda task, event: None for _ in range(2))
+        tube.on_task_change(first)
+        again = queue.create_tube(tube.name, tube.type, if_not_exists=True)
+        assert again.on_task_change(first) is first
+        queue.create_tube(tube.name, tube.type, if_not_exists=True, on_task_change=second)
+        assert tube.on_task_change(None) is second
+
     def test_listeners_stand_beside_the_callback_until_they_are_removed(self, tube: Tube, log: Log) -> None:
         listener = Log()
         remove = tube.add_listener(listener)

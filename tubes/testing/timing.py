@@ -564,6 +564,12 @@ class Timing(Suite):
         with pytest.raises(NotSupported, match="'delay'"):
             tube.release(task, delay=1)
         assert tube.peek(task.id) == task
+        tube.release(task)
+        with pytest.raises(NotTaken):
+            tube.touch(task.id, 1)
+        take(tube)
+        with pytest.raises(LeaseLost):
+            tube.touch(task, 1)
 
     @without("timed")
     def test_time_does_nothing_in_a_type_without(self, tube: Tube, queue: Queue, clock: FakeClock) -> None:
