@@ -189,6 +189,7 @@ class Changes(Suite):
                 setting(wrong)
         with pytest.raises(BadOption, match="5"):
             queue.create_tube("other", self.type, on_task_change=wrong)
+        assert "other" not in queue.tubes()
         tube.put("x")
 
     def test_a_callback_that_raises_is_logged_and_changes_nothing(

@@ -356,8 +356,8 @@ class SharedOwnership(Suite):
     def test_a_tube_that_somebody_dropped_and_made_anew_is_another(
         self, queue: Queue, make_tube: MakeTube, make_queue: Connect
     ) -> None:
-        tube = make_tube()
-        old = make_queue().tube[tube.name]
+        tube, other = make_tube(), make_queue()
+        old = other.tube[tube.name]
         id = tube.put("x").id
         tube.drop()
         anew = make_tube()
@@ -367,6 +367,7 @@ class SharedOwnership(Suite):
         with pytest.raises(LookupError):
             old.peek(id)
         assert anew.statistics()["tasks"]["ready"] == 1
+        assert take(other.tube[tube.name]).data == "y"
 
     # Processes
 

@@ -564,7 +564,7 @@ class Timing(Suite):
         with pytest.raises(NotSupported, match="'delay'"):
             tube.release(task, delay=1)
         assert tube.peek(task.id) == task
-        tube.release(task)
+        tube.release(task, delay=None)
         with pytest.raises(NotTaken):
             tube.touch(task.id, 1)
         take(tube)
