@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import tubes
 from tubes import options
 from tubes.errors import BadOption, NotSupported
+from tubes.feature_options import stored_options
 from tubes.testing import FakeClock
 
 
@@ -214,6 +215,7 @@ def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object)
         (1.5, "1.5"),
         (7.0, "7"),
         (0.1 + 0.2, "0.3"),
+        (1 / 3, "0.33333333333333"),
         (1e100, "1e+100"),
         (True, "true"),
         (False, "false"),
@@ -273,6 +275,16 @@ def test_what_a_call_takes_for_every_type_is_suggested_too() -> None:
         ):
             with pytest.raises(BadOption, match=f"did you mean '{near}'"):
                 call()
+
+
+def test_a_time_of_nothing_is_a_time() -> None:
+    assert stored_options({"ttl": 0, "ttr": 0, "pri": 0, "capacity": 0}) == {
+        "ttl_ms": 0,
+        "ttr_ms": 0,
+        "pri": 0,
+        "capacity": 0,
+    }
+    assert stored_options({"ttl": None, "ttr": None}) == {}
 
 
 def test_known_options_pass() -> None:
