@@ -11,7 +11,7 @@ import pytest
 from faults.harness import eventually
 
 import tubes
-from tubes.clock import ServerClock, Signal, SystemClock, uptime
+from tubes.clock import SLICE, ServerClock, Signal, SystemClock, uptime
 from tubes.testing import FakeClock
 
 
@@ -67,6 +67,14 @@ def test_a_cleared_signal_can_be_waited_for_again() -> None:
 
 def test_a_wait_ends_with_its_timeout() -> None:
     assert Waiting(SystemClock(), 0.01).result() is False
+
+
+@pytest.mark.parametrize("timeout", [SLICE * 1.2, SLICE * 2.2])
+def test_a_wait_in_the_main_thread_lasts_as_long_though_it_looks_for_signals(timeout: float) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    began = time.monotonic()
+    assert SystemClock().wait(Signal(), timeout) is False
+    assert time.monotonic() - began >= timeout
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
