@@ -18,7 +18,7 @@ from interpreter import Process
 
 import tubes
 from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
-from tubes.cli_pipes import Taking
+from tubes.cli_pipes import BATCH, Taking
 
 from .conftest import Shell, values
 
@@ -198,6 +198,25 @@ def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) 
         assert b"was printed, but its ttl or ttr was over" in process.stderr.read()
         assert process.wait(20) == REFUSED
         assert count(jobs, "ready") == 1
+
+
+def test_take_prints_as_many_as_it_was_asked_for_in_however_many_commits(
+    shell: Shell, jobs: tubes.Tube
+) -> None:
+    jobs.put_many(range(2 * BATCH))
+    take = shell.run("take", "jobs", "--count", str(BATCH + 1), "--ack")
+    assert [task["data"] for task in values(take.stdout)] == [*range(BATCH + 1)]
+    assert count(jobs, "done") == BATCH + 1
+
+
+def test_take_waits_for_each_task_that_it_was_asked_for(shell: Shell, jobs: tubes.Tube) -> None:
+    jobs.put_many("ab")
+    take = shell.start("take", "jobs", "--count", "3", "--ack", stdout=subprocess.PIPE)
+    assert take.stdout is not None
+    assert [json.loads(take.stdout.readline())["data"] for _ in range(2)] == ["a", "b"]
+    jobs.put("c")
+    assert json.loads(take.stdout.readline())["data"] == "c"
+    assert take.wait(20) == 0
 
 
 def test_a_reader_that_goes_away_gets_no_more_and_the_rest_stays(shell: Shell, jobs: tubes.Tube) -> None:
