@@ -451,10 +451,10 @@ async def test_a_callback_that_raises_is_logged_and_changes_nothing(
 
     seen: list[Any] = []
     async with connect(url) as queue:
-        jobs = await queue.create_tube("jobs", "fifo", on_task_change=fail)
-        jobs.add_listener(fail_later)
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=fail_later)
+        jobs.add_listener(fail)
         jobs.add_listener(lambda task, event: seen.append(event))
         with caplog.at_level(logging.ERROR, "tubes.events"):
             await jobs.put("x")
             await until(lambda: seen)
-    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["plain", "awaited"]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["awaited", "plain"]
