@@ -130,7 +130,10 @@ def test_ls_shows_who_holds_a_task_and_since_when(tubes_: Command) -> None:
     tubes_("put", "jobs", '"one"')
     assert "session" not in tubes_("ls", "jobs").out
     task = tubes_("take", "jobs").json()
-    row = next(row for row in tubes_("ls", "jobs").out.splitlines() if '"one"' in row)
+    tubes_("put", "jobs", '"two"')  # whom nobody holds
+    shown = tubes_("ls", "jobs").out
+    assert "session" in shown
+    row = next(row for row in shown.splitlines() if '"one"' in row)
     assert task["updated_at"][:19].replace("T", " ") in row
     assert row.split()[-1] == task["session"][:8]
 
@@ -252,6 +255,8 @@ def test_release_and_touch_need_the_session_that_took(tubes_: Command) -> None:
     assert tubes_("release", "jobs", "1").status == USAGE
     touched = tubes_("touch", "jobs", "1", "--by", "30", "--session", session, "--json").json()
     assert touched["ttr"] == 90
+    said = tubes_("touch", "jobs", "1", "--by", "0", "--session", session, "--json")
+    assert (said.status, said.out, said.err) == (0, "", "")  # nothing is done
     said = tubes_("release", "jobs", "7", "1", "--session", session, "--delay", "5", "--json")
     assert said.status == REFUSED
     assert "task 7" in said.err
@@ -363,7 +368,9 @@ def test_a_mistyped_path_is_told_and_makes_no_file(tubes_: Command, tmp_path: Pa
     for arguments in (["ls"], ["put", "jobs", "1"], ["take", "jobs"], ["stats"], ["kick", "jobs"]):
         said = tubes_("--url", f"sqlite:///{tmp_path}/mistyped.db", *arguments)
         assert said.status == UNAVAILABLE
-        assert "mistyped.db" in said.err
+        assert "there is no file" in said.err and "mistyped.db" in said.err and "tubes create" in said.err
+    said = tubes_("--url", f"sqlite:///{tmp_path}/\x1b[31m.db", "ls")
+    assert "\\x1b[31m.db" in said.err and "\x1b" not in said.err  # it colours no terminal
     assert list(tmp_path.iterdir()) == []
 
 

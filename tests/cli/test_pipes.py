@@ -6,11 +6,13 @@ import json
 import os
 import pty
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 from faults.harness import eventually, strike
@@ -114,6 +116,9 @@ def test_take_without_ack_keeps_the_task_for_a_session_that_other_commands_can_j
     second = values(shell.run("take", "jobs", "--session", first["session"]).stdout)[0]
     assert second["session"] == first["session"]
     assert count(jobs, "taken") == 2
+    with closing(sqlite3.connect(shell.folder / "shell.db")) as db:
+        kept = db.execute("SELECT ttr_ms FROM tubes_session WHERE id = ?", [UUID(first["session"]).hex])
+        assert kept.fetchall() == [(600_000,)]  # who joins it leaves that as it is
     acked = shell.run("ack", "jobs", "--session", first["session"], str(first["id"]), str(second["id"]))
     assert (acked.returncode, acked.stderr) == (0, b"")
     assert count(jobs, "total") == 0
