@@ -131,6 +131,9 @@ def test_nothing_ends_early(seconds: float) -> None:
         True,
         [],
         1e300,
+        2.0**53 / 1000 + 1,
+        2**53 // 1000 + 1,
+        1e13,
         pytest.param(10**5000, id="of thousands of digits"),
     ],
 )
