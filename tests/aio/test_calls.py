@@ -424,6 +424,23 @@ def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None
 
 
 @awaited
+async def test_a_callback_may_close_the_queue(url: str) -> None:
+    """It waits for all that is awaited, but not for itself."""
+    closed = asyncio.Event()
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+
+        async def close(task: tubes.Task, event: tubes.Event) -> None:
+            await queue.close()
+            closed.set()
+
+        jobs.on_task_change(close)
+        await jobs.put("x")
+        await closed.wait()
+        assert queue.is_closed
+
+
+@awaited
 async def test_a_callback_may_call_the_tube(url: str) -> None:
     seen: list[Any] = []
     async with connect(url) as queue:
