@@ -272,12 +272,17 @@ def buggy(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("buggy", ["start"], indirect=True)
-def test_a_tube_whose_driver_cannot_be_started_is_not_made(buggy: str, tmp_path: Path) -> None:
+def test_a_tube_whose_driver_cannot_be_started_is_not_made(
+    buggy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that driver is stopped, of whom nobody else knows."""
+    stopped: list[Any] = []
+    monkeypatch.setattr(Buggy, "stop", lambda self: stopped.append(self), raising=False)
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     with tubes.connect(url, sweep=False) as queue:
         with pytest.raises(UnknownDriver, match="cannot be started"):
             queue.create_tube("bad", buggy)
-        assert queue.tubes() == []
+        assert queue.tubes() == [] and len(stopped) == 1
 
 
 @pytest.mark.parametrize("buggy", ["start"], indirect=True)
@@ -598,8 +603,10 @@ def test_a_tube_waits_for_its_driver_and_opens_when_that_is_registered(tmp_path:
         assert queue.statistics("late")["calls"]["put"] == 2
 
 
-def test_a_driver_is_stopped_of_a_tube_that_is_open_already() -> None:
-    """Whoever creates a tube that is there makes one more."""
+def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_dropped(
+    tmp_path: Path,
+) -> None:
+    """Whoever creates a tube that is there makes one more; others may drop it, and make it anew."""
     stopped: list[Any] = []
 
     class Noting:
@@ -609,14 +616,23 @@ def test_a_driver_is_stopped_of_a_tube_that_is_open_already() -> None:
         def stop(self) -> None:
             stopped.append(self)
 
+        def count(self, tx: Any) -> dict[State, int]:
+            return {}
+
     methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
     whole = type("Whole", (Noting,), {**methods, **vars(Noting), "features": Features()})
     tubes.register_driver("notes_its_end", whole)
-    with tubes.connect("sqlite://", sweep=False) as queue:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, sweep=False) as queue, tubes.connect(url, sweep=False) as other:
         tube = queue.create_tube("jobs", "notes_its_end", if_not_exists=True)
         stopped.clear()
         assert queue.create_tube("jobs", "notes_its_end", if_not_exists=True) is tube
         assert stopped and tube.driver not in stopped
+        other.drop_tube("jobs")
+        other.create_tube("jobs", "notes_its_end")
+        stopped.clear()
+        assert queue.tube.jobs is not tube
+        assert stopped == [tube.driver]
 
 
 def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_others(tmp_path: Path) -> None:
