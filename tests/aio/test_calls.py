@@ -424,6 +424,23 @@ def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None
 
 
 @awaited
+async def test_a_callback_that_is_cancelled_keeps_nobody_from_the_next(url: str) -> None:
+    seen: list[Any] = []
+    go_on = asyncio.Event()
+
+    async def give_up(task: tubes.Task, event: tubes.Event) -> None:
+        seen.append(task.data)
+        await go_on.wait()
+        raise asyncio.CancelledError
+
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=give_up)
+        await jobs.put_many("ab")
+        go_on.set()
+        await until(lambda: seen == ["a", "b"])
+
+
+@awaited
 async def test_a_callback_may_close_the_queue(url: str) -> None:
     """It waits for all that is awaited, but not for itself."""
     closed = asyncio.Event()
