@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from faults.harness import Connect, eventually, join_forgotten, no_new_threads, run, waiting
+from interpreter import Process
 
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
@@ -207,6 +208,16 @@ def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
     listener.tube.jobs.on_task_change(lambda task, event: told.append(event.value))
     tube.put("x", ttl=0.2)
     eventually(lambda: told == ["ttl"])
+
+
+def test_who_waits_in_another_process_hears_that_the_tube_is_dropped(
+    deaf: None, connect: Connect, url: str, asleep: Callable[[tubes.Queue, str, str], Process]
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    other = asleep(queue, url, "jobs")
+    tube.drop()
+    assert other.wait(20) == 1  # its take has raised, and nobody looks by himself
 
 
 def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
