@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -802,19 +802,30 @@ def _all_open() -> list[Queue]:
             return list(_open_queues)
 
 
+def _with_all_open(act: Callable[[Queue], None]) -> None:
+    """Do something with each open queue, whole: also where that of another raises, or a signal comes.
+
+    A queue that came to rest before a fork, and is not told to go on after it, would hold up its callers for ever.
+    """
+
+    def whole() -> None:
+        with ExitStack() as each:
+            for queue in _all_open():
+                each.callback(act, queue)
+
+    guarded(whole)
+
+
 def _before_fork() -> None:
-    for queue in _all_open():
-        queue.store.before_fork()
+    _with_all_open(lambda queue: queue.store.before_fork())
 
 
 def _after_fork_in_parent() -> None:
-    for queue in _all_open():
-        queue.store.after_fork()
+    _with_all_open(lambda queue: queue.store.after_fork())
 
 
 def _after_fork_in_child() -> None:
-    for queue in _all_open():
-        queue.forked()
+    _with_all_open(Queue.forked)
 
 
 def _at_exit() -> None:

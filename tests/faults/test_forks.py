@@ -521,6 +521,61 @@ queue.close()
     assert run_cold(code, postgres_db) == ["[True, True, True] ['of the child']"]
 
 
+def test_queues_that_cannot_be_opened_again_after_a_fork_keep_no_other_from_it(db: Path) -> None:
+    """Else one of them would hold up its callers for ever."""
+    code = """
+import os, sys, threading, tubes
+sys.unraisablehook = lambda told: print(told.exc_type.__name__)
+queues = [tubes.connect(f"sqlite:///{sys.argv[1]}{number}", sweep=False) for number in range(2)]
+for queue in queues:
+    store, connect = queue.store, queue.store._connect
+
+    def fails(store=store, connect=connect):
+        store._connect = connect
+        raise tubes.StoreUnavailable("no file")
+
+    store._connect = fails
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+for queue in queues:
+    looker = threading.Thread(target=lambda: print(queue.tubes()), daemon=True)
+    looker.start()
+    looker.join(10)
+"""
+    assert run(code, db).splitlines() == ["StoreUnavailable", "[]", "[]"]
+
+
+@pytest.mark.parametrize("strikes", ["queue.store.writer.park", "queue.store._connect"])
+def test_ctrl_c_in_the_middle_of_a_fork_leaves_the_queue_usable(db: Path, strikes: str) -> None:
+    """As the file is closed before it, and as it is opened again after it."""
+    code = f"""
+import os, signal, sys, threading, tubes
+sys.unraisablehook = lambda told: print(told.exc_type.__name__)
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+call, parent = {strikes}, os.getpid()
+
+def struck(*args):
+    answer = call(*args)
+    if os.getpid() == parent:
+        os.kill(parent, signal.SIGINT)
+    return answer
+
+{strikes} = struck
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+{strikes} = call
+putter = threading.Thread(target=lambda: print(tube.put("x").data), daemon=True)
+putter.start()
+putter.join(10)
+"""
+    assert run(code, db).splitlines()[-1] == "x"
+
+
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
     """Memory is not shared with a child, so the child is told; its exit does not hang."""
     with tubes.connect("sqlite://") as queue:
