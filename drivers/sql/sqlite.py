@@ -424,6 +424,14 @@ class SqliteStore(Catalogue, Renewable):
         """The interpreter ends: no longer wait for ever for other threads, which may never go on."""
         self.writer.waits_until = real_monotonic() + self._busy_timeout
 
+    def close(self) -> None:
+        super().close()
+        kept = None
+        with self._renewing:
+            if self._is_stale and not (self._is_renewing or self.writer.is_inherited):
+                kept, self._shared = self._shared, None  # all that a fork has left open here
+        self._release(kept)  # without the lock, for which its thread may be waiting
+
     def _close(self) -> None:
         self._locks.let_go(self._connection)
         with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends

@@ -67,6 +67,31 @@ def test_what_a_queue_held_is_others_when_a_fork_left_it_unusable(
     assert task is not None and task.data == "x"
 
 
+def test_a_queue_that_a_fork_left_unusable_leaves_nothing_open_when_it_is_closed(db: Path) -> None:
+    code = """
+import os, sys, threading, tubes
+
+def open_now():
+    return sum("queue.db" in os.path.realpath(f.path) for f in os.scandir("/proc/self/fd")), threading.active_count()
+
+def fails():
+    raise tubes.StoreUnavailable("no file")
+
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+queue.create_tube("jobs", "fifo").take(timeout=0.01)
+queue.store._connect = fails
+queue.store.before_fork()
+try:
+    queue.store.after_fork()
+except tubes.StoreUnavailable:
+    before = open_now()
+queue.close()
+queue.close()
+print(min(before) > 0, open_now())
+"""
+    assert run(code, db) == "True (0, 1)"
+
+
 RESCUE = """
 import sys, tubes
 with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
