@@ -29,7 +29,11 @@ class SharedFile:
         self.key = key
         namespace = key[2]
         self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}", path)
-        self._hold = Hold(path)
+        try:
+            self._hold = Hold(path)
+        except BaseException:
+            self.locks.close()
+            raise
         self.counts = Counts()
         self.listener = Listener(path, self.locks)
         self.waiters = self.listener.waiters

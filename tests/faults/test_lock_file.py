@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
@@ -201,6 +202,22 @@ def test_without_a_hold_the_log_would_go(connect: Connect, db: Path, monkeypatch
     shutil.copy(db, db.with_name("copy"))
     run(VISITOR, db)
     assert not os.path.exists(f"{db}-wal")
+
+
+def test_a_connect_that_may_open_no_further_file_keeps_none_open(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was one more for the lock file, and none for the hold."""
+    connect().close()
+
+    def fails(path: str) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("tubes.drivers.sql.sqlite_shared.Hold", fails)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(tubes.StoreUnavailable, match="Too many open files"):
+        connect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("namespaces", [("tubes",), ("tubes", "others")])
