@@ -1,4 +1,4 @@
-"""How often a step is run again that others were in the way of, and how long that waits."""
+"""How often a step is run again that others were in the way of, or whose connection was lost; how long that waits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from tubes.interrupts import interruptible
 MOST_TRIES = 20
 """Times that a step is run while others are in its way, before Conflict."""
 
+MOST_LOSSES = 3
+"""Connections that it loses before the server counts as one that cannot be used."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average; each is twice the last."""
 
 
 def pause_after(tries: int) -> None:
     """Wait a while, by lot, so that those who met do not meet again."""
-    interruptible(pause, random.random() * min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE * 2))
+    interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE * 2))

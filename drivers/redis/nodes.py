@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,10 +14,10 @@ from redis.connection import AbstractConnection, ConnectionPool
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from tubes.clock import pause, real_monotonic
+from tubes.clock import real_monotonic
 from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
-from tubes.interrupts import interruptible
 
+from ..retries import MOST_LOSSES, pause_after
 from .scripts import Keys
 from .wire import NOT_NOW, Lost, Refused, Wire
 
@@ -29,12 +28,6 @@ Cursor = tuple[Address | None, bytes]
 
 MOST_IDLE = 16
 """Connections to a node that are kept for later."""
-
-MOST_TRIES = 3
-"""Connections that are tried where the first is lost, before a server counts as one that cannot be used."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
-"""Seconds between two tries while a Cluster is busy with itself."""
 
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
 """What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
@@ -186,7 +179,8 @@ class Nodes:
         OutcomeUnknown when it is lost in the middle, unless ``use`` may be repeated, which is done then.
         StoreUnavailable when there is none; Refused where the server says no.
         """
-        tries, until = 0, real_monotonic() + self.patience
+        tries = losses = 0
+        until = real_monotonic() + self.patience
         while True:
             tries += 1
             wire: Wire | None = None
@@ -206,13 +200,14 @@ class Nodes:
                     self._note_away(address, until)
             except Lost as error:
                 failure = error
+                losses += 1
                 self._forget_idle(address)
                 self._note_away(address, until)
                 if error.was_sent and not is_repeatable:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
                     self._look_round(address)
-                elif tries >= MOST_TRIES:
+                elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
                 if wire is None:
@@ -231,7 +226,7 @@ class Nodes:
             if real_monotonic() > until:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
             if tries > 1:
-                interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE))
+                pause_after(tries)
 
     def connect(self, keys: Keys, patience: float) -> Wire:
         """Open one more connection to that node, which the caller keeps; Lost where that fails.

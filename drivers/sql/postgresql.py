@@ -42,7 +42,7 @@ from tubes.store import Unit
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
-from ..retries import MOST_TRIES, pause_after
+from ..retries import MOST_LOSSES, MOST_TRIES, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
@@ -232,7 +232,7 @@ class PostgresStore(Catalogue, Renewable):
         return guarded(self._transact, work, on_commit)
 
     def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
-        tries = 0
+        tries = losses = 0
         while True:
             tries += 1
             if tries > 1:
@@ -262,7 +262,8 @@ class PostgresStore(Catalogue, Renewable):
             except Lost as error:
                 if tx is not None and error.was_sent and (tx.is_committing or not tx.is_open):
                     raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
-                if tries >= 3:
+                losses += 1
+                if losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
                 self._pool.forget_idle()
             finally:
@@ -361,7 +362,7 @@ class PostgresStore(Catalogue, Renewable):
             except Refused as error:
                 raise translated(error, self._what) from error
             except Lost as error:
-                if tries >= 3:
+                if tries >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
                 self._pool.forget_idle()
                 pause_after(tries)

@@ -12,6 +12,7 @@ from tubes.clock import real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
 from tubes.interrupts import interruptible, is_interrupted
 
+from ..retries import MOST_LOSSES
 from .postgresql_shared import Kind, Shared
 from .postgresql_wire import Lost, Refused, Wire
 
@@ -191,5 +192,5 @@ class Pool:
             try:
                 return self._open()
             except Lost as error:
-                if tries >= 3:
+                if tries >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error

@@ -106,6 +106,27 @@ def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect:
     assert tube.take(timeout=0)
 
 
+def test_conflicts_before_a_connection_is_lost_are_no_reason_to_give_up(connect: Connect) -> None:
+    """Only those that were lost count, until the server is one that cannot be used."""
+    wire = importlib.import_module("tubes.drivers.sql.postgresql_wire")
+    conflict, lost = wire.Refused("40001", "others were faster"), wire.Lost("it died", was_sent=False)
+    store: Any = connect(sweep=False).store
+
+    def transact(*failures: Exception) -> str:
+        left = [*failures]
+
+        def step(tx: Any) -> str:
+            if left:
+                raise left.pop(0)
+            return "done"
+
+        return str(store.transact(step))
+
+    assert transact(conflict, conflict, conflict, lost, lost) == "done"
+    with pytest.raises(tubes.StoreUnavailable, match="it died"):
+        transact(lost, lost, lost)
+
+
 def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: Connect) -> None:
     """In a statement's first flight, with which it is prepared, and in those after it."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")

@@ -226,6 +226,28 @@ def test_a_call_that_is_under_way_when_its_queue_is_closed_leaves_no_connection_
     eventually(lambda: len(server.command("CLIENT LIST")) == 1)
 
 
+def test_a_server_that_was_busy_before_it_may_lose_as_many_connections(server: RedisServer) -> None:
+    """Until it counts as one that cannot be used: only those that were lost count."""
+    lost = importlib.import_module("tubes.drivers.redis.wire").Lost("it died", was_sent=False)
+    busy = redis.exceptions.BusyLoadingError("it loads")
+    with tubes.connect(server.url, sweep=False) as queue:
+        store: Any = queue.store
+
+        def call(*failures: Exception) -> str:
+            left = [*failures]
+
+            def use(wire: Any) -> str:
+                if left:
+                    raise left.pop(0)
+                return "done"
+
+            return str(store._hub.nodes.call(None, use, is_repeatable=False))
+
+        assert call(busy, busy, busy, lost, lost) == "done"
+        with pytest.raises(tubes.StoreUnavailable, match="it died"):
+            call(lost, lost, lost)
+
+
 # No connection
 
 
