@@ -457,7 +457,7 @@ class SqliteStore(Catalogue, Renewable):
             shared.release()
 
     def before_fork(self) -> None:
-        """Close what SQLite has open, as soon as nobody uses it.
+        """Close what SQLite has open, as soon as nobody uses it; who uses it for longer makes it unusable in the child.
 
         SQLite remembers for the whole process which locks it has on a file. A child inherits that memory and not
         the locks: it would believe that it holds some, and lose what it writes when the parent closes the file; and
@@ -467,7 +467,9 @@ class SqliteStore(Catalogue, Renewable):
             return
         if not self.writer.park(self._busy_timeout):
             return
-        self._reading.acquire()
+        if not self._reading.acquire(timeout=self._busy_timeout):
+            self.writer.unpark()
+            return
         self._is_parked = True
         if self._reader is not None:
             self._reader.close()

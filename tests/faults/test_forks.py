@@ -547,6 +547,27 @@ for queue in queues:
     assert run(code, db).splitlines() == ["StoreUnavailable", "[]", "[]"]
 
 
+def test_a_fork_waits_for_no_long_look(connect: Connect) -> None:
+    """Such as the doctor's at a large file. The child is told that the file was in use; the parent goes on."""
+    queue = connect(busy_timeout=0.1, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    looks, is_over = threading.Event(), threading.Event()
+
+    def look(tx: Any) -> None:
+        looks.set()
+        is_over.wait(10)
+
+    looker = threading.Thread(target=lambda: queue.store.read(look))
+    looker.start()
+    looks.wait(10)
+    assert in_child(lambda: tube.put("of the child").id).startswith("StoreUnavailable: SQLite file")
+    assert not is_over.is_set() and looker.is_alive()
+    tube.put("of the parent")
+    is_over.set()
+    looker.join(10)
+    assert [task.data for task in tube.tasks("r")] == ["of the parent"]
+
+
 @pytest.mark.parametrize("strikes", ["queue.store.writer.park", "queue.store._connect"])
 def test_ctrl_c_in_the_middle_of_a_fork_leaves_the_queue_usable(db: Path, strikes: str) -> None:
     """As the file is closed before it, and as it is opened again after it."""
