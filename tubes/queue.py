@@ -483,10 +483,15 @@ class Queue:
 
     def sweep(self) -> int:
         """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
-        return self._sweep(thoroughly=True)[0]
+        changed, _, failed = self._sweep(thoroughly=True)
+        _tell(failed)
+        return changed
 
-    def _sweep(self, *, thoroughly: bool) -> tuple[int, list[int]]:
-        """Do what is due; return how many tasks that changed, and when time does something next in each tube."""
+    def _sweep(self, *, thoroughly: bool) -> tuple[int, list[int], list[Exception]]:
+        """Do what is due.
+
+        Return how many tasks that changed, when time does something next in each tube, and what failed in one alone.
+        """
         self.check_open()
         is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=thoroughly))
         changed = self.rescue() if is_suspected else 0
@@ -504,9 +509,7 @@ class Queue:
             self._is_rescue_left = False
             self.store.set_aside.clear()  # the next look finds them, and forgets them
         self.flush_counts()
-        if failed:
-            raise failed[-1]
-        return changed, dues
+        return changed, dues, failed
 
     def _next_dues(self, tubes: Sequence[Tube]) -> Mapping[int, int | None]:
         """When time does something next, by tubes' ids, as far as the store tells it of many at once."""
@@ -555,12 +558,14 @@ class Queue:
             is_thorough = real_monotonic() >= self._look_for_unknown_at
             if is_thorough:
                 self._look_for_unknown_at = real_monotonic() + UNKNOWN_EVERY
-            _, dues = self._sweep(thoroughly=is_thorough)
+            _, dues, failed = self._sweep(thoroughly=is_thorough)
         except StoreUnavailable:
             self._look_for_unknown_at = 0.0  # as soon as the server is back: it may have lost something
             if self.is_closed:  # while it swept
                 return None
             raise
+        if not self.is_closed:
+            _tell(failed)
         ended = self.clock.now_ms()
         return min((seconds_until(due, began, ended) for due in dues), default=None)
 
@@ -756,6 +761,12 @@ def _apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Ite
             raise
         if failed is not None:
             failed.append(error)
+
+
+def _tell(failed: Sequence[Exception]) -> None:
+    """Raise one of the errors of a walk: a driver's own fault sooner than that its server is away, as its calls say."""
+    for error in sorted(failed, key=lambda error: isinstance(error, StoreError)):
+        raise error
 
 
 def _start(record: TubeRecord, start: Callable[[], object]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sqlite3
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -633,6 +634,56 @@ def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_
         stopped.clear()
         assert queue.tube.jobs is not tube
         assert stopped == [tube.driver]
+
+
+@pytest.fixture
+def failing() -> Iterator[Any]:
+    """A queue with two tubes whose drivers cannot do what time asks for: of one the server is away."""
+
+    class Failing:
+        is_hosted = True
+
+        def __init__(self, store: Store, tube: TubeRecord) -> None:
+            self.name = tube.name
+
+        def count(self, tx: Any) -> dict[State, int]:
+            return {}
+
+        def next_due(self, tx: Any) -> int | None:
+            if self.name == "broken":
+                raise ZeroDivisionError
+            raise tubes.StoreUnavailable("its server is away")
+
+    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    whole = type("Whole", (Failing,), {**methods, **vars(Failing), "features": Features(timed=True)})
+    with pytest.MonkeyPatch.context() as patch, tubes.connect("sqlite://", sweep=False) as queue:
+        patch.setitem(importlib.import_module("tubes.registry")._registered, "fails", whole)
+        for name in ("broken", "away"):
+            queue.create_tube(name, "fails")
+        yield queue
+
+
+def test_a_server_that_is_away_hides_no_fault_of_another_driver(failing: Any) -> None:
+    failing._sweeps = True
+    for sweep in (failing.sweep, failing._background):
+        with pytest.raises(ZeroDivisionError):
+            sweep()
+
+
+def test_a_tube_whose_server_is_away_costs_no_look_at_all_that_is_taken(
+    failing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That comes each ten seconds, and when the queue's own store is back."""
+    looks: list[bool] = []
+    monkeypatch.setattr(
+        failing.store, "deaths_suspected", lambda *, thoroughly=False: looks.append(thoroughly)
+    )
+    failing._sweeps = True
+    failing.drop_tube("broken")
+    for _ in range(3):
+        with pytest.raises(tubes.StoreUnavailable):
+            failing._background()
+    assert looks == [True, False, False]
 
 
 def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_others(tmp_path: Path) -> None:
