@@ -116,9 +116,11 @@ class Listener(Stirred):
                     self._announced_at = float("-inf")
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
-            except (Lost, Refused, TubeError) as error:  # the calls say what is the matter, this tries again
+            except Exception as error:  # the calls say what is the matter, this tries again
                 if isinstance(error, Refused):
                     self._report(str(error))
+                elif not isinstance(error, (Lost, TubeError)):  # the process lives by this thread
+                    log.exception("the listener failed, and goes on")
                 if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
                     wire = None

@@ -998,6 +998,24 @@ def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCa
         eventually(lambda: beat() > before, within=5)
 
 
+def test_a_listener_goes_on_whatever_it_meets(
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its beats the process would be taken for dead."""
+    store: Any = connect(sweep=False).store
+    see = store._beats.see
+    beats: list[bool] = []
+
+    def fails_at_first(seen: Any) -> Any:
+        beats.append(True)
+        assert len(beats) > 1
+        return see(seen)
+
+    monkeypatch.setattr(store._beats, "see", fails_at_first)
+    eventually(lambda: len(beats) > 3, within=10)
+    assert "the listener failed, and goes on" in caplog.text
+
+
 def test_the_longest_name_of_a_sub_queue_goes_through_every_state(connect: Connect) -> None:
     tube = connect(sweep=False).create_tube("jobs", "utubettl")
     name = random.Random(1).randbytes(1250).hex()
