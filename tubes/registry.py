@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +20,14 @@ _unusable: dict[str, str] = {}
 """Types whose entry points cannot be used, and why. Loading is tried once: whoever opens tubes asks again and again."""
 
 _lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent's may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def register_driver(type: str, driver: TubeType | DriverFactory) -> None:

@@ -9,6 +9,7 @@ transaction. These lie in the ``info`` of the database connection, which all tha
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import weakref
@@ -35,6 +36,14 @@ log = logging.getLogger("tubes.joined")
 
 _watched: weakref.WeakSet[Dialect] = weakref.WeakSet()
 _watching = threading.Lock()
+
+
+def _forked() -> None:
+    global _watching
+    _watching = threading.Lock()  # a thread of the parent's may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class JoinedTx:

@@ -23,6 +23,7 @@ class SharedFile:
     _all: ClassVar[dict[tuple[int, int, str], SharedFile]] = {}
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
     _torn: ClassVar[set[tuple[int, int]]] = set()
+    _process: ClassVar[int] = os.getpid()
 
     def __init__(self, path: str, key: tuple[int, int, str]) -> None:
         self.path = path
@@ -102,11 +103,13 @@ class SharedFile:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: the parent's objects stay open, but are not ours."""
-        cls._all = {}
-        cls._all_lock = threading.Lock()
-        LockFile.forget_all()
-        Hold.forget_all()
+        """In a forked child: the parent's stay open, and are not ours. Who comes first calls it; it happens once."""
+        if cls._process != os.getpid():
+            cls._process = os.getpid()
+            cls._all = {}
+            cls._all_lock = threading.Lock()
+            LockFile.forget_all()
+            Hold.forget_all()
 
     # Around a fork
 
@@ -125,6 +128,9 @@ class SharedFile:
                 f"SQLite file {path} cannot be used in this process: it was forked while a transaction "
                 "was open on the file; fork before it, or start a new program"
             )
+
+
+os.register_at_fork(after_in_child=SharedFile.forget_all)  # also of one that another thread is about to use
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

@@ -597,6 +597,48 @@ putter.join(10)
     assert run(code, db).splitlines()[-1] == "x"
 
 
+@pytest.mark.parametrize(
+    ("module", "lock"),
+    [
+        ("tubes.registry", "_lock"),
+        ("tubes.drivers.sql.joined", "_watching"),
+        ("tubes.drivers.sql.sqlite_shared", "SharedFile._all_lock"),
+    ],
+)
+def test_what_another_thread_was_at_as_its_process_forked_is_not_waited_for(
+    db: Path, module: str, lock: str
+) -> None:
+    """It opened a queue, say. In the child nobody ends that."""
+    code = f"""
+import importlib, os, signal, sys, threading, tubes
+import sqlalchemy as sa
+module = importlib.import_module({module!r})
+url = "sqlite:///" + sys.argv[1]
+holds, is_over = threading.Event(), threading.Event()
+
+def hold():
+    with module.{lock}:
+        holds.set()
+        is_over.wait()
+
+threading.Thread(target=hold).start()
+holds.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(10)
+    tubes.register_driver("lifo", tubes.TubeType(order="newest"))
+    with tubes.connect(url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "lifo")
+        with sa.create_engine(url).begin() as connection:
+            tube.put("x", connection=connection)
+        print(tube.take(0).data, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+is_over.set()
+"""
+    assert run(code, db) == "x"
+
+
 def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
     """Memory is not shared with a child, so the child is told; its exit does not hang."""
     with tubes.connect("sqlite://") as queue:
