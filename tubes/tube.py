@@ -852,7 +852,7 @@ class Tube:
         known = ref.task
         if known is not None and ref.token is not None and known.owner is not None:
             if known.owner.hex in (self._store.session, *self._store.lost_sessions):
-                with suppress(StoreBusy):  # this thread's own transaction is in the way
+                with suppress(StoreError):  # this thread's own transaction may be in the way
                     self._store.prove_life()  # it may be that this process was taken for dead
                 return LeaseLost(self.name, ref.id, ref.token)
         return NotTaken(self.name, ref.id)

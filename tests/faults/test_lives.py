@@ -194,6 +194,25 @@ def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, db: Path) -
     join_forgotten(connect, forget)
 
 
+def test_a_lost_lease_is_one_also_where_nobody_can_prove_life(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has said so, and is away by then."""
+
+    def fails() -> None:
+        raise tubes.StoreUnavailable("it is away")
+
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    task = tube.take(timeout=0)
+    assert task is not None
+    tube.release(task)
+    monkeypatch.setattr(queue.store, "prove_life", fails)
+    with pytest.raises(tubes.LeaseLost):
+        tube.ack(task)
+
+
 @pytest.mark.timeout(20, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Connect, db: Path) -> None:
     """That of the call that it interrupted waits for the file, so it is refused; and the other goes on."""
