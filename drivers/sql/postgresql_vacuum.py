@@ -18,7 +18,7 @@ REST = 50
 dead, at most a fiftieth of the time is spent."""
 
 LONGEST_REST = 60.0
-"""Seconds between two at most, and after one that the server has refused."""
+"""Seconds between two at most, and after one that could not be done."""
 
 LONGEST = 2.0
 """Seconds that a vacuum may hold up the sweep, and a close. A table that takes longer is left to autovacuum."""
@@ -53,7 +53,7 @@ class Vacuum:
             for (name,) in wire.execute(self._look, (self._rest,)).rows:
                 _in_time(wire, f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, PARALLEL 0) {name}")
                 self._rest = min(REST * (real_monotonic() - began), LONGEST_REST)
-        except Refused:  # by a statement_timeout, say
+        except (Refused, RuntimeError):  # by a statement_timeout, say; or no thread can be had
             self._not_before = real_monotonic() + LONGEST_REST
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, let_through_until_vacuumed
+from faults.harness import eventually, let_through_until_vacuumed, no_new_threads
 from servers import PostgresServer, conninfo
 
 import tubes
@@ -128,6 +128,17 @@ def test_a_vacuum_that_the_server_ends_is_no_error_and_not_tried_again_at_once(
         task = tube.take(timeout=0)
         assert task is not None
         assert task.data == "after"
+
+
+def test_a_vacuum_for_which_no_thread_can_be_had_is_left_to_autovacuum(
+    url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no sweep would come after it."""
+    with tubes.connect(url, sweep=False) as queue:
+        leave_dead(db)
+        with no_new_threads(monkeypatch):
+            queue.store.tidy()
+        assert asked(db, VACUUMS, "tubes_task") == 0
 
 
 def test_a_vacuum_holds_up_nobody_for_long(
