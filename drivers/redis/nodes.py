@@ -121,8 +121,11 @@ class Nodes:
 
         try:
             self.call(None, look, is_repeatable=True)
-        except Refused as error:
-            raise StoreUnavailable(f"{self.what} refused: {error}") from error
+        except BaseException as error:
+            self.close()
+            if isinstance(error, Refused):
+                raise StoreUnavailable(f"{self.what} refused: {error}") from error
+            raise
 
     def each(self, use: Callable[[Wire], T]) -> list[T]:
         """Use a connection to every server, for what may be repeated; nodes of a Cluster that are away are left out."""

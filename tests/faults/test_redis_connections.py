@@ -260,6 +260,14 @@ def refused(url: str, **settings: Any) -> tubes.TubeError:
     return caught.value
 
 
+def test_who_may_not_in_keeps_no_connection_open(server: RedisServer) -> None:
+    """However long somebody keeps the error."""
+    server.command("ACL SETUSER", "none", "on", ">s3cret", "+ping", "~*")
+    errors = [refused(server.url.replace("unix://", "unix://none:s3cret@")) for _ in range(3)]
+    eventually(lambda: len(server.command("CLIENT LIST")) == 1, within=5)
+    assert all("permissions" in str(error) for error in errors)
+
+
 def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
     """A password that is wrong, or missing; a user who may not do what is needed."""
     server.command("CONFIG SET", "requirepass", "right")
