@@ -141,8 +141,12 @@ class Crew:
             if worker.is_idle:
                 return worker
         if len(workers) < self._most:
-            workers.append(Worker())
-            return workers[-1]
+            try:
+                workers.append(Worker())
+                return workers[-1]
+            except RuntimeError as error:  # no thread can be had: calls take turns in those that there are
+                if not workers:
+                    raise StoreUnavailable(f"there is no thread for this call: {error}") from error
         return min(workers, key=Worker.line_length)
 
     def _check_open(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from aio.running import awaited, connect, in_line, threads_since, until
-from faults.harness import begin, finish, heard
+from faults.harness import begin, finish, heard, no_new_threads
 from faults.test_redis_cluster import SESSIONS, owner_of, slot_of
 from redis_servers import RedisCluster, RedisServer
 from servers import PostgresServer
@@ -39,6 +39,19 @@ async def test_waiting_takes_go_on_waiting_when_the_server_is_started_again(
         tasks = await asyncio.gather(*takes)
         assert sorted(task.data for task in tasks if task is not None) == [*range(19)]
         assert len(await jobs.ack_many([task for task in tasks if task is not None])) == 19
+
+
+@awaited
+async def test_where_no_more_threads_can_be_had_calls_take_turns_in_those_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connect("sqlite://", sweep=False) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        with no_new_threads(monkeypatch):
+            tasks = await asyncio.gather(*(jobs.put(n) for n in range(3)))
+            assert [task.data for task in tasks] == [0, 1, 2]
+            with pytest.raises(tubes.StoreUnavailable, match="no thread"):
+                await connect("sqlite://")
 
 
 @awaited
