@@ -652,7 +652,7 @@ class Queue:
         deltas = counts.drain()
         try:
             self.store.add_calls(deltas)
-        except StoreError:
+        except BaseException:
             counts.restore(deltas)
             raise
         finally:

@@ -6,6 +6,7 @@ It sleeps at the bell by which they call it. As a floor under that, it looks by 
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from tubes.waiting import Waiters
 
 from .sqlite_bell import FLOOR, Bell
 from .sqlite_lives import LockFile
+
+log = logging.getLogger("tubes.sqlite")
 
 NAP = 0.001
 """Seconds that it leaves the interpreter to the consumer that it has woken."""
@@ -110,35 +113,44 @@ class Listener:
     def _run(self, bell: Bell) -> None:
         try:
             while not self.is_over:
-                if not self.waiters:
-                    self._wanted.clear()
-                    if not (self.waiters or self.is_over):
-                        self._wanted.wait()
-                    continue
-                self._arm(bell)
-                try:
-                    is_news = self._has_changed()
-                except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
-                    is_news = True
-                    pause(FLOOR)
-                if is_news:
-                    self.waiters.wake_firsts()
-                if not bell.wait():
-                    if self._is_death_suspected():
+                if self.waiters:
+                    try:
+                        self._turn(bell)
+                    except Exception:  # who waits would hear of nothing more
+                        log.exception("the listener failed, and goes on")
                         self.waiters.wake_firsts()
+                        pause(FLOOR)
                     continue
-                tube = self._locks.called()
-                if tube is not None:
-                    if self.waiters.wake(tube):
-                        pause(NAP)
-                    else:  # it came too late, or it is another tube of the same bit
-                        self._locks.call(tube, 1)
+                self._wanted.clear()
+                if not (self.waiters or self.is_over):
+                    self._wanted.wait()
         finally:
             with self._asking:
                 if self._db is not None:
                     self._db.close()
                     self._db = None
             bell.close()
+
+    def _turn(self, bell: Bell) -> None:
+        """Look, wait once at the bell, and wake whom that is for."""
+        self._arm(bell)
+        try:
+            is_news = self._has_changed()
+        except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
+            is_news = True
+            pause(FLOOR)
+        if is_news:
+            self.waiters.wake_firsts()
+        if not bell.wait():
+            if self._is_death_suspected():
+                self.waiters.wake_firsts()
+            return
+        tube = self._locks.called()
+        if tube is not None:
+            if self.waiters.wake(tube):
+                pause(NAP)
+            else:  # it came too late, or it is another tube of the same bit
+                self._locks.call(tube, 1)
 
     def _is_death_suspected(self) -> bool:
         for check in list(self._checks):

@@ -370,15 +370,22 @@ def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
     assert db.read_bytes() == before
 
 
-def test_who_listens_goes_on_when_a_store_cannot_look(connect: Connect) -> None:
-    """One queue of the process is being closed; the takes of the others are still called."""
+@pytest.mark.parametrize(
+    "error",
+    [tubes.StoreUnavailable("this queue is closed"), OSError("no locks available")],
+    ids=["ours", "other"],
+)
+def test_who_listens_goes_on_when_a_store_cannot_look(
+    error: Exception, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One queue of the process is being closed, say; the takes of the others are still called."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     looks: list[float] = []
 
     def cannot() -> bool:
         looks.append(time.monotonic())
-        raise tubes.StoreUnavailable("this queue is closed")
+        raise error
 
     store: Any = queue.store
     store._shared.listener.add_check(cannot)
@@ -387,8 +394,9 @@ def test_who_listens_goes_on_when_a_store_cannot_look(connect: Connect) -> None:
     waiter.start()
     eventually(lambda: len(looks) >= 3)
     tube.put("x")
-    waiter.join()
-    assert taken[0] is not None and taken[0].data == "x"
+    waiter.join(20)
+    assert taken and taken[0] is not None and taken[0].data == "x"
+    assert ("the listener failed, and goes on" in caplog.text) == isinstance(error, OSError)
 
 
 def test_threads_that_share_commits_are_all_told(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

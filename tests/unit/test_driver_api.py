@@ -349,6 +349,23 @@ def test_a_tube_is_warned_of_before_it_is_made() -> None:
         assert queue.tubes() == []
 
 
+def test_counts_that_a_store_cannot_keep_are_kept_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises."""
+
+    def fails(calls: Any) -> None:
+        raise LookupError("a fault of the store's")
+
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("x")
+        with monkeypatch.context() as patch:
+            patch.setattr(queue.store, "add_calls", fails)
+            with pytest.raises(LookupError):
+                queue.flush_counts()
+        queue.flush_counts()
+        assert tube.statistics()["calls"]["put"] == 1
+
+
 def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
     """Those given have no effect on it."""
     with tubes.connect("sqlite://", sweep=False) as queue:
