@@ -860,7 +860,27 @@ def _see_to_exit() -> None:
         _sees_to_exit = os.getpid()
         from multiprocessing.util import Finalize  # which is there, and loads much where it is not
 
-        Finalize(None, _at_exit, exitpriority=AFTER_ALL)
+        Finalize(None, _at_end_of_child, exitpriority=AFTER_ALL)
+
+
+def _at_end_of_child() -> None:
+    """Close them when its threads have ended too, for which multiprocessing waits only after this."""
+    if _left_threads():
+        threading.Thread(target=_close_after_threads, name="tubes-exit").start()
+    else:
+        _at_exit()
+
+
+def _close_after_threads() -> None:
+    while left := _left_threads():
+        left[0].join()
+    _at_exit()
+
+
+def _left_threads() -> list[threading.Thread]:
+    """Those that keep the process from ending, but for the one that asks and the main one."""
+    ours = (threading.main_thread(), threading.current_thread())
+    return [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]
 
 
 os.register_at_fork(

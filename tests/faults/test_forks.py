@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sqlite3
@@ -186,6 +187,51 @@ def do_all(url: str) -> None:
     """Work in a child, and leave the queue open."""
     jobs = tubes.connect(url).tube.jobs
     jobs.ack_many(jobs.take_many(5, timeout=0))
+
+
+def do_one_and_leave_the_rest_to_a_child(url: str) -> None:
+    jobs = tubes.connect(url).tube.jobs
+    jobs.ack_many(jobs.take_many(1, timeout=0))
+    child = multiprocessing.get_context("fork").Process(target=do_all, args=(url,))
+    child.start()
+    child.join(30)
+
+
+def do_all_when_the_main_thread_has_ended(url: str) -> None:
+    jobs = tubes.connect(url).tube.jobs
+    tasks = jobs.take_many(5, timeout=0)
+
+    def work() -> None:
+        threading.main_thread().join()
+        assert jobs.take(timeout=0.1) is None
+        jobs.ack_many(tasks)
+
+    threading.Thread(target=work).start()
+
+
+def do_all_at_the_end(url: str) -> None:
+    """In what the program has multiprocessing do last of all."""
+    jobs = tubes.connect(url).tube.jobs
+    tasks = jobs.take_many(5, timeout=0)
+    multiprocessing.util.Finalize(None, jobs.ack_many, (tasks,), exitpriority=-100)
+
+
+@pytest.mark.parametrize(
+    "work", [do_one_and_leave_the_rest_to_a_child, do_all_when_the_main_thread_has_ended, do_all_at_the_end]
+)
+def test_a_child_of_multiprocessing_works_and_counts_to_its_very_end(
+    connect: Connect, db: Path, work: Callable[[str], None]
+) -> None:
+    """Its queues are closed after all that may use them, its threads too; and so are those of its own children."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put_many(range(5))
+    child = multiprocessing.get_context("fork").Process(target=work, args=(f"sqlite:///{db}",))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    statistics = tube.statistics()
+    assert (statistics["tasks"]["total"], statistics["calls"]["ack"]) == (0, 5)
+    assert statistics["calls"]["release"] == 0
 
 
 def test_a_fork_while_other_threads_write_and_wait_leaves_a_child_that_works(connect: Connect) -> None:
