@@ -13,11 +13,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, Connect, Growing, run
+from faults.harness import TYPES, Connect, Growing, eventually, run
 
 import tubes
 
@@ -436,6 +437,42 @@ def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
     monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", growing)
     assert in_child(lambda: tube.put("of the child").data) == "of the child"
     assert tube.put("of the parent").id == 2
+
+
+def test_a_child_opens_tubes_though_another_thread_was_about_to(connect: Connect) -> None:
+    queue = connect(sweep=False)
+    lock: Any = queue._lock
+
+    def child() -> Any:
+        signal.alarm(5)
+        return queue.create_tube("jobs", "fifo").name
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        try:
+            assert in_child(child) == "jobs"
+        finally:
+            other.submit(lock.release).result()
+
+
+def test_a_child_sweeps_though_its_parent_s_thread_is_not_there(connect: Connect) -> None:
+    """What is due there is done by itself, where nobody else comes first."""
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifottl")
+    tube.put("of the parent", delay=60)
+    eventually(lambda: queue._sweeper._scheduler is not None)
+    came = threading.Event()
+
+    def hear(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.DELAY:
+            came.set()
+
+    tube.on_task_change(hear)
+
+    def child() -> Any:
+        return any(tube.put("x", delay=0.01) and came.wait(0.1) for _ in range(50))
+
+    assert in_child(child) is True
 
 
 def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:
