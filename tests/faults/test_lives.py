@@ -213,6 +213,27 @@ def test_a_lost_lease_is_one_also_where_nobody_can_prove_life(
         tube.ack(task)
 
 
+def test_who_is_refused_since_he_was_taken_for_dead_goes_on_in_a_new_session(
+    connect: Connect, db: Path
+) -> None:
+    """At once, not when he proves his life the next time: and he is told why, also in a transaction."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    held = tube.take(timeout=0)
+    assert held is not None
+    with closing(sqlite3.connect(db)) as theirs, theirs:
+        theirs.execute("DELETE FROM tubes_connection")
+        theirs.execute("UPDATE tubes_session SET ends_ms = 1")
+    assert connect(sweep=False).sweep() == 1
+    with queue.transaction() as unit, pytest.raises(tubes.LeaseLost):
+        tube.ack(held, unit=unit)
+    assert queue.identify() == held.owner
+    with pytest.raises(tubes.LeaseLost):
+        tube.ack(held)
+    assert queue.identify() != held.owner
+
+
 @pytest.mark.timeout(20, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Connect, db: Path) -> None:
     """That of the call that it interrupted waits for the file, so it is refused; and the other goes on."""
