@@ -649,6 +649,7 @@ def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_
         other.drop_tube("jobs")
         other.create_tube("jobs", "notes_its_end")
         stopped.clear()
+        assert [*queue.statistics()] == ["jobs"]  # a walk over all of them has the new one at once
         assert queue.tube.jobs is not tube
         assert stopped == [tube.driver]
 
