@@ -6,10 +6,12 @@ import importlib
 import json
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -521,6 +523,9 @@ def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
         assert task is not None and task.attempts == 2
         assert queue.sweep() == 1
         assert queue.tube.z.statistics()["tasks"]["ready"] == 1
+        queue.sweep()  # and then it is forgotten
+        with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
+            assert db.execute("SELECT id FROM tubes_session").fetchall() == [(queue.identify().hex,)]
 
 
 def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
@@ -528,12 +533,32 @@ def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
 ) -> None:
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         tube: Any = queue.create_tube("hot", "redis", url=redis_url)
-        with tube.driver._opening, tube.place._in_order:
+        locks = tube.driver._opening, tube.place._in_order
+        with ThreadPoolExecutor(1) as other:
+            for lock in locks:
+                other.submit(lock.acquire).result()
             pid = os.fork()
             if pid == 0:
                 locks = tube.driver._opening, tube.place._in_order
                 os._exit(0 if all(lock.acquire(timeout=5) for lock in locks) else 1)
+            for lock in locks:
+                other.submit(lock.release).result()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_forked_child_that_does_nothing_else_acks_no_task_of_its_parent(
+    tmp_path: Path, redis_db: str
+) -> None:
+    """Also where it asks the queue's own store for nothing before."""
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        tube = queue.create_tube("hot", "redis", url=redis_db)
+        tube.put("x")
+        (held,) = tube.take_many(1, timeout=0)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if tube.ack_many([held]) == [] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert tube.ack(held).data == "x"
 
 
 def test_a_close_gives_back_all_also_where_a_server_is_damaged(tmp_path: Path, redis_db: str) -> None:
