@@ -105,13 +105,15 @@ tube = queue.create_tube("jobs", "fifo")
 tube.put_many(range(3))
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-strikes, set_handler = [], interrupts.signal
+strikes, noted, set_handler = [], [], interrupts.signal
+signal.signal(signal.SIGUSR1, lambda number, frame: noted.append(number))
 
 def strike(number, handler):
     other = signal.SIGINT if number == signal.SIGTERM else signal.SIGTERM
     is_second = handler is signal.getsignal(other) is signal.default_int_handler
     if is_second and not strikes:
         strikes.append(number)
+        signal.raise_signal(signal.SIGUSR1)
         os.kill(os.getpid(), other)
     return set_handler(number, handler)
 
@@ -123,12 +125,21 @@ except KeyboardInterrupt:
 print(len(strikes))
 print([signal.getsignal(number) is signal.default_int_handler for number in (signal.SIGINT, signal.SIGTERM)])
 print(len(tube.tasks("t")))
+strikes.clear()
+noted.clear()
+try:
+    interrupts.guarded(int)
+except KeyboardInterrupt:
+    print("interrupted", len(noted))
 """
 
 
 def test_a_signal_between_the_two_handlers_leaves_neither_noting(db: Path) -> None:
-    """One has its own handler again, which raises when that of the other is about to be put back."""
-    assert run(BETWEEN, db).splitlines() == ["interrupted", "1", "[True, True]", "0"]
+    """One has its own handler again, which raises when that of the other is about to be put back.
+
+    And that of a third, which was noted before, is called all the same.
+    """
+    assert run(BETWEEN, db).splitlines() == ["interrupted", "1", "[True, True]", "0", "interrupted 1"]
 
 
 WAITING = """
