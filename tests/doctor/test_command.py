@@ -63,6 +63,18 @@ def test_json_is_a_line_for_each_finding(file: Patient) -> None:
     assert [finding["repaired"] for finding in file.doctor("--fix").findings] == [True, True]
 
 
+def test_a_table_has_an_end_and_says_what_it_does_not_show(
+    file: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(file.opened[0], "utube")
+    file.sql("UPDATE tubes_task SET front = 0 WHERE utube <> 'c'")
+    monkeypatch.setattr("tubes.cli_doctor.MOST_SHOWN", 1)
+    status, out, _ = said(file, file.url)
+    assert (status, out.splitlines()[-1]) == (1, "2 found; 1 not shown, --json has all")
+    assert "sub-queue 'a'" in out and "sub-queue 'b'" not in out
+    assert len(file.doctor().findings) == 2
+
+
 def test_a_store_that_cannot_be_opened_or_examined_is_no_finding(
     file: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
