@@ -122,6 +122,7 @@ def test_ls_shows_tubes_and_tasks(tubes_: Command) -> None:
     assert '"one"' in tubes_("ls", "jobs", "--state", "buried").out
     assert [task["data"] for task in values(tubes_("ls", "jobs", "--json").out.encode())] == ["one", "two"]
     tube = tubes_("ls", "--json").json()
+    assert (tube["name"], tube["type"], tube["options"]) == ("jobs", "fifo", {})
     assert (tube["tasks"]["ready"], tube["tasks"]["buried"]) == (1, 1)
 
 

@@ -111,15 +111,22 @@ def test_bytes_go_in_and_come_out_as_base64(shell: Shell, jobs: tubes.Tube) -> N
 def test_take_without_ack_keeps_the_task_for_a_session_that_other_commands_can_join(
     shell: Shell, jobs: tubes.Tube
 ) -> None:
-    jobs.put_many(["a", "b"])
+    jobs.put_many(["a", "b", "c"])
     first = values(shell.run("take", "jobs", "--session-ttr", "600").stdout)[0]
     second = values(shell.run("take", "jobs", "--session", first["session"]).stdout)[0]
     assert second["session"] == first["session"]
     assert count(jobs, "taken") == 2
-    with closing(sqlite3.connect(shell.folder / "shell.db")) as db:
-        kept = db.execute("SELECT ttr_ms FROM tubes_session WHERE id = ?", [UUID(first["session"]).hex])
-        assert kept.fetchall() == [(600_000,)]  # who joins it leaves that as it is
-    acked = shell.run("ack", "jobs", "--session", first["session"], str(first["id"]), str(second["id"]))
+
+    def kept_ms() -> int:
+        with closing(sqlite3.connect(shell.folder / "shell.db")) as db:
+            kept = db.execute("SELECT ttr_ms FROM tubes_session WHERE id = ?", [UUID(first["session"]).hex])
+            return int(kept.fetchone()[0])
+
+    assert kept_ms() == 600_000  # who joins it leaves that as it is
+    third = values(shell.run("take", "jobs", "--session", first["session"], "--session-ttr", "300").stdout)[0]
+    assert kept_ms() == 300_000  # unless told
+    ids = [str(task["id"]) for task in (first, second, third)]
+    acked = shell.run("ack", "jobs", "--session", first["session"], *ids)
     assert (acked.returncode, acked.stderr) == (0, b"")
     assert count(jobs, "total") == 0
 
