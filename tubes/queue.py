@@ -644,6 +644,7 @@ class Queue:
             tube.forked()
         self.deliveries = Deliveries()
         self._sweeper = Sweeper(self._background)
+        self._next_sweep_ms = math.inf
 
     # Within
 

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -473,6 +474,23 @@ def test_a_child_sweeps_though_its_parent_s_thread_is_not_there(connect: Connect
         return any(tube.put("x", delay=0.01) and came.wait(0.1) for _ in range(50))
 
     assert in_child(child) is True
+
+
+def test_a_child_s_sweeper_does_not_count_on_that_of_its_parent(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would come before what is due in the child."""
+    for module, name in (("sweeper", "FLOOR"), ("queue", "FLOOR"), ("queue", "FLUSH_AFTER")):
+        monkeypatch.setattr(f"tubes.{module}.{name}", 3600.0)
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifottl")
+    tube.put("the parent's", delay=60)
+
+    def child() -> float:
+        tube.put("the child's", delay=90)
+        return queue._sweeper._next - time.monotonic()
+
+    assert 80 < in_child(child) <= 90
 
 
 def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:
