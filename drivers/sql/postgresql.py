@@ -541,7 +541,7 @@ class PostgresStore(Catalogue, Renewable):
 
     def _notice_the_dead(self, tx: Any, now: int) -> None:
         for id in self._dead(tx):
-            tx.run(self._sql.remove_connection, id)
+            tx.run(self._sql.remove_dead, id)
         self._end_lonely(tx, now)
 
     def _end_lonely(self, tx: Any, now: int) -> None:

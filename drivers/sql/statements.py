@@ -147,6 +147,14 @@ class Statements:
         name = sa.quoted_name(f"{self._namespace}_key", True)
         return sa.Function(name, table.c.tube, table.c.utube)
 
+    def _unlocked(self, table: sa.Table) -> Condition:
+        """The row whose id is given, unless somebody has locked it: the dead may have left an open transaction."""
+        if not self._is_server:
+            return table.c.id == bind("id")
+        free = sa.alias(table, "free")
+        choice = sa.select(free.c.id).where(free.c.id == bind("id")).with_for_update(skip_locked=True)
+        return table.c.id == choice.scalar_subquery()
+
     def _has_tube(self) -> Condition:
         """The tube whose number is given is there."""
         return sa.exists(sa.select(ONE).where(self._tube.c.id == bind("tube")))
@@ -535,7 +543,7 @@ class Statements:
             "now",
         )
         self.remove_session = self._make(
-            sa.delete(session).where(c.id == bind("id"), c.ends_ms.is_not(None)), "id"
+            sa.delete(session).where(self._unlocked(session), c.ends_ms.is_not(None)), "id"
         )
         self.ended = self._make(
             sa.select(c.id).where(c.ends_ms <= bind("now")).order_by(c.ends_ms, c.id), "now"
@@ -568,6 +576,7 @@ class Statements:
             sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
         )
         self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
+        self.remove_dead = self._make(sa.delete(connection).where(self._unlocked(connection)), "id")
 
     def _write_calls(self) -> None:
         calls, c = self._calls, self._calls.c

@@ -628,6 +628,37 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
         assert db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall() == []
 
 
+@pytest.mark.parametrize("row", ["connection", "session"])
+def test_who_dies_in_the_middle_of_leaving_or_of_a_rescue_holds_up_nobody(
+    connect: Connect, url: str, row: str
+) -> None:
+    """Its transaction may stay open for hours. What it was to remove is removed after that."""
+    queue, dead = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    gone: Any = dead.store
+    gone._left = True  # it beats no more
+    with psycopg.connect(plain(url)) as db:
+        if row == "session":  # its connection is gone, and its tasks are released
+            db.execute("DELETE FROM tubes_connection WHERE id = %s", [gone._connection])
+            db.execute("UPDATE tubes_session SET ends_ms = 1 WHERE id = %s", [gone.session])
+            db.commit()
+            db.execute("DELETE FROM tubes_session WHERE id = %s", [gone.session])
+        else:
+            db.execute("DELETE FROM tubes_connection WHERE id = %s", [gone._connection])
+        eventually(lambda: store.deaths_suspected(thoroughly=True))
+        for number in range(2):
+            assert queue.sweep() == 0
+            tube.put(number)
+            task = tube.take(timeout=0)
+            assert task is not None and task.data == number
+        db.rollback()
+    queue.sweep()
+    with psycopg.connect(plain(url)) as db:
+        for table in ("connection", "session"):
+            assert len(db.execute(f"SELECT FROM tubes_{table}".encode()).fetchall()) == 1
+
+
 @pytest.mark.parametrize(
     ("verb", "stored", "done"), [("kick", 3, 1), ("release_all", 1202, 1201), ("truncate", 1202, 1201)]
 )
