@@ -384,6 +384,7 @@ class SqlDriver:
         held = self._hold(tx, rows, waits=False)  # the dead may have left an open transaction
         if rows and not held:
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
+        held.sort(key=itemgetter(ID))
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:

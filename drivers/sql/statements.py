@@ -496,7 +496,7 @@ class Statements:
         self.next_dues = self._make(sa.select(self._tube.c.id, *dues(self._tube.c.id)))
         self.taken = self._first("tube", where=taken, by=(c.pri, c.id))
         self.taken_by = self._first(
-            "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.id,)
+            "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
         )
         self.orphans = self._make(
             sa.select(c.owner).distinct().where(taken, c.owner.not_in(sa.select(self._session.c.id))), "tube"

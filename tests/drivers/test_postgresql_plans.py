@@ -32,6 +32,10 @@ BATCHES: dict[str, Statement] = {
     "ids_behind": SQL.ids_behind,
     "ids_aside": SQL.ids_aside,
     "next_dues": SQL.next_dues,
+    "due": SQL.due,
+    "overdue": SQL.overdue,
+    "taken": SQL.taken,
+    "taken_by": SQL.taken_by,
 }
 
 
