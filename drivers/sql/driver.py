@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
@@ -35,7 +36,7 @@ from tubes.task import (
     with_times,
 )
 
-from .statements import Row, Statement, Statements
+from .statements import Passing, Row, Statement, Statements
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
 """Places in a raw task, see RAW in ``statements``."""
@@ -346,12 +347,9 @@ class SqlDriver:
         if not self._is_timed:
             return []
         tx.begin()
-        rows = tx.rows(self._sql.due, self._tube, now, limit)
-        rows += tx.rows(self._sql.overdue, self._tube, now, limit)
+        # Others may be settling the same
+        rows = self._hold_free(tx, (self._sql.due, self._sql.overdue), now, limit, needs_room=True)
         rows.sort(key=lambda row: (row[DUE], row[ID]))
-        if rows:
-            self._lock_room(tx)
-        rows = self._hold(tx, rows[:limit], waits=False)  # others may be settling the same
         over: list[Row] = []
         late: list[Row] = []
         delayed: list[Row] = []
@@ -380,9 +378,9 @@ class SqlDriver:
         if owner is None:
             return self._make_all_ready(tx, Event.RELEASE, self._sql.taken, limit, 1, now)
         tx.begin()
-        rows = tx.rows(self._sql.taken_by, self._tube, owner, limit)
-        held = self._hold(tx, rows, waits=False)  # the dead may have left an open transaction
-        if rows and not held:
+        look = self._sql.taken_by
+        held = self._hold_free(tx, (look,), owner, limit)  # the dead may have left an open transaction
+        if not held and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         held.sort(key=itemgetter(ID))
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
@@ -480,6 +478,37 @@ class SqlDriver:
         found = self._locked(tx, ids) if waits else tx.rows(self._sql.hold_free, self._tube, _json_ids(ids))
         locked = {row[ID]: row for row in found}
         return [row for row in rows if locked.get(row[ID]) == row]
+
+    def _hold_free(
+        self, tx: SqlTx, looks: Sequence[Passing], given: Any, limit: int, *, needs_room: bool = False
+    ) -> list[Row]:
+        """What looks find that nobody has locked: more than a step's worth of what is locked hides nothing.
+
+        A sub-queue is locked as a whole, and only after it was found: the next look leaves it out.
+        """
+        held: dict[int, Row] = {}
+        busy: set[str] = set()
+        while True:
+            rows: list[Row] = []
+            for look in looks:
+                if busy:
+                    rows += tx.rows(
+                        look.elsewhere, self._tube, given, limit, json.dumps([*busy], ensure_ascii=False)
+                    )
+                else:
+                    rows += tx.rows(look.all if self._locks_groups else look.free, self._tube, given, limit)
+            if len(looks) > 1:
+                rows.sort(key=lambda row: (row[DUE], row[ID]))
+            if not self._locks_groups:
+                return rows[:limit]
+            if rows and needs_room and not busy:
+                self._lock_room(tx)
+            found = [row for row in rows[:limit] if row[ID] not in held][: limit - len(held)]
+            held.update((row[ID], row) for row in self._hold(tx, found, waits=False))
+            missed = {row[UTUBE] for row in found if row[ID] not in held}
+            if len(rows) < limit or not missed:
+                return [*held.values()]
+            busy |= missed
 
     def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
         """The stored rows of these ids, which nobody else can change now: first their sub-queues, then themselves."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam as bind
@@ -85,6 +85,15 @@ class Statement:
         return given if self.order is None else self.order(given)
 
 
+class Passing(NamedTuple):
+    """The same look at ``all``, at what is ``free``, which it locks, and ``elsewhere`` than in some sub-queues."""
+
+    all: Statement
+    free: Statement
+    elsewhere: Statement
+    """The names of these sub-queues come as one parameter, a JSON array."""
+
+
 @lru_cache(maxsize=64)
 def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Statements:
     """All statements, built and compiled once."""
@@ -134,6 +143,20 @@ class Statements:
         """Raw tasks in an order, up to a limit."""
         return self._make(
             _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit")), *names, "limit"
+        )
+
+    def _passing(self, *names: str, where: Condition, by: Sequence[Any]) -> Passing:
+        """A look that can pass over what others have locked, however much that is, where others write meanwhile."""
+        look = self._first(*names, where=where, by=by)
+        if not self._is_server:
+            return Passing(look, look, look)
+        query = _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
+        names_of_busy = sa.collate(sa.func.json_array_elements_text(bind("busy")), "C")
+        elsewhere = query.where(self._task.c.utube.not_in(sa.select(names_of_busy)))
+        return Passing(
+            look,
+            self._make(query.with_for_update(skip_locked=True), *names, "limit"),
+            self._make(elsewhere, *names, "limit", "busy"),
         )
 
     def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
@@ -480,8 +503,8 @@ class Statements:
         )
         self.buried = self._first("tube", where=buried, by=(c.pri, c.id))
         self.buried_newest = self._first("tube", where=buried, by=(c.pri.desc(), c.id.desc()))
-        self.due = self._first("tube", "now", where=_due(task), by=(c.due_ms,))
-        self.overdue = self._first("tube", "now", where=_overdue(task), by=(c.place,))
+        self.due = self._passing("tube", "now", where=_due(task), by=(c.due_ms,))
+        self.overdue = self._passing("tube", "now", where=_overdue(task), by=(c.place,))
 
         def dues(tube: sa.ColumnElement[int]) -> list[sa.ScalarSelect[int]]:
             aside = sa.and_(c.tube == tube, c.state != TAKEN, c.due_ms.is_not(None))
@@ -495,7 +518,7 @@ class Statements:
         self.next_due = self._make(sa.select(*dues(bind("tube"))), "tube")
         self.next_dues = self._make(sa.select(self._tube.c.id, *dues(self._tube.c.id)))
         self.taken = self._first("tube", where=taken, by=(c.pri, c.id))
-        self.taken_by = self._first(
+        self.taken_by = self._passing(
             "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
         )
         self.orphans = self._make(

@@ -32,10 +32,15 @@ BATCHES: dict[str, Statement] = {
     "ids_behind": SQL.ids_behind,
     "ids_aside": SQL.ids_aside,
     "next_dues": SQL.next_dues,
-    "due": SQL.due,
-    "overdue": SQL.overdue,
+    "due": SQL.due.all,
+    "due_free": SQL.due.free,
+    "due_elsewhere": SQL.due.elsewhere,
+    "overdue_free": SQL.overdue.free,
+    "overdue_elsewhere": SQL.overdue.elsewhere,
+    "taken_by": SQL.taken_by.all,
     "taken": SQL.taken,
-    "taken_by": SQL.taken_by,
+    "taken_by_free": SQL.taken_by.free,
+    "taken_by_elsewhere": SQL.taken_by.elsewhere,
 }
 
 

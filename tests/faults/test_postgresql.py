@@ -34,6 +34,7 @@ from faults.serving import Load, put_when_it_can
 from servers import PostgresServer, cut
 
 import tubes
+from tubes.driver import STEP_LIMIT
 from tubes.testing import FakeClock
 
 
@@ -425,6 +426,29 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     assert after is not None and after.id == due.id
 
 
+@pytest.mark.parametrize("type", ["fifottl", "utubettl"])
+def test_more_than_a_step_s_worth_of_locked_tasks_that_are_due_holds_up_no_other(
+    connect: Connect, type: str
+) -> None:
+    """They are due before it. One that is put into a sub-queue locks all that is there."""
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", type)
+    options: list[Any] = [{"utube": name} if type == "utubettl" else {} for name in "ab"]
+    locked = tube.put_many(range(STEP_LIMIT + 1), delay=0.01, **options[0])
+    with queue.transaction() as unit:
+        if type == "utubettl":
+            tube.put("first", unit=unit, **options[0])
+        else:
+            for task in locked:
+                tube.delete(task.id, unit=unit)
+        tube.put("free", delay=0.02, **options[1])
+        time.sleep(0.05)
+        free = other.tube.jobs.take(timeout=0)
+        assert free is not None and free.data == "free"
+    left = STEP_LIMIT + 1 if type == "utubettl" else 0
+    assert other.sweep() == left
+
+
 def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: Connect) -> None:
     """A worker whose transaction takes longer than its ttr is nothing special; all the others wait as ever."""
     queue, other = connect(), connect(sweep=False)
@@ -626,6 +650,22 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
     assert task is not None and task.id == locked
     with psycopg.connect(plain(url)) as db:
         assert db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall() == []
+
+
+def test_more_than_a_step_s_worth_of_what_the_dead_has_locked_hides_nothing(
+    connect: Connect, url: str
+) -> None:
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many(range(STEP_LIMIT + 1))
+    tasks = tube.take_many(STEP_LIMIT + 1, 0)
+    with pytest.raises(ConnectionError), queue.transaction() as unit:
+        tube.ack_many(tasks[:-1], unit=unit)
+        with psycopg.connect(plain(url)) as db:
+            db.execute("UPDATE tubes_session SET ends_ms = 1 WHERE id = %s", [queue.identify().hex])
+        assert [other.sweep(), other.sweep()] == [1, 0]
+        raise ConnectionError
+    assert [other.sweep(), other.sweep()] == [STEP_LIMIT, 0]
 
 
 @pytest.mark.parametrize("row", ["connection", "session"])
