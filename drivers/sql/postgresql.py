@@ -435,9 +435,9 @@ class PostgresStore(Catalogue, Renewable):
         server, tube, task = (
             f'"{self._namespace}_{table}"' for table in ("server", "tube", "temporary_task")
         )
-        stored = f"SELECT 1 FROM {task} AS task WHERE task.tube = {tube}.id AND task.front"
+        stored = f"FROM {task} AS task WHERE task.tube = {tube}.id AND task.front"
         places = ("= 1", "= 0", "IS NULL")  # each of which has an index
-        is_gone = " AND ".join(f"NOT EXISTS ({stored} {place})" for place in places)
+        is_gone = " AND ".join(f"NOT EXISTS (SELECT 1 {stored} {place})" for place in places)
         is_wrong = f"temporary AND stored <> 0 AND {is_gone}"
         look = f"SELECT 1 FROM {server} WHERE started <> {epoch} OR EXISTS (SELECT 1 FROM {tube} WHERE {is_wrong})"
         if not wire.execute(look, ()).rows:
@@ -451,7 +451,10 @@ class PostgresStore(Catalogue, Renewable):
             wire.execute(f"LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE", ())
             wire.execute(f"UPDATE {task} SET front = NULL WHERE front = 1 AND utube IS NOT NULL", ())
             wire.execute(f"DELETE FROM {task}", ())
-        wire.execute(f"UPDATE {tube} SET stored = 0 WHERE {is_wrong}", ())
+        # Who puts just now is waited for, and what that was is counted after: an UPDATE that waits sees what was before
+        wrong = wire.execute(f"SELECT id FROM {tube} WHERE {is_wrong} ORDER BY id FOR UPDATE", ()).rows
+        counts = " + ".join(f"(SELECT count(*) {stored} {place})" for place in places)
+        wire.execute(f"UPDATE {tube} SET stored = {counts} WHERE id = ANY($1)", ([id for (id,) in wrong],))
         wire.simple("COMMIT")
 
     def join(self, session: str) -> None:

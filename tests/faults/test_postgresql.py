@@ -382,6 +382,28 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task and task.data for task in got] == ["came"]
 
 
+def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(connect: Connect, url: str) -> None:
+    """In a transaction of the user's, on a connection that does not look what a crash has left."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube = queue.create_tube("brief", "limfifottl", capacity=2, temporary=True)
+    tube.put("gone")
+    with psycopg.connect(plain(url)) as db:
+        db.execute("DELETE FROM tubes_temporary_task")  # as the server does when it has crashed
+    engine = sa.create_engine(url.replace("dead_after=1&", ""))
+    with engine.begin() as connection:
+        tube.put("first", connection=connection)
+        store: Any = other.store
+        store._pool.forget_idle()
+        opening = threading.Thread(target=other.tubes)
+        opening.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+    engine.dispose()
+    opening.join(20)
+    tube.put("second")
+    with pytest.raises(tubes.TubeFull):
+        tube.put("third")
+
+
 IN_TRANSACTION = """
 import sys, tubes
 queue = tubes.connect(sys.argv[1])
