@@ -417,7 +417,10 @@ class PostgresStore(Catalogue, Renewable):
             tx.run(self._sql.add_session, session, self.session_ttr_ms)
             return self._add_connection(tx, session)
 
-        self._connection = self.transact(step)
+        try:
+            self._connection = self.transact(step)
+        except OutcomeUnknown as error:  # of a session that nobody lives in, if it is there: others end it
+            raise StoreUnavailable(str(error)) from error
         self.session = session
 
     def _add_connection(self, tx: Any, session: str) -> int:

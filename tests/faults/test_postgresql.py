@@ -91,6 +91,21 @@ def test_a_connection_that_is_lost_while_a_queue_is_opened_is_an_error_of_ours(u
         tubes.connect(url)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_session_of_which_nobody_knows_whether_it_was_begun_is_no_change_of_the_user_s(
+    url: str, proxy: Proxy, is_open: bool
+) -> None:
+    """The call has done nothing, and may be repeated."""
+    url = through(proxy, url)
+    with ExitStack() as opened:
+        store: Any = opened.enter_context(tubes.connect(url, sweep=False)).store if is_open else None
+        proxy.cut_after = b"COMMIT\0"
+        with pytest.raises(tubes.StoreUnavailable, match="died in a commit"):
+            store._begin_session() if is_open else tubes.connect(url)
+    with tubes.connect(url, sweep=False) as queue:
+        assert queue.create_tube("jobs", "fifo").put("x")
+
+
 def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect: Connect, url: str) -> None:
     """Wherever another connection is needed."""
     queue = connect(sweep=False)
