@@ -577,7 +577,7 @@ class PostgresStore(Catalogue, Renewable):
         """Vacuum the tables of tasks where that pays."""
         if self._is_closed or self._is_stale or self._left:
             return
-        with suppress(Lost), self._pool.lent() as wire:  # who uses the next one sees to that
+        with suppress(Lost, Refused), self._pool.lent() as wire:  # who uses the next one sees to that
             self._vacuum.run(wire)
 
     # Examining
