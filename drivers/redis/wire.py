@@ -107,7 +107,8 @@ class Wire:
         self._send(_evalsha(script, keys, given))
         answer = self.receive()
         if isinstance(answer, exceptions.NoScriptError):
-            return self.command("EVAL", script.text, len(keys), *keys, *given)
+            self._send(_command("EVAL", script.text, len(keys), *keys, *given))
+            answer = self.receive()
         if isinstance(answer, exceptions.RedisError):
             raise _refused(answer)
         return answer
@@ -143,6 +144,7 @@ class Wire:
 
     def send(self, *words: Argument) -> None:
         """Send a command whose answer is received later."""
+        self._give_time(0)
         self._send(_command(*words))
 
     def receive(self) -> Any:

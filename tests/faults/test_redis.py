@@ -718,6 +718,21 @@ def test_a_server_is_given_more_time_for_a_large_answer(connect: Connect, server
         assert len(paused(lambda: tube.tasks("t", limit=2**40))) == 10
 
 
+def test_what_follows_a_large_batch_is_given_no_more_time_than_otherwise(
+    connect: Connect, server: RedisServer
+) -> None:
+    queue = connect(busy_timeout=0.1, sweep=False)
+    tube = queue.create_tube("jobs", "fifottl", ttr=60)
+    store: Any = queue.store
+    tube.put("x")
+    assert len(tube.take_many(20_000, timeout=0)) == 1
+    with redis.Redis.from_url(server.url) as client:
+        client.client_pause(4000, all=True)
+        with pytest.raises(tubes.StoreUnavailable):
+            store.next_dues(None, [tube.record])
+        client.client_unpause()
+
+
 def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect) -> None:
     listener: Any = importlib.import_module("tubes.drivers.redis.listener")
     queue = connect()
