@@ -176,9 +176,11 @@ class Nodes:
         *,
         is_repeatable: bool,
         at: Address | None = None,
+        within: float | None = None,
     ) -> T:
         """Use a connection to the node that has these keys, or to the one ``at`` that address.
 
+        ``within``: seconds after which an answer that has not come counts as lost, where these are fewer than usual.
         OutcomeUnknown when it is lost in the middle, unless ``use`` may be repeated, which is done then.
         StoreUnavailable when there is none; Refused where the server says no.
         """
@@ -190,6 +192,8 @@ class Nodes:
             address = at or self._address(keys)
             try:
                 wire = self._borrow(address)
+                if within is not None:
+                    wire.wait_for(within)
                 answer = use(wire)
                 if self._away:
                     self._away.pop(address, None)
@@ -225,6 +229,8 @@ class Nodes:
                 raise
             finally:
                 if wire is not None:
+                    if within is not None:
+                        wire.wait_for(None)
                     self._give_back(address, wire)
             if real_monotonic() > until:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure

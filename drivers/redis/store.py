@@ -354,6 +354,7 @@ class RedisStore(Renewable):
         *,
         is_repeatable: bool = True,
         is_durable: bool = False,
+        within: float | None = None,
     ) -> Any:
         """Run a script on the node of its keys."""
 
@@ -362,7 +363,7 @@ class RedisStore(Renewable):
                 return wire.evaluate_durably(script, keys, given, self._patience)
             return wire.evaluate(script, keys, given)
 
-        return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable)
+        return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable, within=within)
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         after = self._after_of(tube.id)
@@ -536,23 +537,30 @@ class RedisStore(Renewable):
                 self._begin_session(self._new_session())
 
     def _beat(self) -> None:
-        """Called by the listener every few seconds."""
+        """Called by the listener every few seconds.
+
+        A connection that died without a word must not hold up the next beat for as long as a server is waited for.
+        """
         if self._left or self._is_closed or self._is_stale:
             return
+        within = self._dead_after / BEATS
         try:
-            if not self._ask(scripts.BEAT, self._connection):
+            if not self._evaluate(self._keys, scripts.BEAT, (self._connection,), within=within):
                 self._resume()
-            self._dead(self._sessions())
-            self._learn_time()
+            self._dead(self._sessions(within=within))
+            self._learn_time(within=within)
         except BaseException:
             self._beats.forget()
             raise
 
-    def _learn_time(self) -> None:
+    def _learn_time(self, *, within: float | None = None) -> None:
         clock = self.clock
         if isinstance(clock, ServerClock):
             self._hub.nodes.call(
-                self._keys, lambda wire: clock.ask(partial(_server_ms, wire)), is_repeatable=True
+                self._keys,
+                lambda wire: clock.ask(partial(_server_ms, wire)),
+                is_repeatable=True,
+                within=within,
             )
 
     def _dead(self, sessions: Sessions) -> list[tuple[str, str]]:
@@ -560,8 +568,8 @@ class RedisStore(Renewable):
         silent = self._beats.see({id: each.beat for id, each in sessions.connections.items()})
         return [(id, beat) for id, beat in silent if id != self._connection]
 
-    def _sessions(self) -> Sessions:
-        return Sessions.of(*self._ask(scripts.SESSIONS))
+    def _sessions(self, *, within: float | None = None) -> Sessions:
+        return Sessions.of(*self._evaluate(self._keys, scripts.SESSIONS, (), within=within))
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):

@@ -99,7 +99,7 @@ class Wire:
             raise Lost(str(error), was_sent=False) from error
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)
-        self._patience = self._timeout = connection.socket_timeout
+        self._usual = self._patience = self._timeout = connection.socket_timeout
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument], most: int = 0) -> Any:
         """Run a script, and return what it answers: text as bytes. ``most``: tasks that there may be in that."""
@@ -190,6 +190,10 @@ class Wire:
         self.is_lost = True
         with suppress(Exception):
             self._connection.disconnect()
+
+    def wait_for(self, seconds: float | None) -> None:
+        """Wait for an answer no longer than that from now on; ``None``: as long as it was made for."""
+        self._patience = self._usual if seconds is None else min(seconds, self._usual)
 
     def _give_time(self, arguments: int) -> None:
         """Wait longer for the answer to a large batch: a server that is at work is not lost."""

@@ -217,6 +217,31 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     assert got and got[0] is not None and got[0].data == "y"
 
 
+def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
+    server: RedisServer, proxy: Proxy
+) -> None:
+    """The answer to a beat is waited for no longer than until the next, however long others are."""
+    far = f"redis://127.0.0.1:{proxy.port}?dead_after=1.5"
+    with tubes.connect(f"{server.url}&dead_after=1.5") as other, tubes.connect(far, sweep=False) as queue:
+        other.create_tube("jobs", "fifo").put("x")
+        task = queue.tube.jobs.take(timeout=0)
+        assert task is not None
+        store: Any = queue.store
+
+        def beat() -> object:
+            return server.command("HGET", "{tubes}:connections", store._connection)
+
+        def beats() -> None:
+            last = beat()
+            eventually(lambda: beat() != last)
+
+        proxy.is_silent = True
+        beats()  # of which no answer comes
+        proxy.is_silent = False
+        beats()
+        assert queue.tube.jobs.ack(task).id == task.id
+
+
 def test_a_call_that_is_under_way_when_its_queue_is_closed_leaves_no_connection_open(
     server: RedisServer,
 ) -> None:
