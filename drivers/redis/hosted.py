@@ -150,7 +150,7 @@ class RedisTube:
         except OutcomeUnknown as error:
             error.at_ms = now
             raise
-        return [*taken, *rescued] if refs else [*rescued, *taken]
+        return [*rescued, *taken]
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         return self._do(self._redis.ack, refs, owner=owner, now=self._now(now))

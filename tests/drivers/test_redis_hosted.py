@@ -368,6 +368,24 @@ def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path
         assert tube.statistics()["calls"]["release"] == 1
 
 
+def test_callbacks_hear_of_a_rescue_before_what_is_taken_of_it(tmp_path: Path, redis_url: str) -> None:
+    """Also where an ack comes with the take."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("hot", "redis", url=redis_url)
+        tube.put("mine", utube="a")
+        tube.put("theirs", utube="b")
+        mine, theirs = tube.take(0), two.tube.hot.take(0)
+        assert mine is not None and theirs is not None
+        ours: Any = tube.driver
+        end_session(two.tube.hot.driver, ours)
+        ours._suspects = True
+        heard: list[tuple[str, int]] = []
+        tube.on_task_change(lambda task, event: heard.append((event.value, task.id)))
+        tube.take(0, ack=mine)
+        assert heard == [("release", theirs.id), ("ack", mine.id), ("take", theirs.id)]
+
+
 def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, redis_url: str) -> None:
     """Of a session that holds more than one step releases: who still holds something is still known to."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
