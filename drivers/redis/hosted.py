@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from tubes.clock import SystemClock
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
+from tubes.interrupts import guarded
 from tubes.store import Store
 from tubes.task import State, Task
 
@@ -303,10 +304,10 @@ class HostedStore(RedisStore):
         super()._open()
         self._source = Source(self._host.waiters, {self._tube: self._driver.number}.get)
         self._hub.listener.add_driver(self._driver)
-        self._hub.listener.add_source(self._source)
+        guarded(self._hub.listener.add_source, self._source)
 
     def _close(self) -> None:
-        self._hub.listener.remove_source(self._source)
+        guarded(self._hub.listener.remove_source, self._source)
         super()._close()
 
     def _beat(self) -> None:

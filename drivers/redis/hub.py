@@ -75,15 +75,18 @@ class Hub:
             hub._users += 1
             return hub
 
-    def leave(self) -> None:
-        """One user less; the last one ends it."""
+    def _left(self) -> int:
         with self._lock:
             self._users -= 1
-            if self._users:
-                return
-            del self._all[self._server]
-        self.listener.stop()
-        self.nodes.close()
+            if not self._users:
+                del self._all[self._server]
+            return self._users
+
+    def leave(self) -> None:
+        """One user less; the last one ends it."""
+        if not guarded(self._left):
+            self.listener.stop()
+            self.nodes.close()
 
     @classmethod
     def forget_all(cls) -> None:

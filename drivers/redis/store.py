@@ -155,13 +155,14 @@ class RedisStore(Renewable):
             self._begin_session(self._new_session())
             if not is_told:
                 self._check_synced()
+            guarded(self._hub.listener.add_beat, self._beat, self._dead_after / BEATS)
         except BaseException as error:
+            guarded(self._hub.listener.remove_beat, self._beat)
             self._hub.leave()
             if isinstance(error, Refused):
                 damage = wrong_key(self._hub.nodes, self._keys) if error.code == WRONG_TYPE else None
                 raise damage or StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
-        self._hub.listener.add_beat(self._beat, self._dead_after / BEATS)
 
     def _check_durable(self, wire: Wire) -> bool:
         """Whether a server says how it writes to its disk. Before a write WAITAOF has nothing to wait for."""
@@ -704,12 +705,12 @@ class RedisStore(Renewable):
     # Life
 
     def _leave(self) -> None:
-        self._hub.listener.remove_beat(self._beat)
+        guarded(self._hub.listener.remove_beat, self._beat)
         with suppress(StoreError):  # what it could not give back, others rescue
             self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
 
     def _close(self) -> None:
-        self._hub.listener.remove_beat(self._beat)
+        guarded(self._hub.listener.remove_beat, self._beat)
         self._hub.leave()
 
     def forked(self) -> None:

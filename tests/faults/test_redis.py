@@ -530,6 +530,39 @@ def test_a_handler_may_close_a_queue_while_another_is_connected(
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.timeout(20, method="thread")
+@pytest.mark.parametrize("where", ["__setitem__", "__delitem__"])
+def test_a_handler_may_close_a_queue_while_another_begins_or_ends(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """They share the list of those that beat, and the lock by which queues find each other's connections."""
+    other, before = tubes.connect(server.url), signal.getsignal(signal.SIGUSR1)
+    store: Any = other.store
+
+    class Interrupted(dict[Any, Any]):
+        def __setitem__(self, *given: Any) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            super().__setitem__(*given)
+
+        def __delitem__(self, *given: Any) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            super().__delitem__(*given)
+
+    signal.signal(signal.SIGUSR1, lambda *_: other.close())
+    try:
+        if where == "__setitem__":
+            monkeypatch.setattr(store._hub.listener, "_beats", Interrupted(store._hub.listener._beats))
+            tubes.connect(server.url).close()
+        else:
+            last: Any = tubes.connect(f"{server.url}&client_name=x").store
+            monkeypatch.setattr(type(last._hub), "_all", Interrupted(last._hub._all))
+            last.leave()
+            last.close()
+        assert other.is_closed
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     """At once: others need not find out first that it is dead."""
     check_close(connect, step=20)
