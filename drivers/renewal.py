@@ -23,6 +23,8 @@ class Renewable(ABC):
         self._left = False
         self._renewing = threading.RLock()
         self._is_renewing = False
+        self._is_unwanted = False
+        """Whether it was closed in the middle of that, by a signal's handler in the thread that does it."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -47,6 +49,10 @@ class Renewable(ABC):
                         self._renew()
                     finally:
                         self._is_renewing = False
+                    if self._is_unwanted:
+                        self._close()
+            if self._is_closed:
+                raise StoreUnavailable("this queue is closed")
 
     def _renew(self) -> None:
         self._left = False
@@ -64,7 +70,10 @@ class Renewable(ABC):
         if self._is_closed:
             return
         self._is_closed = True
-        if not self._is_stale:
+        with self._renewing:  # another thread may be opening it anew, and would leave that open
+            self._is_unwanted = self._is_renewing
+            is_open = not (self._is_stale or self._is_renewing)
+        if is_open:
             self._close()
 
     def tidy(self) -> None:  # noqa: B027  # the SQL stores do something

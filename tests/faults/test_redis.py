@@ -457,6 +457,38 @@ def test_a_forked_child_listens_as_its_parent_did(connect: Connect, monkeypatch:
     assert in_child(child)
 
 
+@pytest.mark.parametrize("who", ["another thread", "a signal's handler"])
+def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_open(
+    connect: Connect, who: str
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    begin = store._begin_session
+    closing = threading.Thread(target=queue.close)
+
+    def child() -> list[object]:
+        def begins(session: str) -> None:
+            begin(session)
+            if who == "another thread":
+                closing.start()
+                eventually(lambda: store._is_closed)
+            else:
+                signal.raise_signal(signal.SIGUSR1)
+
+        store._begin_session = begins
+        signal.signal(signal.SIGUSR1, lambda *_: queue.close())
+        try:
+            said = str(tube.tasks("r"))
+        except tubes.StoreUnavailable as error:
+            said = str(error)
+        if who == "another thread":
+            closing.join()
+        return [said, [thread.name for thread in threading.enumerate()]]
+
+    assert in_child(child) == ["this queue is closed", ["MainThread"]]
+
+
 def test_an_interrupted_connect_leaves_no_answer_to_another_call(
     connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
