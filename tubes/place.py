@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
-from tubes.errors import StoreError
+from tubes.errors import StoreError, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 from tubes.store import Store
@@ -89,6 +89,7 @@ class Elsewhere(Place):
         self.is_apart = self.reconnects = True
         self._server = getattr(driver, "waits_for", lambda: tube.id)
         self._in_order = threading.RLock()
+        self._longest: Callable[[], float] = getattr(driver, "longest_wait", lambda: threading.TIMEOUT_MAX)
 
     def start(self) -> None:
         guarded(self._driver.start, None)
@@ -97,10 +98,17 @@ class Elsewhere(Place):
         self._store.refresh()
         if on_commit is None:
             return step(None)
-        with self._in_order:
+        longest = self._longest()
+        if not self._in_order.acquire(timeout=longest):
+            raise StoreUnavailable(
+                f"tube {self._tube.name!r}: a call before this one has been under way for {longest:g} s"
+            )
+        try:
             done = step(None)
             on_commit(done)
             return done
+        finally:
+            self._in_order.release()
 
     def read(self, look: Callable[[Any], T]) -> T:
         self._store.refresh()

@@ -119,6 +119,10 @@ class RedisTube:
         """The server: calls to it may hang, and those to others go on."""
         return self._url
 
+    def longest_wait(self) -> float:
+        """Seconds that an answer is waited for, and a call before this one in a tube whose calls are told of."""
+        return PATIENCE + 1
+
     def follow_session(self) -> None:
         """The queue's session is another, or has another ttr."""
         self._store.follow(self._host.session)

@@ -345,6 +345,34 @@ def test_a_server_that_hangs_is_waited_for_once(
     assert len(refused) == 4 and max(refused) < 2 * min(refused), refused
 
 
+def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answer(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
+    server = own_redis_server()
+    took: list[float] = []
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        hot = queue.create_tube("hot", "redis", url=server.url, on_task_change=lambda task, event: None)
+
+        def put() -> None:
+            began = time.monotonic()
+            with pytest.raises(tubes.StoreError):
+                hot.put("x")
+            took.append(time.monotonic() - began)
+
+        threads = [threading.Thread(target=put) for _ in range(6)]
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert len(took) == 6 and max(took) < 4, took  # one answer, or two in turn, are waited for 1.1 s each
+
+
 def end_session(theirs: Any, ours: Any) -> None:
     """End a driver's session in its Redis; what two clocks know of the server's may differ by a millisecond."""
     theirs._store.leave()
