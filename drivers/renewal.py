@@ -23,6 +23,8 @@ class Renewable(ABC):
         self._left = False
         self._renewing = threading.RLock()
         self._is_renewing = False
+        self._failed: StoreUnavailable | None = None
+        """Why that could not be done the last time."""
         self._is_unwanted = False
         """Whether it was closed in the middle of that, by a signal's handler in the thread that does it."""
 
@@ -42,11 +44,17 @@ class Renewable(ABC):
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
+            failed = self._failed
             with self._renewing:  # by one thread, which calls the store meanwhile; the others wait
                 if self._is_stale and not self._is_renewing:
+                    if self._failed is not failed:  # who was first has waited for the server on behalf of all
+                        raise StoreUnavailable(str(self._failed)) from self._failed
                     self._is_renewing = True
                     try:
                         self._renew()
+                    except StoreUnavailable as error:
+                        self._failed = error
+                        raise
                     finally:
                         self._is_renewing = False
                     if self._is_unwanted:

@@ -457,6 +457,36 @@ def test_a_forked_child_listens_as_its_parent_did(connect: Connect, monkeypatch:
     assert in_child(child)
 
 
+def test_a_server_that_hangs_is_waited_for_once_by_all_threads_of_a_child(
+    connect: Connect, server: RedisServer
+) -> None:
+    tube = connect(busy_timeout=0.1, sweep=False).create_tube("jobs", "fifo")
+
+    def child() -> list[float]:
+        took: list[float] = []
+
+        def put() -> None:
+            began = time.monotonic()
+            with pytest.raises(tubes.StoreUnavailable):
+                tube.put("x")
+            took.append(time.monotonic() - began)
+
+        threads = [threading.Thread(target=put) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return took
+
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        took: list[float] = in_child(child)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert len(took) == 4 and max(took) < 2 * min(took), took
+
+
 @pytest.mark.parametrize("who", ["another thread", "a signal's handler"])
 def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_open(
     connect: Connect, who: str
