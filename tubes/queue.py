@@ -177,6 +177,8 @@ class Queue:
         self._next_sweep_ms: float = math.inf
         self._is_rescue_left = False
         self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
+        self._inside: list[int] = []
+        """The threads that are inside ``transaction``."""
         _open_queues.add(self)
         try:
             self._open_all()
@@ -419,17 +421,19 @@ class Queue:
             if unit is not None:
                 self._line_up(unit)
 
-        block = self.store.transaction(committed)
+        block, thread = self.store.transaction(committed), threading.get_ident()
 
         def enter() -> None:
             nonlocal unit, is_inside
             tx = block.__enter__()
+            self._inside.append(thread)
             is_inside = True
             unit = self._new_unit(tx)
 
         def leave(*error: Any) -> None:
             nonlocal is_inside
             is_inside = False
+            self._inside.remove(thread)
             if unit is not None:
                 unit.end()
             try:
@@ -585,7 +589,8 @@ class Queue:
                 return
             self.is_closed = True
         self.store.waiters.wake_all()
-        is_waited_for = not is_interrupted()  # it may wait for the call that a handler interrupted
+        # It may wait for the call that a handler interrupted, or for this thread's own transaction
+        is_waited_for = not (is_interrupted() or threading.get_ident() in self._inside)
         try:
             self._sweeper.stop(wait=is_waited_for)
         finally:  # a signal's handler may end that wait

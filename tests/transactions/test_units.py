@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import strike
+from faults.harness import eventually, strike
 from servers import PostgresServer
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -304,6 +304,18 @@ def test_a_queue_that_is_closed_inside_a_transaction_commits_nothing(
         if is_used_again:
             tube.put("y", unit=unit)
     assert place.changes == [] and place.connect().tube.jobs.tasks("r") == []
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_a_queue_that_is_closed_inside_a_transaction_does_not_wait_for_a_sweep_that_waits_for_that(
+    sqlite_place: Place,
+) -> None:
+    queue = sqlite_place.connect(sweep=True)
+    tube, writer = queue.create_tube("swept", "fifo"), queue.store.writer  # type: ignore[attr-defined]
+    tube.put("x")  # which is counted a second later
+    with pytest.raises(tubes.StoreUnavailable), queue.transaction():
+        eventually(lambda: writer._waiting)
+        queue.close()
 
 
 @pytest.mark.parametrize("error", [KeyError, None])
