@@ -435,6 +435,7 @@ class SqliteStore(Catalogue, Renewable):
     def _close(self) -> None:
         self._locks.let_go(self._connection)
         with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
+            self.writer.is_over = True
             self._close_files(db)
 
     def _close_files(self, db: sqlite3.Connection) -> None:

@@ -242,6 +242,8 @@ class SqliteWriter:
         """Tells whether this thread holds the file's write lock in a transaction of the user's."""
         self.waits_until = float("inf")
         """When who stands in line gives up."""
+        self.is_over = False
+        """Its connection is being closed, by whoever has the turn, who may wait for a thread that stands in line."""
         self.is_inherited = False
         """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
 
@@ -458,6 +460,8 @@ class SqliteWriter:
                     self._line.remove(member)
                     member.leads = True
                 return
+            if self.is_over:
+                raise StoreUnavailable("this queue is closed")
             if real_monotonic() >= self.waits_until:
                 raise StoreBusy(
                     f"{self._what} is closing, and another thread is in the middle of a transaction"
