@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from greenlet import getcurrent, greenlet
 
@@ -48,7 +49,8 @@ class Crew:
         self._workers: dict[Hashable, list[Worker]] = {}
         """By the server that their calls wait for; ``None``: for all other calls."""
         self._spare: list[Worker] = []
-        self._reserved: dict[asyncio.Task[Any] | None, Worker] = {}
+        self._reserved: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
+        """By the asyncio task. One that a loop has left behind ends with the last reference to it."""
         self._pid = os.getpid()
 
     async def run(
@@ -91,7 +93,7 @@ class Crew:
         try:
             yield worker
         finally:
-            del self._reserved[task]
+            self._reserved.pop(task, None)
             worker.when_clear(partial(self._give_back, worker))
 
     async def close(self, work: Callable[[], None]) -> None:
@@ -155,7 +157,7 @@ class Crew:
             raise StoreUnavailable("this queue is closed")
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._workers, self._spare, self._reserved = {}, [], {}
+            self._workers, self._spare, self._reserved = {}, [], WeakKeyDictionary()
 
 
 class Worker:

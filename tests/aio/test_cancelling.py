@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sqlite3
 import threading
@@ -387,6 +388,40 @@ def test_a_loop_that_ends_without_its_takes_loses_nothing(tmp_path: Path) -> Non
             task = other.tube.jobs.take(20)
         assert task.data == "x"
     tube._queue._plain.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path) -> None:
+    """Once nobody refers to who was in it; and others may write."""
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> aio.Tube:
+        queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}")
+        tube = await queue.create_tube("jobs", "fifo")
+        begun = asyncio.Event()
+
+        async def stay() -> None:
+            async with queue.transaction() as unit:
+                await tube.put("never committed", unit=unit)
+                begun.set()
+                await asyncio.Event().wait()
+
+        left = asyncio.ensure_future(stay())
+        await begun.wait()
+        assert not left.done()
+        return tube
+
+    async def go_on() -> None:
+        assert (await asyncio.wait_for(tube.put("x"), 5)).data == "x"
+        await tube._queue.close()
+
+    tube = loop.run_until_complete(begin())
+    loop.close()
+    gc.collect()
+    with tubes.connect(f"sqlite:///{tmp_path / 'aio.db'}", busy_timeout=0) as other:
+        other.tube.jobs.put("y")
+        asyncio.run(go_on())
+        assert [task.data for task in other.tube.jobs.tasks("r")] == ["y", "x"]
 
 
 @pytest.mark.parametrize("turns", [0, 1])
