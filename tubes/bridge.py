@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
@@ -89,7 +89,7 @@ class Crew:
             yield own
             return
         task = asyncio.current_task()
-        worker = self._reserved[task] = self._spare.pop() if self._spare else Worker()
+        worker = self._reserved[task] = self._spare.pop() if self._spare else _hired()
         try:
             yield worker
         finally:
@@ -101,7 +101,12 @@ class Crew:
 
         All that happens even when it is cancelled.
         """
-        with self.reserved() as worker:
+        with ExitStack() as ending:
+            try:
+                worker = ending.enter_context(self.reserved())
+            except StoreUnavailable:
+                worker = self._free(None)  # no thread can be had: in turn, in one that there is
+                ending.callback(worker.stop)
             self.is_closed = True
             others = [each for each in self._all() if each is not worker]
 
@@ -144,11 +149,11 @@ class Crew:
                 return worker
         if len(workers) < self._most:
             try:
-                workers.append(Worker())
+                workers.append(_hired())
                 return workers[-1]
-            except RuntimeError as error:  # no thread can be had: calls take turns in those that there are
+            except StoreUnavailable:  # no thread can be had: calls take turns in those that there are
                 if not workers:
-                    raise StoreUnavailable(f"there is no thread for this call: {error}") from error
+                    raise
         return min(workers, key=Worker.line_length)
 
     def _check_open(self) -> None:
@@ -158,6 +163,13 @@ class Crew:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._workers, self._spare, self._reserved = {}, [], WeakKeyDictionary()
+
+
+def _hired() -> Worker:
+    try:
+        return Worker()
+    except RuntimeError as error:
+        raise StoreUnavailable(f"there is no thread for this call: {error}") from error
 
 
 class Worker:

@@ -55,6 +55,24 @@ async def test_where_no_more_threads_can_be_had_calls_take_turns_in_those_there_
 
 
 @awaited
+async def test_where_no_more_threads_can_be_had_a_queue_is_closed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = threading.enumerate()
+    queue = await connect("sqlite://", sweep=False)
+    jobs = await queue.create_tube("jobs", "fifo")
+    take = asyncio.create_task(jobs.take())
+    await in_line(jobs, 1)
+    with no_new_threads(monkeypatch):
+        with pytest.raises(tubes.StoreUnavailable, match="no thread"):
+            async with queue.transaction():
+                pass
+        await queue.close()
+    assert await take is None
+    await until(lambda: not threads_since(before))
+
+
+@awaited
 async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
