@@ -115,6 +115,7 @@ class Crew:
                     work()
                 finally:
                     for each in others:
+                        each.leave_behind()
                         each.stop()
                     for each in others:
                         each.join()
@@ -219,6 +220,12 @@ class Worker:
         self.under_way.discard(call)
         if self._is_over:
             self._inbox.put(lambda: None)
+
+    def leave_behind(self) -> None:
+        """Wait no more for the calls of loops that do not run: who receives their answers may never go on."""
+        for call in [*self.under_way]:
+            if not call.loop.is_running():
+                self.forget(call)
 
     def stop(self) -> None:
         """End the thread when its calls are over, and what they brought to nobody is taken back."""
@@ -332,9 +339,9 @@ class Call(Generic[T]):
         undo: Callable[[T], object] | None,
         otherwise: Callable[[], object] | None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[T] = self._loop.create_future()
-        self.settled: asyncio.Future[None] = self._loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[T] = self.loop.create_future()
+        self.settled: asyncio.Future[None] = self.loop.create_future()
         self._worker = worker
         self._work = work
         self._undo = undo
@@ -382,8 +389,8 @@ class Call(Generic[T]):
     def _tell(self, what: Callable[..., None], *args: Any) -> bool:
         """Have something done by the event loop; tell whether there is one still."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(what, *args)
-        return not self._loop.is_closed()  # it may have been closed before it could drop what it got
+            self.loop.call_soon_threadsafe(what, *args)
+        return not self.loop.is_closed()  # it may have been closed before it could drop what it got
 
     def take_back(self, result: T) -> None:
         """Undo what was done, unless it has arrived or is being undone. In any thread."""
@@ -409,7 +416,7 @@ class Call(Generic[T]):
     def _succeed(self, parcel: Parcel[T]) -> None:
         if not self.answer.done():
             self.answer.set_result(parcel.result)
-            self._loop.call_soon(parcel.keep)  # which comes after who waits for the answer is woken
+            self.loop.call_soon(parcel.keep)  # which comes after who waits for the answer is woken
 
     def receive(self) -> None:
         """The answer is where it belongs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -420,6 +421,25 @@ def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None
     asyncio.run(asyncio.wait_for(queue.close(), 5))
     assert begun[0] is not None and begun[0].cancel()
     loop.run_until_complete(asyncio.wait({begun[0]}))
+    loop.close()
+
+
+def test_who_closes_in_another_loop_waits_for_no_answer_that_the_first_has_left(tmp_path: Path) -> None:
+    """It may go on all the same, some day."""
+
+    async def begin() -> tuple[aio.Queue, asyncio.Task[tubes.Task | None]]:
+        queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}")
+        jobs = await queue.create_tube("jobs", "fifo")
+        take = asyncio.create_task(jobs.take())
+        await in_line(jobs, 1)
+        return queue, take
+
+    before = threading.enumerate()
+    loop = asyncio.new_event_loop()
+    queue, take = loop.run_until_complete(begin())
+    asyncio.run(asyncio.wait_for(queue.close(), 5))
+    asyncio.run(until(lambda: not threads_since(before)))
+    assert loop.run_until_complete(take) is None
     loop.close()
 
 
