@@ -468,6 +468,9 @@ class SqliteStore(Catalogue, Renewable):
             return
         if not self.writer.park(self._busy_timeout):
             return
+        if self._shared is None:  # it was closed meanwhile
+            self.writer.unpark()
+            return
         if not self._reading.acquire(timeout=self._busy_timeout):
             self.writer.unpark()
             return

@@ -22,6 +22,7 @@ import pytest
 from faults.harness import TYPES, Connect, Growing, eventually, run
 
 import tubes
+from tubes.clock import pause
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -491,6 +492,22 @@ def test_a_child_s_sweeper_does_not_count_on_that_of_its_parent(
         return queue._sweeper._next - time.monotonic()
 
     assert 80 < in_child(child) <= 90
+
+
+def test_a_queue_that_is_closed_while_a_fork_waits_for_it_is_not_opened_again(connect: Connect) -> None:
+    store: Any = connect(sweep=False).store
+    assert store.writer.park(5)
+    with ThreadPoolExecutor() as pool:
+        forking = pool.submit(store.before_fork)
+        pause(0.05)  # it waits
+        closing = pool.submit(store.close)
+        eventually(lambda: store.writer._line)
+        store.writer.unpark()
+        closing.result(10)
+        forking.result(10)
+    store.after_fork()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store.writer.db.execute("SELECT 1")
 
 
 def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:
