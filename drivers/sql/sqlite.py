@@ -111,7 +111,8 @@ class SqliteStore(Catalogue, Renewable):
         self._sql: Statements = statements(DIALECT, namespace)
         self._long_log = LONG_LOG
         self._is_parked = False
-        self._open(migrate=migrate is not False)
+        with SharedFile.opening(self.path):
+            self._open(migrate=migrate is not False)
 
     def __repr__(self) -> str:
         return self._what
@@ -518,7 +519,8 @@ class SqliteStore(Catalogue, Renewable):
             raise StoreUnavailable("an in-memory queue does not outlive a fork: connect again in the child")
         kept = None if self.writer.is_inherited else self._shared
         try:
-            super()._renew()
+            with SharedFile.opening(self.path):
+                super()._renew()
         except BaseException:
             self._shared = kept
             raise

@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from typing import Any, ClassVar
 
+from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
 
 from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lives import LockFile
+
+FORK_WAITS = 5.0
+"""Seconds that a fork waits at most for threads that are opening files."""
+
+NAP = 0.001
+"""Seconds between two looks whether they are done."""
 
 
 class SharedFile:
@@ -24,6 +32,8 @@ class SharedFile:
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
     _torn: ClassVar[set[tuple[int, int]]] = set()
     _process: ClassVar[int] = os.getpid()
+    _opening: ClassVar[dict[int, str]] = {}
+    """The files that threads are about to open connections to, of which no queue knows yet."""
 
     def __init__(self, path: str, key: tuple[int, int, str]) -> None:
         self.path = path
@@ -114,6 +124,33 @@ class SharedFile:
     # Around a fork
 
     @classmethod
+    @contextmanager
+    def opening(cls, path: str | None) -> Iterator[None]:
+        """While a queue opens this file. A fork waits for that; a child in which it goes on nowhere is told so."""
+        thread = get_ident()
+        if path is not None:
+            cls._opening[thread] = path
+        try:
+            yield
+        finally:
+            cls._opening.pop(thread, None)
+
+    @classmethod
+    def before_fork(cls) -> None:
+        """Wait until nobody else opens a file."""
+        until = real_monotonic() + FORK_WAITS
+        while {*cls._opening} - {get_ident()} and real_monotonic() < until:
+            pause(NAP)
+
+    @classmethod
+    def forked(cls) -> None:
+        """In a forked child."""
+        cls.forget_all()
+        for path in cls._opening.values():
+            cls.tear(path)
+        cls._opening = {}
+
+    @classmethod
     def tear(cls, path: str) -> None:
         """In a forked child: the parent had this file in use, so it cannot be used here."""
         file = _file_at(path)
@@ -130,7 +167,8 @@ class SharedFile:
             )
 
 
-os.register_at_fork(after_in_child=SharedFile.forget_all)  # also of one that another thread is about to use
+os.register_at_fork(before=SharedFile.before_fork, after_in_child=SharedFile.forked)
+"""Also of one that another thread is about to use."""
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

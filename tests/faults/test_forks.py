@@ -510,6 +510,30 @@ def test_a_queue_that_is_closed_while_a_fork_waits_for_it_is_not_opened_again(co
         store.writer.db.execute("SELECT 1")
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_fork_waits_for_a_thread_that_opens_a_file(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    """A child that has it half open cannot use it, and is told so: it would wait for locks that nobody has."""
+    queue = connect(sweep=False)
+    queue.create_tube("jobs", "fifo")
+    url, shared = f"sqlite:///{db}", importlib.import_module("tubes.drivers.sql.sqlite_shared")
+    held = sqlite3.connect(db, isolation_level=None, check_same_thread=False)
+    held.execute("BEGIN IMMEDIATE")
+    if not is_done:
+        monkeypatch.setattr(shared, "FORK_WAITS", 0.05)
+    opening = threading.Thread(target=lambda: tubes.connect(url, sweep=False).close())
+    opening.start()
+    eventually(lambda: shared.SharedFile._opening)
+    ending = threading.Timer(0.3, held.close)
+    if is_done:
+        ending.start()
+    said = in_child(lambda: tubes.connect(url, sweep=False, busy_timeout=0.1).tube.jobs.put("x").data)
+    held.close()
+    opening.join(10)
+    assert said == "x" if is_done else "forked while" in said
+
+
 def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:
     """One that has no queue of its parent's."""
     tubes.connect(postgres_db, migrate=True, sweep=False).close()
