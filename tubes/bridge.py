@@ -51,6 +51,8 @@ class Crew:
         self._spare: list[Worker] = []
         self._reserved: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
         """By the asyncio task. One that a loop has left behind ends with the last reference to it."""
+        self._clearing: set[Worker] = set()
+        """No longer reserved, and still at a call. A loop that is over is not told when that ends."""
         self._pid = os.getpid()
 
     async def run(
@@ -94,6 +96,7 @@ class Crew:
             yield worker
         finally:
             self._reserved.pop(task, None)
+            self._clearing.add(worker)
             worker.when_clear(partial(self._give_back, worker))
 
     async def close(self, work: Callable[[], None]) -> None:
@@ -123,6 +126,7 @@ class Crew:
             await self.run(close, otherwise=close, worker=worker)
 
     def _give_back(self, worker: Worker) -> None:
+        self._clearing.discard(worker)
         if self.is_closed:
             worker.stop()
         else:
@@ -136,7 +140,7 @@ class Crew:
 
     def _all(self) -> list[Worker]:
         """All but those that are reserved."""
-        return [*chain.from_iterable(self._workers.values()), *self._spare]
+        return [*chain.from_iterable(self._workers.values()), *self._spare, *self._clearing]
 
     def _own(self) -> Worker | None:
         return self._reserved.get(asyncio.current_task()) if self._reserved else None
@@ -164,6 +168,7 @@ class Crew:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._workers, self._spare, self._reserved = {}, [], WeakKeyDictionary()
+            self._clearing = set()
 
 
 def _hired() -> Worker:

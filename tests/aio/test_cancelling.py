@@ -424,6 +424,27 @@ def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path) -> No
         assert [task.data for task in other.tube.jobs.tasks("r")] == ["y", "x"]
 
 
+def test_a_transaction_whose_loop_ends_as_it_begins_keeps_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the database has been at it for longer than a cancelled call is waited for."""
+    monkeypatch.setattr(bridge, "PATIENCE", 0.01)
+    before = threading.enumerate()
+
+    async def begin() -> aio.Queue:
+        queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}")
+        others.execute("BEGIN IMMEDIATE")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05), queue.transaction():
+                pass
+        return queue
+
+    with closing(sqlite3.connect(tmp_path / "aio.db", isolation_level=None)) as others:
+        queue = asyncio.run(begin())
+    asyncio.run(queue.close())
+    asyncio.run(until(lambda: not threads_since(before)))
+
+
 @pytest.mark.parametrize("turns", [0, 1])
 def test_a_loop_that_ends_before_an_answer_has_arrived_loses_nothing(tmp_path: Path, turns: int) -> None:
     """The loop has been given it; or has noted it, and has only to go on with who waits for it."""
