@@ -143,7 +143,8 @@ class Crew:
         return [*chain.from_iterable(self._workers.values()), *self._spare, *self._clearing]
 
     def _own(self) -> Worker | None:
-        return self._reserved.get(asyncio.current_task()) if self._reserved else None
+        task = asyncio.current_task()
+        return None if task is None else self._reserved.get(task)
 
     def _free(self, server: Hashable) -> Worker:
         """A worker that has nothing to do, or else the one with the shortest line."""
