@@ -347,9 +347,8 @@ class SqlDriver:
         if not self._is_timed:
             return []
         tx.begin()
-        # Others may be settling the same
-        rows = self._hold_free(tx, (self._sql.due, self._sql.overdue), now, limit, needs_room=True)
-        rows.sort(key=lambda row: (row[DUE], row[ID]))
+        looks = self._sql.due, self._sql.overdue  # others may be settling the same
+        rows = self._hold_free(tx, looks, now, limit, by=itemgetter(DUE, ID), needs_room=True)
         over: list[Row] = []
         late: list[Row] = []
         delayed: list[Row] = []
@@ -379,10 +378,9 @@ class SqlDriver:
             return self._make_all_ready(tx, Event.RELEASE, self._sql.taken, limit, 1, now)
         tx.begin()
         look = self._sql.taken_by
-        held = self._hold_free(tx, (look,), owner, limit)  # the dead may have left an open transaction
+        held = self._hold_free(tx, (look,), owner, limit, by=itemgetter(ID))  # the dead may have locked some
         if not held and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
-        held.sort(key=itemgetter(ID))
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
@@ -480,9 +478,16 @@ class SqlDriver:
         return [row for row in rows if locked.get(row[ID]) == row]
 
     def _hold_free(
-        self, tx: SqlTx, looks: Sequence[Passing], given: Any, limit: int, *, needs_room: bool = False
+        self,
+        tx: SqlTx,
+        looks: Sequence[Passing],
+        given: Any,
+        limit: int,
+        *,
+        by: Callable[[Row], Any],
+        needs_room: bool = False,
     ) -> list[Row]:
-        """What looks find that nobody has locked: more than a step's worth of what is locked hides nothing.
+        """What looks find that nobody has locked, in order: more than a step's worth of what is locked hides nothing.
 
         A sub-queue is locked as a whole, and only after it was found: the next look leaves it out.
         """
@@ -497,8 +502,7 @@ class SqlDriver:
                     )
                 else:
                     rows += tx.rows(look.all if self._locks_groups else look.free, self._tube, given, limit)
-            if len(looks) > 1:
-                rows.sort(key=lambda row: (row[DUE], row[ID]))
+            rows.sort(key=by)
             if not self._locks_groups:
                 return rows[:limit]
             if rows and needs_room and not busy:
@@ -507,7 +511,7 @@ class SqlDriver:
             held.update((row[ID], row) for row in self._hold(tx, found, waits=False))
             missed = {row[UTUBE] for row in found if row[ID] not in held}
             if len(rows) < limit or not missed:
-                return [*held.values()]
+                return sorted(held.values(), key=by)
             busy |= missed
 
     def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
