@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -131,6 +131,17 @@ class RedisServer:
         retry = Retry(NoBackoff(), 0)  # one look is enough; its default sleeps between many
         with redis.Redis(unix_socket_path=f"{self.folder}/redis.sock", retry=retry) as client:
             return client.execute_command(name, *arguments)
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Meanwhile it is there, and answers nobody."""
+        pid = self.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Return when that has happened to it; an error with its log when it died or has no end."""

@@ -129,14 +129,10 @@ async def test_calls_at_a_node_that_hangs_hold_up_no_tube_on_another_node(cluste
 @asynccontextmanager
 async def hung(server: RedisServer, tube: tubes.aio.Tube) -> AsyncIterator[list[asyncio.Task[tubes.Task]]]:
     """Stop a server, and have more calls wait for it than there are threads, until it goes on."""
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
+    with server.hung():
         calls = [asyncio.create_task(tube.put("y")) for _ in range(2 * MOST_THREADS)]
         await asyncio.sleep(0)  # they begin
         yield calls
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     await asyncio.gather(*calls)
 
 

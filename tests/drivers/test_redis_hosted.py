@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from faults.harness import HOLDER, begin, eventually, finish, heard, run, waiting
+from faults.harness import HOLDER, begin, eventually, finish, heard, run, seconds_each, waiting
 from redis_servers import RedisServer
 from server_kit import ServerKit
 
@@ -203,16 +203,12 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
             return receive(self)
 
         monkeypatch.setattr(wire, "receive", noted)
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with server.hung():
             thread.start()
             assert asked.wait(10)
             id = cold.put("y").id
             assert cold.peek(id).data == other.tube.cold.put("y").data
             assert thread.is_alive()
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         thread.join(20)
 
 
@@ -318,31 +314,20 @@ def test_a_server_that_hangs_is_waited_for_once(
     server, store = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
     hosted = importlib.import_module("tubes.drivers.redis.hosted")
     monkeypatch.setattr(hosted, "PATIENCE", 0.1)
-    refused: list[float] = []
 
     def put() -> None:
-        began = time.monotonic()
         with pytest.raises(tubes.StoreUnavailable, match="cannot be used"):
             hot.put("x")
-        refused.append(time.monotonic() - began)
 
     with tubes.connect(store, sweep=False) as queue:
         queue.create_tube("hot", "redis", url=server.url)
     server.stop()
     with tubes.connect(store, sweep=False) as queue:
         hot = queue.tube.hot
-        threads = [threading.Thread(target=put) for _ in range(4)]
         server.start()
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(20)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-    assert len(refused) == 4 and max(refused) < 2 * min(refused), refused
+        with server.hung():
+            took = seconds_each(4, put)
+    assert len(took) == 4 and max(took) < 2 * min(took), took
 
 
 def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answer(
@@ -350,26 +335,15 @@ def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answe
 ) -> None:
     monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
     server = own_redis_server()
-    took: list[float] = []
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         hot = queue.create_tube("hot", "redis", url=server.url, on_task_change=lambda task, event: None)
 
         def put() -> None:
-            began = time.monotonic()
             with pytest.raises(tubes.StoreError):
                 hot.put("x")
-            took.append(time.monotonic() - began)
 
-        threads = [threading.Thread(target=put) for _ in range(6)]
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(20)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
+        with server.hung():
+            took = seconds_each(6, put)
     assert len(took) == 6 and max(took) < 4, took  # one answer, or two in turn, are waited for 1.1 s each
 
 
@@ -554,15 +528,12 @@ def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
         for tube in made:
             tube.put(tube.name)
         holder = begin(HOLDER, url, "x", "y", "z")
-        assert heard(holder) == "holds" and server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
-        finish(holder)
-        try:
+        assert heard(holder) == "holds"
+        with server.hung():
+            finish(holder)
             began = time.monotonic()
             task = queue.tube.y.take(timeout=0)
             took = time.monotonic() - began
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         assert task is not None and task.attempts == 2
         assert took < 3
         task = queue.tube.x.take(timeout=0)

@@ -52,6 +52,23 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
         time.sleep(0.002)  # real time: what is waited for happens in other processes
 
 
+def seconds_each(count: int, call: Callable[[], object]) -> list[float]:
+    """How long a call takes in each of so many threads at once, of those in which it ends."""
+    took: list[float] = []
+
+    def timed() -> None:
+        began = time.monotonic()
+        call()
+        took.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=timed) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return took
+
+
 def let_through_until_vacuumed(tube: tubes.Tube, db: psycopg.Connection, table: str = "tubes_task") -> None:
     """Put, take and ack until the tube's table in PostgreSQL was vacuumed by a queue once more."""
 

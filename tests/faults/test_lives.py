@@ -351,12 +351,13 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 def test_a_queue_is_closed_while_its_listener_waits_to_begin_a_session(connect: Connect, db: Path) -> None:
     """As a process that was taken for dead does; here it waits for who closes, and who closes waits for it."""
     queue = connect(sweep=False)
-    tube, writer = queue.create_tube("jobs", "fifo"), queue.store.writer  # type: ignore[attr-defined]
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
     thread, _ = waiting(tube)
     with closing(sqlite3.connect(db, isolation_level=None)) as others:
         others.execute("DELETE FROM tubes_connection")
     with pytest.raises(tubes.StoreUnavailable, match="closed"), queue.transaction():
-        eventually(lambda: writer._line)
+        eventually(lambda: store.writer._line)
         queue.close()
     thread.join(10)
 

@@ -455,7 +455,7 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     tube.put("free", utube="b")
     with queue.transaction() as unit:
         tube.ack(task, unit=unit)
-        time.sleep(0.05)
+        time.sleep(0.05)  # real time: they are due by the server's clock
         free = other.tube.jobs.take(timeout=0)
         assert free is not None and free.data == "free"
         assert other.tube.jobs.take(timeout=0) is None

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import TYPES, Connect, eventually, heard, meanwhile, run, tell, waiting
+from faults.harness import TYPES, Connect, eventually, heard, meanwhile, run, seconds_each, tell, waiting
 from faults.serving import WORKER, Load, put_when_it_can
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_close, check_stress
@@ -462,28 +462,12 @@ def test_a_server_that_hangs_is_waited_for_once_by_all_threads_of_a_child(
 ) -> None:
     tube = connect(busy_timeout=0.1, sweep=False).create_tube("jobs", "fifo")
 
-    def child() -> list[float]:
-        took: list[float] = []
+    def put() -> None:
+        with pytest.raises(tubes.StoreUnavailable):
+            tube.put("x")
 
-        def put() -> None:
-            began = time.monotonic()
-            with pytest.raises(tubes.StoreUnavailable):
-                tube.put("x")
-            took.append(time.monotonic() - began)
-
-        threads = [threading.Thread(target=put) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return took
-
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        took: list[float] = in_child(child)
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
+    with server.hung():
+        took: list[float] = in_child(lambda: seconds_each(4, put))
     assert len(took) == 4 and max(took) < 2 * min(took), took
 
 
@@ -750,9 +734,7 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
     queue = connect(busy_timeout=0.2, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     thread, got = waiting(connect(busy_timeout=0.3, sweep=False).tube.jobs)
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
+    with server.hung():
         began = time.monotonic()
         with pytest.raises(tubes.OutcomeUnknown, match="connection died"):
             tube.put("maybe")
@@ -761,8 +743,6 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
             tube.peek(1)
         assert put_at - began < 5 and time.monotonic() - put_at < 5
         assert not got
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     put_when_it_can(tube, "surely")
     thread.join(20)
     assert got[0] is not None and got[0].data in ("maybe", "surely")

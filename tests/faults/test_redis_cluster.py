@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -178,13 +176,9 @@ def test_a_node_that_knows_of_nothing_any_more_is_not_believed(cluster: RedisClu
     with tubes.connect(other.url, sweep=False, busy_timeout=0.1) as queue:
         master.command("CLUSTER FORGET", other.command("CLUSTER MYID"))
         other.command("CLUSTER RESET")
-        assert master.pid is not None
-        os.kill(master.pid, signal.SIGSTOP)
-        try:
+        with master.hung():
             with pytest.raises(tubes.StoreUnavailable):
                 queue.tubes()
-        finally:
-            os.kill(master.pid, signal.SIGCONT)
         assert queue.tubes() == []
 
 
@@ -208,16 +202,12 @@ def test_a_replica_is_found_that_has_taken_over_from_the_only_master(
 def test_a_tube_whose_node_is_away_is_not_made(cluster: RedisCluster) -> None:
     away = next(node for node in cluster.nodes if node is not owner_of(cluster, SESSIONS))
     with tubes.connect(cluster.url, sweep=False, busy_timeout=0.1) as queue:
-        assert away.pid is not None
-        os.kill(away.pid, signal.SIGSTOP)
-        names = iter(f"tube_{number}" for number in range(99))
-        try:
+        with away.hung():
+            names = iter(f"tube_{number}" for number in range(99))
             with pytest.raises(tubes.StoreUnavailable):
                 for name in names:
                     queue.create_tube(name, "fifo")
             assert name not in queue.tubes()
-        finally:
-            os.kill(away.pid, signal.SIGCONT)
         queue.create_tube(name, "fifo").put("x")
 
 
@@ -230,13 +220,10 @@ def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_i
     def run(tube: int, script: Any, *given: Any) -> Any:
         if script.name != "open":
             return run_on(tube, script, *given)
-        pid = owner_of(cluster, int(key_slot(f"{{tubes:{tube}}}".encode()))).pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
         try:
-            return run_on(tube, script, *given)
+            with owner_of(cluster, int(key_slot(f"{{tubes:{tube}}}".encode()))).hung():
+                return run_on(tube, script, *given)
         finally:
-            os.kill(pid, signal.SIGCONT)
             other.tube.jobs.put("x")
 
     monkeypatch.setattr(queue.store, "_run_on", run)
@@ -297,16 +284,12 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
         )
         thread, got = waiting(tube)
         node = owner_of(cluster, slot_of(tube))
-        assert node.pid is not None
         node.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
-        os.kill(node.pid, signal.SIGSTOP)
-        try:
+        with node.hung():
             until = time.monotonic() + 2.5
             while time.monotonic() < until:
                 assert not other.store.deaths_suspected()
                 time.sleep(0.1)  # real time: that of the beats, which must go on
-        finally:
-            os.kill(node.pid, signal.SIGCONT)
         tube.put("x")
         thread.join(20)
         assert [task and task.data for task in got] == ["x"]
@@ -372,12 +355,10 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
             tube.on_task_change(lambda task, event: told.append((task.tube, task.data)))
             tube.put("before")
         node = owner_of(cluster, slot_of(there))
-        assert node.pid is not None
         store: Any = queue.store
         idle = store._hub.nodes._idle["127.0.0.1", node.port]
         at_rest = len(idle)
-        os.kill(node.pid, signal.SIGSTOP)
-        try:
+        with node.hung():
             threads = [threading.Thread(target=put_in_vain, args=(there,)) for _ in range(4)]
             for thread in threads:
                 thread.start()
@@ -387,8 +368,6 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
             assert time.monotonic() - began < 1
             for thread in threads:
                 thread.join(20)
-        finally:
-            os.kill(node.pid, signal.SIGCONT)
         assert told[2:] == [(here.name, "meanwhile")]
         assert len(failed) == 4 and max(took for _, took in failed) < 4.5
         assert any("before this one" in str(error) for error, _ in failed)
@@ -403,21 +382,17 @@ def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) ->
         holder = begin(HOLDER, url, here.name)
         assert heard(holder) == "holds"
         node = owner_of(cluster, slot_of(there))
-        assert node.pid is not None
-        os.kill(node.pid, signal.SIGSTOP)
-        finish(holder)
-        took: list[float] = []
+        with node.hung():
+            finish(holder)
+            took: list[float] = []
 
-        def is_taken() -> bool:
-            began = time.monotonic()
-            task = here.take(timeout=0)
-            took.append(time.monotonic() - began)
-            return task is not None
+            def is_taken() -> bool:
+                began = time.monotonic()
+                task = here.take(timeout=0)
+                took.append(time.monotonic() - began)
+                return task is not None
 
-        try:
             eventually(is_taken)
-        finally:
-            os.kill(node.pid, signal.SIGCONT)
         assert max(took) < 1.5
 
 
@@ -430,15 +405,11 @@ def test_takes_do_not_wait_for_the_catalogue_s_node_again_and_again(cluster: Red
         there.put_many(range(5))
         assert there.take(timeout=0) is not None
         catalogue = owner_of(cluster, SESSIONS)
-        assert catalogue.pid is not None
-        os.kill(catalogue.pid, signal.SIGSTOP)
-        try:
+        with catalogue.hung():
             assert not queue.store.deaths_suspected(thoroughly=True)  # waits
             began = time.monotonic()
             assert [there.take(timeout=0) is not None for _ in range(5)] == [True] * 4 + [False]
             assert time.monotonic() - began < 1.5
-        finally:
-            os.kill(catalogue.pid, signal.SIGCONT)
 
 
 def can_put(tube: tubes.Tube) -> bool:

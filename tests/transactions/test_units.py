@@ -311,10 +311,11 @@ def test_a_queue_that_is_closed_inside_a_transaction_does_not_wait_for_a_sweep_t
     sqlite_place: Place,
 ) -> None:
     queue = sqlite_place.connect(sweep=True)
-    tube, writer = queue.create_tube("swept", "fifo"), queue.store.writer  # type: ignore[attr-defined]
+    tube = queue.create_tube("swept", "fifo")
+    store: Any = queue.store
     tube.put("x")  # which is counted a second later
     with pytest.raises(tubes.StoreUnavailable), queue.transaction():
-        eventually(lambda: writer._waiting)
+        eventually(lambda: store.writer._waiting)
         queue.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_one_thread_delivers_while_others_only_append() -> None:
 
 def test_what_is_added_while_a_delivery_comes_to_its_end_is_delivered() -> None:
     """Who adds it finds somebody at it still, and leaves it to them."""
-    deliveries = Deliveries()
+    deliveries: Any = Deliveries()
     seen: list[int] = []
 
     class Ending:
@@ -110,7 +111,7 @@ def test_what_is_added_while_a_delivery_comes_to_its_end_is_delivered() -> None:
                 deliveries.deliver()
             self._lock.release()
 
-    deliveries._delivering = Ending()  # type: ignore[assignment]
+    deliveries._delivering = Ending()
     deliveries.add((lambda task, event: seen.append(task.id),), task(1), Event.PUT)
     deliveries.deliver()
     assert seen == [1, 2]
@@ -122,7 +123,9 @@ def test_an_interrupt_in_a_callback_reaches_the_caller_and_the_line_goes_on_late
     def interrupted(task: Task, event: Event) -> None:
         raise KeyboardInterrupt
 
-    listener = lambda task, event: seen.append(task.id)  # noqa: E731
+    def listener(task: Task, event: Event) -> None:
+        seen.append(task.id)
+
     deliveries.add((interrupted, listener), task(1), Event.PUT)
     deliveries.add((listener,), task(2), Event.PUT)
     with pytest.raises(KeyboardInterrupt):

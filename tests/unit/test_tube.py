@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,8 @@ from tubes.testing import FakeClock
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def tube(clock: FakeClock) -> Iterator[tubes.Tube]:
-    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
-        yield queue.create_tube("jobs", "fifottl")
+def tube(queue: tubes.Queue) -> tubes.Tube:
+    return queue.create_tube("jobs", "fifottl")
 
 
 @pytest.fixture

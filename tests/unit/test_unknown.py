@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tubes.testing import FakeClock
 from tubes.unknown import LOOKS_FOR, SOONEST, UnknownTakes
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
 
 
 def test_a_take_is_looked_for_at_once_then_after_twice_as_long_each_time(clock: FakeClock) -> None:

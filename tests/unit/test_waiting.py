@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -159,17 +159,6 @@ def test_what_is_held_up_is_tried_again_after_as_long_as_it_has_been_due(
 
 
 # In a database in memory, where nobody who waits looks by himself now and then: only a call gets him anything
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def queue(clock: FakeClock) -> Iterator[tubes.Queue]:
-    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
-        yield queue
 
 
 class Waiter(Thread):

@@ -173,9 +173,10 @@ class Ownership(Suite):
         before = queue.identify()
         with pytest.raises(NoSuchSession):
             queue.identify(uuid.uuid4())
-        for nobody in ("me", "", 7, b"me"):
+        nobodies: tuple[Any, ...] = ("me", "", 7, b"me")
+        for nobody in nobodies:
             with pytest.raises(BadOption, match="UUID"):
-                queue.identify(nobody)  # type: ignore[arg-type]
+                queue.identify(nobody)
         assert queue.identify() == before
 
 

@@ -1,0 +1,21 @@
+"""A queue in memory, on a clock that the tests advance: what is tested there has no driver of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tubes
+from tubes.testing import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock: FakeClock) -> Iterator[tubes.Queue]:
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        yield queue
