@@ -341,14 +341,22 @@ class SqlDriver:
         return self._remove(tx, Event.DELETE, rows, now)
 
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
-        return self._make_all_ready(tx, Event.KICK, self._buried, limit, self._ready_front, now)
+        tx.begin()
+        held = self._hold_free(tx, (self._buried,), limit=limit, by=self._order)
+        return self._make_ready(tx, Event.KICK, held, self._ready_front, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         if not self._is_timed:
             return []
         tx.begin()
         looks = self._sql.due, self._sql.overdue  # others may be settling the same
-        rows = self._hold_free(tx, looks, now, limit, by=itemgetter(DUE, ID), needs_room=True)
+        if (
+            self._locks_groups
+            and self._capacity
+            and any(tx.rows(look.all, self._tube, now, 1) for look in looks)
+        ):
+            self._lock_room(tx)
+        rows = self._hold_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
         over: list[Row] = []
         late: list[Row] = []
         delayed: list[Row] = []
@@ -375,10 +383,12 @@ class SqlDriver:
 
     def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
         if owner is None:
-            return self._make_all_ready(tx, Event.RELEASE, self._sql.taken, limit, 1, now)
+            return self._release_all(tx, limit, now)
         tx.begin()
         look = self._sql.taken_by
-        held = self._hold_free(tx, (look,), owner, limit, by=itemgetter(ID))  # the dead may have locked some
+        held = self._hold_free(
+            tx, (look,), owner, limit=limit, by=itemgetter(ID)
+        )  # the dead may have locked some
         if not held and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
@@ -465,51 +475,29 @@ class SqlDriver:
                 chosen[id] = row
         return list(chosen.values())
 
-    def _hold(self, tx: SqlTx, rows: list[Row], *, waits: bool = True) -> list[Row]:
-        """Rows that were looked for: where others write meanwhile, locked, and without those that changed.
-
-        Or without those that others have locked; then nobody waits, also not for each other.
-        """
-        if not self._sql.is_shared or not rows:
-            return rows
-        ids = [row[ID] for row in rows]
-        found = self._locked(tx, ids) if waits else tx.rows(self._sql.hold_free, self._tube, _json_ids(ids))
-        locked = {row[ID]: row for row in found}
-        return [row for row in rows if locked.get(row[ID]) == row]
-
     def _hold_free(
-        self,
-        tx: SqlTx,
-        looks: Sequence[Passing],
-        given: Any,
-        limit: int,
-        *,
-        by: Callable[[Row], Any],
-        needs_room: bool = False,
+        self, tx: SqlTx, looks: Sequence[Passing], *given: Any, limit: int, by: Callable[[Row], Any]
     ) -> list[Row]:
         """What looks find that nobody has locked, in order: more than a step's worth of what is locked hides nothing.
 
-        A sub-queue is locked as a whole, and only after it was found: the next look leaves it out.
+        Nobody is waited for, so that a sub-queue can be locked after the rows of its tasks; the next look leaves out
+        what others have locked.
         """
         held: dict[int, Row] = {}
         busy: set[str] = set()
         while True:
             rows: list[Row] = []
+            names = (json.dumps([*busy], ensure_ascii=False),) if busy else ()
             for look in looks:
-                if busy:
-                    rows += tx.rows(
-                        look.elsewhere, self._tube, given, limit, json.dumps([*busy], ensure_ascii=False)
-                    )
-                else:
-                    rows += tx.rows(look.all if self._locks_groups else look.free, self._tube, given, limit)
+                rows += tx.rows(look.elsewhere if busy else look.free, self._tube, *given, limit, *names)
             rows.sort(key=by)
             if not self._locks_groups:
                 return rows[:limit]
-            if rows and needs_room and not busy:
-                self._lock_room(tx)
             found = [row for row in rows[:limit] if row[ID] not in held][: limit - len(held)]
-            held.update((row[ID], row) for row in self._hold(tx, found, waits=False))
-            missed = {row[UTUBE] for row in found if row[ID] not in held}
+            ids = [row[ID] for row in found]
+            free = {id for (id,) in tx.rows(self._sql.lock_free_groups, _json_ids(ids))} if ids else set()
+            held.update((row[ID], row) for row in found if row[ID] in free)
+            missed = {row[UTUBE] for row in found if row[ID] not in free}
             if len(rows) < limit or not missed:
                 return sorted(held.values(), key=by)
             busy |= missed
@@ -542,18 +530,23 @@ class SqlDriver:
             )
         return [Change(event, row, row[DUE]) for row in moved]
 
-    def _make_all_ready(
-        self, tx: SqlTx, event: Event, look: Statement, limit: int, front: int, now: int
-    ) -> Sequence[Change]:
-        """Make ready what a look finds, and in the place of what others have changed since, what the next one finds."""
+    def _release_all(self, tx: SqlTx, limit: int, now: int) -> Sequence[Change]:
+        """Release what is taken, and in the place of what others have changed since, what the next look finds."""
         tx.begin()
         changes: list[Change] = []
         while True:
-            rows = tx.rows(look, self._tube, limit - len(changes))
+            rows = tx.rows(self._sql.taken, self._tube, limit - len(changes))
             held = self._hold(tx, rows)
-            changes += self._make_ready(tx, event, held, front, now)
+            changes += self._make_ready(tx, Event.RELEASE, held, 1, now)
             if len(held) == len(rows):
                 return changes
+
+    def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
+        """Rows that were looked for: where others write meanwhile, locked, and without those that changed."""
+        if not self._sql.is_shared or not rows:
+            return rows
+        locked = {row[ID]: row for row in self._locked(tx, [row[ID] for row in rows])}
+        return [row for row in rows if locked.get(row[ID]) == row]
 
     def _make_ready(
         self, tx: SqlTx, event: Event, rows: Sequence[Row], front: int, now: int

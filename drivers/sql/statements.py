@@ -86,7 +86,10 @@ class Statement:
 
 
 class Passing(NamedTuple):
-    """The same look at ``all``, at what is ``free``, which it locks, and ``elsewhere`` than in some sub-queues."""
+    """The same look at ``all``, at what is ``free``, and at what is free ``elsewhere`` than in some sub-queues.
+
+    What is free is locked.
+    """
 
     all: Statement
     free: Statement
@@ -156,7 +159,7 @@ class Statements:
         return Passing(
             look,
             self._make(query.with_for_update(skip_locked=True), *names, "limit"),
-            self._make(elsewhere, *names, "limit", "busy"),
+            self._make(elsewhere.with_for_update(skip_locked=True), *names, "limit", "busy"),
         )
 
     def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
@@ -449,15 +452,12 @@ class Statements:
         keys = sa.select(key).distinct().where(is_asked_for, members.c.utube.is_not(None)).order_by("key")
         lock_groups = sa.select(sa.func.count(sa.func.pg_advisory_xact_lock(keys.subquery().c.key)))
 
-        free: Any = self._ids
-        if self._is_server:  # materialised, or the locks of tasks that nobody asked for might be tried too
-            asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(is_asked_for)
-            asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
-            is_free = sa.func.pg_try_advisory_xact_lock(self._key(asked_for))
-            free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
+        # Materialised, or the locks of tasks that nobody asked for might be tried too
 
-        def rows(chosen: Condition) -> sa.Select[Any]:
-            return sa.select(*self._raw).where(_of_tube(task), chosen).order_by(c.id)
+        asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(is_asked_for)
+        asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
+        is_free = sa.func.pg_try_advisory_xact_lock(self._key(asked_for))
+        free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
 
         one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
         self.lock_tasks = self._make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE'))
@@ -470,12 +470,11 @@ class Statements:
             )
         )
         self.lock_groups = self._make(lock_groups, "ids")
+        self.lock_free_groups = self._make(free, "ids")
         self.peek = self._make(one, "id", "tube")
         self.hold_one = self._make(one.with_for_update(), "id", "tube")
-        self.hold = self._make(rows(self._among(c.id, self._ids)).with_for_update(), "tube", "ids")
-        self.hold_free = self._make(
-            rows(self._among(c.id, free)).with_for_update(skip_locked=True), "tube", "ids"
-        )
+        some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
+        self.hold = self._make(some.with_for_update(), "tube", "ids")
 
     def _write_looks(self) -> None:
         task, c = self._task, self._task.c
@@ -501,8 +500,8 @@ class Statements:
             where=sa.and_(c.tube + ZERO == bind("tube"), c.state == READY, c.id > bind("after")),
             by=(c.id,),
         )
-        self.buried = self._first("tube", where=buried, by=(c.pri, c.id))
-        self.buried_newest = self._first("tube", where=buried, by=(c.pri.desc(), c.id.desc()))
+        self.buried = self._passing("tube", where=buried, by=(c.pri, c.id))
+        self.buried_newest = self._passing("tube", where=buried, by=(c.pri.desc(), c.id.desc()))
         self.due = self._passing("tube", "now", where=_due(task), by=(c.due_ms,))
         self.overdue = self._passing("tube", "now", where=_overdue(task), by=(c.place,))
 

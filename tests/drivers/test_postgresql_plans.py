@@ -18,8 +18,8 @@ import tubes
 SQL: Statements = statements(DIALECT, "tubes")
 BATCHES: dict[str, Statement] = {
     "hold": SQL.hold,
-    "hold_free": SQL.hold_free,
     "lock_groups": SQL.lock_groups,
+    "lock_free_groups": SQL.lock_free_groups,
     "ready": SQL.ready,
     "remove": SQL.remove,
     "ack_leases": SQL.ack_leases,
@@ -41,6 +41,9 @@ BATCHES: dict[str, Statement] = {
     "taken": SQL.taken,
     "taken_by_free": SQL.taken_by.free,
     "taken_by_elsewhere": SQL.taken_by.elsewhere,
+    "buried_free": SQL.buried.free,
+    "buried_elsewhere": SQL.buried.elsewhere,
+    "buried_newest_free": SQL.buried_newest.free,
 }
 
 
