@@ -397,14 +397,15 @@ class SqlDriver:
         tx.begin()
         gone = 0
         while True:
-            ids: list[int] = []
+            wanted, ids = limit - gone, list[int]()
             for look in (self._sql.ids_behind, self._sql.ids_aside, self._sql.ids_in_front):
-                if gone + len(ids) < limit:
-                    ids += [id for (id,) in tx.rows(look, self._tube, limit - gone - len(ids))]
+                if len(ids) < wanted:
+                    ids += [id for (id,) in tx.rows(look, self._tube, wanted - len(ids))]
             self._lock_groups(tx, ids)
             removed = tx.run(self._sql.remove, _json_ids(ids))
             gone += removed
-            if removed == len(ids):  # else what comes next is removed in the place of what is gone meanwhile
+            # Else what comes next is removed in the place of what is gone meanwhile
+            if removed == len(ids) or len(ids) < wanted:
                 self._give_room(tx, gone)
                 return gone
 
@@ -531,14 +532,18 @@ class SqlDriver:
         return [Change(event, row, row[DUE]) for row in moved]
 
     def _release_all(self, tx: SqlTx, limit: int, now: int) -> Sequence[Change]:
-        """Release what is taken, and in the place of what others have changed since, what the next look finds."""
+        """Release what is taken, and in the place of what others have changed since, what the next look finds.
+
+        There is no next one if this one found all: who holds locks and waits for more may be waited for.
+        """
         tx.begin()
         changes: list[Change] = []
         while True:
-            rows = tx.rows(self._sql.taken, self._tube, limit - len(changes))
+            wanted = limit - len(changes)
+            rows = tx.rows(self._sql.taken, self._tube, wanted)
             held = self._hold(tx, rows)
             changes += self._make_ready(tx, Event.RELEASE, held, 1, now)
-            if len(held) == len(rows):
+            if len(held) == len(rows) or len(rows) < wanted:
                 return changes
 
     def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
@@ -571,7 +576,7 @@ def _json_ids(ids: Sequence[int]) -> str:
 
 
 def _json_leases(refs: Sequence[Ref]) -> str:
-    leases = ",".join([f'"{id}":{token}' for id, token, _ in refs])
+    leases = ",".join([f'"{id}":{token}' for id, token, _ in sorted(refs)])
     return f"{{{leases}}}"
 
 

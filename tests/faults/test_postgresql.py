@@ -775,6 +775,30 @@ def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str
     assert counts == [1201]
 
 
+@pytest.mark.parametrize("verb", ["release_all", "truncate"])
+def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
+    connect: Connect, url: str, verb: str
+) -> None:
+    """It holds locks by then, so that others may wait for it, and it for them."""
+    queue, other = connect(sweep=False, busy_timeout=0.5), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tasks = tube.put_many(range(3))
+    tube.take_many(3, timeout=0)
+    counts: list[int] = []
+    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
+    with other.transaction() as later:
+        with queue.transaction() as unit:
+            tube.delete(tasks[0].id, unit=unit)
+            verbing.start()
+            eventually(lambda: waiting_for_locks(url) == 1)
+            other.tube.jobs.put("new")
+            new = other.tube.jobs.take(timeout=0)
+            assert new is not None
+            other.tube.jobs.delete(new.id, unit=later)
+        verbing.join(20)
+        assert counts == [2]
+
+
 def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
     connect: Connect, url: str
 ) -> None:
