@@ -100,7 +100,7 @@ def test_the_tutorials_programs_work_as_it_says(tmp_path: Path) -> None:
 
 
 def test_the_worker_tries_again_puts_aside_and_ends_when_it_is_told(tmp_path: Path) -> None:
-    """That of the how-to, with shorter pauses between its tries."""
+    """That of the how-to, with shorter pauses between its tries. What is kicked is tried as often again."""
     (block,) = (found for found in blocks(ROOT / "docs/how-to/run-workers.md", "python") if found.file)
     (tmp_path / "worker.py").write_text(block.text.replace("RETRY_AFTER = 2.0", "RETRY_AFTER = 0.001"))
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
@@ -110,8 +110,30 @@ def test_the_worker_tries_again_puts_aside_and_ends_when_it_is_told(tmp_path: Pa
         jobs.put_many([{"n": -1}, {"n": 4}])
         eventually(lambda: jobs.statistics()["tasks"]["buried"] and jobs.statistics()["calls"]["ack"])
         (failed,) = jobs.tasks("!")
-        assert (failed.data, failed.attempts) == ({"n": -1}, 5)
+        assert failed.data == {"n": -1}
+        assert jobs.kick() == 1
+        eventually(lambda: jobs.statistics()["tasks"]["buried"])
         worker.terminate()
         output, said = worker.communicate(timeout=30)
         assert (worker.returncode, output) == (0, "2.0\n")
-        assert said.count("math domain error") == 5
+        assert said.count("math domain error") == 10
+
+
+def test_the_worker_puts_aside_what_killed_its_workers(tmp_path: Path) -> None:
+    (block,) = (found for found in blocks(ROOT / "docs/how-to/run-workers.md", "python") if found.file)
+    died = "import pathlib, os; pathlib.Path('tries').open('a').write('x'); os.kill(os.getpid(), 9)"
+    text = block.text.replace('print(math.sqrt(data["n"]), flush=True)', died)
+    assert died in text
+    (tmp_path / "worker.py").write_text(text)
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(url) as queue:
+        jobs = queue.create_tube("jobs", "fifottl", ttr=60)
+        jobs.put({"n": 1})
+        for _ in range(5):
+            worker = Process(["worker.py", url], cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True)
+            worker.communicate(timeout=30)
+        worker = Process(["worker.py", url], cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True)
+        eventually(lambda: jobs.statistics()["tasks"]["buried"])
+        worker.terminate()
+        worker.communicate(timeout=30)
+        assert (worker.returncode, (tmp_path / "tries").read_text()) == (0, "xxxxx")
