@@ -25,13 +25,16 @@ from tubes.cli_pipes import (
     Putting,
     Taking,
     Terminated,
+    Unbuffered,
     base64_payload,
     keep_secret,
     line,
     say,
     shown,
     without_secrets,
+    write_error,
     write_line,
+    write_out,
 )
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
 from tubes.errors import suggestion
@@ -698,6 +701,7 @@ def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None
 def main() -> None:
     """Run the command line and exit."""
     _fill_closed_places()
+    sys.stdout, sys.stderr = Unbuffered(1, write_out), Unbuffered(2, write_error)
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     if not _are_warnings_ignored():
         warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
@@ -719,14 +723,13 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         told = io.StringIO()
         error.show(told)
-        with suppress(OSError):  # nobody can be told, as in say
-            click.echo(without_secrets(told.getvalue()), nl=False, err=True)
+        click.echo(without_secrets(told.getvalue()), nl=False, err=True)
         return error.exit_code
     except tubes.TubeError as error:
         said = str(error).replace("pass if_not_exists=True", "pass --if-not-exists")
         say(said.replace(", or connect with migrate=True", ""))
         return status_of(error)
-    except (Closed, SystemExit):  # with which click ends where it cannot print help
+    except Closed:
         return CLOSED
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -761,8 +764,6 @@ def _fill_closed_places() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)
-    if sys.stderr is None:  # else click tells of errors on stdout
-        sys.stderr = open(os.devnull, "w", errors="backslashreplace")
 
 
 def _are_warnings_ignored() -> bool:

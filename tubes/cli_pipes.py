@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import os
 import re
 import select
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -64,10 +66,9 @@ def without_secrets(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Tell a person, on stderr; where that cannot be written, the work goes on, and the exit status tells."""
-    with suppress(OSError):
-        one_line = "; ".join(map(str.strip, text.splitlines()))
-        click.echo(f"tubes: {printable(without_secrets(one_line))}", err=True)
+    """Tell a person, on stderr."""
+    one_line = "; ".join(map(str.strip, text.splitlines()))
+    click.echo(f"tubes: {printable(without_secrets(one_line))}", err=True)
 
 
 def printable(text: str) -> str:
@@ -135,7 +136,12 @@ def shown(task: Task) -> dict[str, Any]:
 
 def write_line(text: str) -> None:
     """Write a line to standard output, past every buffer: when this returns, the reader can have it."""
-    left = memoryview((text + "\n").encode())
+    write_out((text + "\n").encode())
+
+
+def write_out(data: bytes) -> None:
+    """Write to standard output; raise Closed where that cannot be."""
+    left = memoryview(data)
     output = select.poll()
     output.register(1, select.POLLOUT)
     try:
@@ -148,6 +154,39 @@ def write_line(text: str) -> None:
     except OSError as error:  # a full disk
         say(f"the output cannot be written: {error.strerror}")
         raise Closed from error
+
+
+def write_error(data: bytes) -> None:
+    """Write to stderr; where that cannot be, the work goes on, and the exit status tells."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+class Unbuffered(io.TextIOBase):
+    """A standard file for what click and rich print.
+
+    Of what is left in a buffer since it cannot be written, Python would tell at its end, with a status of its own.
+    """
+
+    def __init__(self, number: int, write: Callable[[bytes], None]) -> None:
+        self._number = number
+        self._write = write
+        self._encoding = getattr((sys.__stdout__, sys.__stderr__)[number - 1], "encoding", "utf-8")
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def write(self, text: str) -> int:
+        self._write(text.encode(self.encoding, "backslashreplace"))
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
 
 
 @contextmanager

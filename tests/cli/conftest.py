@@ -27,7 +27,8 @@ class Shell:
         self.url = f"sqlite:///{folder}/shell.db"
         self.folder = folder
         self.environment = {**os.environ, "TUBES_URL": self.url, "COLUMNS": "120"}
-        self.environment.pop("TUBES_SESSION", None)
+        for name in ("TUBES_SESSION", "PYTHONUNBUFFERED"):  # without buffers less can go wrong
+            self.environment.pop(name, None)
         self._started: list[Process] = []
 
     def installed(self, *arguments: str) -> list[str]:
