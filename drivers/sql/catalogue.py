@@ -56,8 +56,8 @@ class Catalogue(ABC):
         return TubeRecord(id, name, type, dict(options), temporary)
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
+        tx.run(self._sql.remove_tube, tube.id)  # waits for those who count calls of it just then
         tx.run(self._sql.remove_calls, tube.id)
-        tx.run(self._sql.remove_tube, tube.id)
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
         return bool(tx.only_rows(self._sql.has_tube, tube.id))

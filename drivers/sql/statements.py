@@ -608,7 +608,9 @@ class Statements:
         else:
             from sqlalchemy.dialects.sqlite import insert as upserting
         given = {name: sa.type_coerce(bind(name), c[name].type) for name in ("tube", "event", "count")}
-        there = sa.select(*given.values()).where(self._has_tube())  # else it was dropped meanwhile
+        tube = self._tube
+        there = sa.select(*given.values()).select_from(tube).where(tube.c.id == bind("tube"))
+        there = there.with_for_update(read=True, key_share=True)  # it may be dropped just now, or was
         upsert: Any = upserting(calls).from_select(list(given), there)
         upsert = upsert.on_conflict_do_update(
             index_elements=["tube", "event"], set_={"count": c.count + upsert.excluded.count}

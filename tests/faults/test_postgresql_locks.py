@@ -151,3 +151,32 @@ def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> 
             eventually(lambda: a_wait_lasts(small_db, 0.5))
         dropping.join(30)
         assert queue.tubes() == []
+
+
+WAITS = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+@pytest.mark.parametrize("first", ["drop", "count"])
+def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
+    postgres_db: str, first: str
+) -> None:
+    """Whoever of the two comes first; the other is at it before that is committed."""
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put("x")
+        with psycopg.connect(conninfo(postgres_db)) as db:
+            if first == "drop":
+                db.execute("DELETE FROM tubes_task")
+                db.execute("DELETE FROM tubes_tube")
+                second = threading.Thread(target=queue.flush_counts)
+            else:
+                db.execute("SELECT FROM tubes_tube FOR KEY SHARE")
+                db.execute("INSERT INTO tubes_calls SELECT id, 'put', 1 FROM tubes_tube")
+                second = threading.Thread(target=tube.drop)
+            second.start()
+            with psycopg.connect(conninfo(postgres_db), autocommit=True) as observer:
+                eventually(lambda: observer.execute(WAITS).fetchall() or not second.is_alive())
+                db.commit()
+                second.join(30)
+                assert observer.execute("SELECT FROM tubes_tube").fetchall() == []
+                assert observer.execute("SELECT FROM tubes_calls").fetchall() == []
