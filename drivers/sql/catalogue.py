@@ -73,7 +73,8 @@ class Catalogue(ABC):
         }
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        return dict(tx.only_rows(self._sql.calls, tube))
+        rows = tx.only_rows(self._sql.calls, tube)
+        return {event: count for event, count in rows if isinstance(count, int)}  # SQLite keeps any value
 
     # Sessions
 

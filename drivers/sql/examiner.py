@@ -110,6 +110,7 @@ def sql_checks(
     yield Owners(store, is_alive, watch)
     yield LonelySessions(store)
     yield Calls(store)
+    yield Uncounted(store)
 
 
 class SqlCheck(Check):
@@ -264,6 +265,31 @@ class Calls(SqlCheck):
         if dry:
             return (finding.key,) in tx.rows(self._store.looks().calls)
         return bool(tx.run(self._store.looks().remove_calls, finding.key))
+
+
+class Uncounted(SqlCheck):
+    """Counts of calls that are no number: SQLite stores what it is given."""
+
+    name = "calls"
+
+    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
+        names = {tube.id: tube.name for tube in self._store.read_tubes(tx)}
+        found = [(names.get(tube), tube, event) for tube, event in self._rows(tx)]
+        return Look([self._finding(*each) for each in found], seen=len(found))
+
+    def _rows(self, tx: SqlTx) -> Sequence[tuple[int, str]]:
+        uncounted = self._store.looks().uncounted
+        return [] if uncounted is None else [(tube, event) for tube, event in tx.rows(uncounted)]
+
+    def _finding(self, name: str | None, tube: int, event: str) -> Finding:
+        what = f"how often {event!r} was called is no number"
+        return Finding(Kind.COUNT, what, "count anew", tube=name, rule=event, key=tube)
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        is_so = (finding.key, finding.rule) in self._rows(tx)
+        if is_so and not dry:
+            tx.run(self._store.looks().count_anew, finding.key, finding.rule)
+        return is_so
 
 
 # Sub-queues

@@ -51,6 +51,8 @@ class Looks:
     # Calls
     calls: Statement
     remove_calls: Statement
+    uncounted: Statement | None
+    count_anew: Statement
     # Schema
     made: Statement
     check_file: Statement
@@ -231,6 +233,10 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         remove_calls=make(
             f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})", "tube"
         ),
+        uncounted=(
+            None if is_server else make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
+        ),
+        count_anew=make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event"),
         made=make(made),
         check_file=make("PRAGMA quick_check(100)"),
         behind=make(f"SELECT name, highest {behind} ORDER BY name"),

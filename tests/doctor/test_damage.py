@@ -344,6 +344,24 @@ def test_a_text_where_a_number_must_be_is_named_and_the_next_take_goes_on(file: 
         assert task is not None and task.data == 1
 
 
+@pytest.mark.parametrize("count", ["'abc'", "''", "x'ff'", "1.5"])
+def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, file: Patient) -> None:
+    queue = file.opened[0]
+    damaged, other = fill(queue, "fifottl"), fill(queue, "fifo", "other")
+    damaged.ack(damaged.take(timeout=0) or 0)
+    queue.flush_counts()
+    file.sql(f"UPDATE tubes_calls SET count = {count} WHERE tube = ? AND event = 'put'", damaged.record.id)
+    assert other.statistics()["calls"]["put"] == 9
+    calls = damaged.statistics()["calls"]
+    assert (calls["put"], calls["take"], calls["ack"]) == (0, 1, 1)
+    said = file.doctor("--fix")
+    assert (said.status, [(each["kind"], each["tube"]) for each in said.findings]) == (0, [("count", "jobs")])
+    assert "how often 'put' was called" in said.out
+    damaged.put("more")
+    queue.flush_counts()
+    assert damaged.statistics()["calls"] == calls | {"put": 1}
+
+
 def test_a_lost_tube_comes_back_with_its_tasks_as_they_were(patient: Patient) -> None:
     queue = patient.opened[0]
     for name, type in (("grouped", "utubettl"), ("plain", "fifo")):
