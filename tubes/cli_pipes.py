@@ -303,7 +303,7 @@ class Putting:
 def incoming() -> Iterator[list[bytes]]:
     """Lines of standard input, as many as have come whenever some have."""
     unfinished: list[bytes] = []
-    while chunk := os.read(0, 1 << 18):
+    while chunk := read_in():
         ends, newline, rest = chunk.rpartition(b"\n")
         if newline:
             yield b"".join((*unfinished, ends)).split(b"\n")
@@ -312,6 +312,17 @@ def incoming() -> Iterator[list[bytes]]:
             unfinished.append(chunk)
     if last := b"".join(unfinished):
         yield [last]
+
+
+def read_in() -> bytes:
+    """Read from standard input when something has come, also where others that have it open made it not wait."""
+    while True:
+        try:
+            return os.read(0, 1 << 18)
+        except BlockingIOError:
+            arrived = select.poll()
+            arrived.register(0, select.POLLIN)
+            arrived.poll()
 
 
 class Taking:

@@ -88,6 +88,20 @@ def test_a_line_is_stored_when_it_has_come_not_when_the_input_ends(shell: Shell,
     assert [task.data for task in jobs.tasks("r")] == ["not yet"]
 
 
+def test_input_that_does_not_wait_is_waited_for(shell: Shell, jobs: tubes.Tube) -> None:
+    """As another process that shares it can have set it: a pipe of a program that runs an event loop, say."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with open(read, "rb") as input, open(write, "wb", buffering=0) as output:
+        process = shell.start("put", "jobs", stdin=input.fileno(), stderr=subprocess.PIPE)
+        for number in range(3):
+            output.write(b"%d\n" % number)
+            task = jobs.take(timeout=20)
+            assert task is not None and task.data == number
+    assert process.wait(20) == 0
+    assert process.stderr is not None and process.stderr.read() == b""
+
+
 def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
     with shell.connect() as queue:
         queue.create_tube("few", "limfifottl", capacity=3)
