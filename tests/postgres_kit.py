@@ -23,7 +23,8 @@ class PostgresKit(ServerKit):
     def die(self, queue: Queue) -> None:
         """End a connection without a word; then, without waiting for its beats, what is done with the dead."""
         store: Any = queue.store
-        super().die(queue)
+        store.close()
+        queue.close()
         url = store._url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(url) as db:
             db.execute("DELETE FROM tubes_connection WHERE id = %s", [store._connection])

@@ -34,7 +34,8 @@ class RedisKit(ServerKit):
     def die(self, queue: Queue) -> None:
         """End a connection without a word; then, without waiting for its beats, what is done with the dead."""
         store: Any = queue.store
-        super().die(queue)
+        store.close()
+        queue.close()
         with self.client.from_url(store._url) as client:
             client.hdel(store._keys[2], store._connection)
 

@@ -11,7 +11,8 @@ import pytest
 
 import tubes
 from tubes import Change, Event, Features, NewTask, Ref, State, Task, TubeType, register_driver
-from tubes.testing import ConformanceKit
+from tubes.testing import ConformanceKit, FakeClock
+from tubes.testing.agreement import Agreement
 
 pytest_plugins = ["pytester"]
 
@@ -652,3 +653,37 @@ def test_a_kit_without_transactions_is_for_a_driver_without(pytester: pytest.Pyt
     )
     ran.assert_outcomes(failed=1)
     assert "this kit was told transactions = False" in ran.stdout.str()
+
+
+@pytest.fixture(params=["postgres_queue_url", "redis_url"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """A store on a server, where temporary tubes outlive their clients, and the dead are noticed late."""
+    return str(request.getfixturevalue(request.param))
+
+
+def test_the_kit_as_it_is_knows_that_a_server_outlives_its_clients(
+    pytester: pytest.Pytester, server_url: str
+) -> None:
+    pytester.makepyfile(
+        "from tubes.testing.reopening import Reopening\n"
+        f"class TestIt(Reopening): type, url = 'fifottl', {server_url!r}\n"
+    )
+    ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-k", "temporary")
+    assert ran.parseoutcomes().get("passed") == 1 and ran.ret == 0
+
+
+def test_the_kit_as_it_is_waits_for_no_server_to_notice_a_death(server_url: str) -> None:
+    """What the machine's dead held is back at its next sweep."""
+    clock = FakeClock()
+    with tubes.connect(server_url, clock=clock, sweep=False) as queue:
+        tube = queue.create_tube("held_by_the_dead", "fifo")
+        try:
+            tube.put("x")
+            dying = tubes.connect(server_url, clock=clock, sweep=False)
+            assert dying.tube.held_by_the_dead.take(0) is not None
+            Agreement().die(dying)
+            queue.sweep()
+            assert len(tube.tasks(State.READY)) == 1
+        finally:
+            tube.truncate()
+            tube.drop()

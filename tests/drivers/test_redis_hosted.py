@@ -26,7 +26,7 @@ import tubes
 from tubes import Queue
 from tubes.clock import SystemClock
 from tubes.testing import FakeClock
-from tubes.testing.suite import UNKNOWN_ID
+from tubes.testing.suite import UNKNOWN_ID, Connect, MakeTube
 from tubes.tube import Tube
 
 
@@ -53,6 +53,15 @@ class TestRedisInSqlite(ServerKit):
 
         queue.create_tube = create_tube  # type: ignore[method-assign]
         return queue
+
+    def test_a_temporary_tube_comes_back_empty(
+        self, queue: Queue, make_tube: MakeTube, make_queue: Connect
+    ) -> None:
+        """After a restart of the server, see the fault tests; not when its last client has gone."""
+        make_tube(temporary=True).put("a")
+        queue.close()
+        task = make_queue().tube.jobs.take(0)
+        assert task is not None and task.data == "a"
 
     def test_it_is_part_of_no_transaction(self, queue: Queue, tube: Tube) -> None:
         with queue.transaction() as unit, pytest.raises(tubes.NotSupported, match="several calls"):

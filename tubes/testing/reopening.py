@@ -78,10 +78,15 @@ class Reopening(Suite):
     def test_a_temporary_tube_comes_back_empty(
         self, queue: Queue, make_tube: MakeTube, make_queue: Connect
     ) -> None:
+        """On a server it does so after a restart of that; its last client may go."""
         tube = make_tube(temporary=True, **({"capacity": 4} if self.features.bounded else {}))
-        tube.put_many("abc")
+        is_on_server = queue.store.reconnects and not getattr(tube.driver, "is_hosted", False)
+        tasks = tube.put_many("abc")
         tube.bury(tube.put("d"))
         tube = self.reopen(queue, make_queue)
+        if is_on_server:
+            assert tube.tasks(State.READY) == tasks
+            return
         assert tube.take(0) is None
         assert tube.statistics()["tasks"]["total"] == 0
         tube.put_many("wxyz")
