@@ -87,6 +87,7 @@ class Elsewhere(Place):
     def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
         super().__init__(store, tube, driver)
         self.is_apart = self.reconnects = True
+        self.is_transactional = False
         self._server = getattr(driver, "waits_for", lambda: tube.id)
         self._in_order = threading.RLock()
         self._longest: Callable[[], float] = getattr(driver, "longest_wait", lambda: threading.TIMEOUT_MAX)

@@ -681,6 +681,12 @@ def failing() -> Iterator[Any]:
         yield queue
 
 
+def test_a_hosted_tube_is_part_of_no_transaction(failing: Any) -> None:
+    """Though its driver does not say so: its steps are not rolled back."""
+    with failing.transaction() as unit, pytest.raises(tubes.NotSupported, match="several calls"):
+        failing.tube.away.put("x", unit=unit)
+
+
 def test_a_server_that_is_away_hides_no_fault_of_another_driver(failing: Any) -> None:
     failing._sweeps = True
     for sweep in (failing.sweep, failing._background):
