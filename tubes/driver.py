@@ -265,7 +265,12 @@ def check_driver(driver: object) -> None:
     """
     if isinstance(driver, TubeType) or (callable(driver) and not isinstance(driver, type)):
         return
-    missing = [name for name in api_methods() if not callable(getattr(driver, name, None))]
+    needed = [*api_methods()]
+    if getattr(driver, "is_hosted", False):
+        needed.append("ack_and_take")
+    if getattr(driver, "tube_options", ()):
+        needed.append("check_tube_options")
+    missing = [name for name in needed if not callable(getattr(driver, name, None))]
     if isinstance(driver, type):
         declared = any("features" in vars(base) or "features" in _annotated(base) for base in driver.__mro__)
     else:

@@ -43,6 +43,7 @@ from tubes.testing import FakeClock
 from tubes.tube import Tube
 
 METHODS = [name for name, value in vars(Driver).items() if inspect.isfunction(value) and name[0] != "_"]
+HOSTED = [*METHODS, "ack_and_take"]
 BUILT_IN = {"fifo", "fifottl", "limfifottl", "utube", "utubettl"}
 
 
@@ -88,6 +89,21 @@ def test_exactly_what_is_missing_is_named(missing: tuple[str, ...]) -> None:
 def test_a_method_that_cannot_be_called_is_missing() -> None:
     with pytest.raises(IncompleteDriver, match="kick"):
         check_driver(type("Wrong", (), complete(kick=None)))
+
+
+@pytest.mark.parametrize(
+    ("said", "needed"),
+    [({"is_hosted": True}, "ack_and_take"), ({"tube_options": ("colour",)}, "check_tube_options")],
+    ids=str,
+)
+def test_what_a_driver_needs_for_what_it_says_of_itself_is_named_too(said: Any, needed: str) -> None:
+    """Else it would be missed by who first takes with an ack, or gives the option."""
+    attributes = {name: value for name, value in complete(**said).items() if name != "take"}
+    for driver in (type("Partial", (), attributes), type("Partial", (), attributes)()):
+        with pytest.raises(IncompleteDriver) as caught:
+            check_driver(driver)
+        assert set(caught.value.missing) == {"take", needed}
+    check_driver(type("Complete", (), complete(**said, **{needed: lambda self: None})))
 
 
 def test_an_incomplete_driver_is_a_type_error_of_our_tree() -> None:
@@ -672,7 +688,7 @@ def failing() -> Iterator[Any]:
                 raise ZeroDivisionError
             raise tubes.StoreUnavailable("its server is away")
 
-    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    methods = dict.fromkeys(HOSTED, lambda self, *given, **named: ())
     whole = type("Whole", (Failing,), {**methods, **vars(Failing), "features": Features(timed=True)})
     with pytest.MonkeyPatch.context() as patch, tubes.connect("sqlite://", sweep=False) as queue:
         patch.setitem(importlib.import_module("tubes.registry")._registered, "fails", whole)
@@ -732,7 +748,7 @@ def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_other
             goes_on.set()
             assert not is_closing or self.name == "late" or has_ended.wait(10)
 
-    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    methods = dict.fromkeys(HOSTED, lambda self, *given, **named: ())
     whole = type("Whole", (Slow,), {**methods, **vars(Slow), "features": Features()})
     tubes.register_driver("starts_and_stops_slowly", whole)
 
@@ -778,7 +794,7 @@ def test_a_queue_that_cannot_be_opened_gives_all_back_and_says_why(tmp_path: Pat
         def stop(self) -> None:
             stopped.append(self.name)
 
-    methods = dict.fromkeys(METHODS, lambda self, *given, **named: ())
+    methods = dict.fromkeys(HOSTED, lambda self, *given, **named: ())
     whole = type("Whole", (Failing,), {**methods, **vars(Failing), "features": Features()})
     tubes.register_driver("fails_to_start", whole)
     fails = False
