@@ -766,6 +766,7 @@ def _apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Ite
         if isinstance(error, StoreError) and not tube.place.fails_alone(error):
             raise
         if failed is not None:
+            error.add_note(f"in {tube!r}")
             failed.append(error)
 
 

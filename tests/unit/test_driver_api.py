@@ -337,8 +337,9 @@ def test_what_a_driver_raises_keeps_nobody_from_the_other_tubes(
         good.put("short", ttl=1)
         clock.advance(2)
         fails = buggy not in ("buggy_count", "buggy_stop")
-        with pytest.raises(KeyError) if fails else nullcontext():
+        with pytest.raises(KeyError) if fails else nullcontext() as said:
             queue.sweep()
+        assert said is None or said.value.__notes__ == [f"in <Tube bad ({buggy})>"]
         assert good.tasks("r") == []
         assert queue.statistics()["good"]["calls"]["ttl"] == 1
     is_logged = "a bug of the driver" in caplog.text
