@@ -200,6 +200,8 @@ class Tube:
             if changes:
                 return changes
         self._check_exists(unit)
+        if not self.features.bounded:
+            raise RuntimeError(f"the driver of {self!r} tells of nothing that it has stored")
         if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
         waiters, deadline = self._store.waiters, self._deadline(timeout)

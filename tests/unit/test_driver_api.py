@@ -346,6 +346,23 @@ def test_what_a_driver_raises_keeps_nobody_from_the_other_tubes(
     assert is_logged == (buggy in ("buggy_count", "buggy_stop"))
 
 
+def test_a_driver_that_tells_of_nothing_that_it_stores_has_not_filled_its_tube() -> None:
+    """Of a type without bounds nobody would understand that."""
+
+    class Silent(Twice):
+        def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Any:
+            self.driver.put(tx, items, now=now)
+
+    def make(store: Any, tube: Any) -> Silent:
+        return Silent(store.realise(TubeType(), tube))
+
+    tubes.register_driver("tells_nothing", make)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "tells_nothing")
+        with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* tells of nothing"):
+            tube.put("x")
+
+
 # Entry points
 
 
