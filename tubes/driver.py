@@ -282,6 +282,16 @@ def check_driver(driver: object) -> None:
         raise IncompleteDriver(name, missing)
 
 
+def ack_and_take_of(driver: Driver) -> Any:
+    """A driver's ``ack_and_take``, ``None`` where it has none.
+
+    One with an ``ack`` or a ``take`` of its own, which passes all else on to another driver, does not mean that one's.
+    """
+    kind = type(driver)
+    is_another_s = not hasattr(kind, "ack_and_take") and (hasattr(kind, "ack") or hasattr(kind, "take"))
+    return None if is_another_s else getattr(driver, "ack_and_take", None)
+
+
 def _annotated(kind: type) -> Collection[str]:
     """The names that a class annotates. What it says of them may be there for type checkers alone."""
     if sys.version_info >= (3, 14):  # which would evaluate it

@@ -18,6 +18,7 @@ from tubes.driver import (
     Ref,
     TasksLocked,
     TubeRecord,
+    ack_and_take_of,
     new_item,
     new_ref,
 )
@@ -311,7 +312,7 @@ class Tube:
         """
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
-        ack_and_take = getattr(driver, "ack_and_take", None) if acks else None
+        ack_and_take = ack_and_take_of(driver) if acks else None
         refused = is_acked = False
         owner, now = "", 0
 

@@ -346,6 +346,44 @@ def test_what_a_driver_raises_keeps_nobody_from_the_other_tubes(
     assert is_logged == (buggy in ("buggy_count", "buggy_stop"))
 
 
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_take_with_an_ack_is_a_take_of_a_driver_with_a_difference(
+    store: str, request: pytest.FixtureRequest
+) -> None:
+    """Also where the one that it passes all else on to does both in one step."""
+
+    class Counting:
+        takes = 0
+
+        def __init__(self, driver: Any) -> None:
+            self.driver, self.features = driver, driver.features
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.driver, name)
+
+        def take(self, tx: Any, limit: int, **given: Any) -> Sequence[Change]:
+            self.takes += 1
+            changes: Sequence[Change] = self.driver.take(tx, limit, **given)
+            return changes
+
+    def make(store: Any, tube: Any) -> Counting:
+        return Counting(store.realise(TubeType(), tube))
+
+    type = f"counts_takes_{store}"
+    tubes.register_driver(type, make)
+    url = "sqlite://" if store == "sqlite" else request.getfixturevalue("redis_db")
+    with tubes.connect(url, sweep=False) as queue:
+        tube = queue.create_tube("jobs", type)
+        tube.put_many("ab")
+        task = tube.take(0)
+        while task is not None:
+            task = tube.take(0, ack=task)
+        driver: Any = tube.driver
+        assert driver.takes >= 3
+        with pytest.raises(tubes.NotTaken):
+            tube.take(0, ack=1)
+
+
 def test_a_driver_that_tells_of_nothing_that_it_stores_has_not_filled_its_tube() -> None:
     """Of a type without bounds nobody would understand that."""
 
