@@ -207,7 +207,11 @@ class Driver(Protocol):
         ...
 
     def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
-        """Do what time asks of up to ``limit`` tasks: the end of a delay, a ttl or a ttr."""
+        """Do what time asks of up to ``limit`` tasks: the end of a delay, a ttl or a ttr.
+
+        In the order in which these fell due, also where two come to one task: the end of its delay, and then of its
+        ttl. Where both are at one instant, it is the end of its ttl alone.
+        """
         ...
 
     def truncate(self, tx: Any, limit: int) -> int:
