@@ -90,6 +90,7 @@ class Atomicity(Suite):
         assert taken is not None
         with pytest.raises(NotTaken):
             tube.ack(taken)
+        assert queue.store.read(tube.driver.can_take)
         assert take(tube).attempts == 1
 
     @transactional

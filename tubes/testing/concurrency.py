@@ -261,6 +261,23 @@ class SharedConcurrency(Suite):
         task = consumer.end()
         assert task is not None and task.data == "x"
 
+    def test_who_waits_can_tell_of_what_another_connection_has_done(
+        self, tube: Tube, make_queue: Connect
+    ) -> None:
+        other = make_queue()
+        driver = other.tube[tube.name].driver
+
+        def can_take() -> bool:
+            return bool(other.store.read(driver.can_take))
+
+        task = tube.put("x")
+        assert can_take()
+        tube.release(take(tube))
+        assert can_take()
+        tube.bury(task)
+        tube.kick()
+        assert can_take()
+
     @needs("grouped")
     def test_a_sub_queue_that_another_connection_works_on_is_not_taken(
         self, tube: Tube, make_queue: Connect
