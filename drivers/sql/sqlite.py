@@ -37,7 +37,7 @@ from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lives import Alone, LockFile
 from .sqlite_names import check_one_name
-from .sqlite_shared import SharedFile
+from .sqlite_shared import SharedFile, file_at
 from .sqlite_writer import SqliteTx, SqliteWriter
 from .statements import Row, Statement, Statements, statements
 
@@ -125,6 +125,7 @@ class SqliteStore(Catalogue, Renewable):
             SharedFile.check_whole(self.path)
             check_one_name(self.path, self._what)
         db = self._connect()
+        file = None if self.path is None else file_at(self.path)
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.RLock()  # a fork's hook may call in the middle of a fork, and is refused
@@ -142,8 +143,12 @@ class SqliteStore(Catalogue, Renewable):
                 self._locks: LockFile | Alone = Alone()
                 self.waiters, self.counts = Waiters(), Counts()
             else:
-                self._reader = self._connect()
                 self._shared = SharedFile.open(self.path, namespace=self._namespace)
+                if file != self._shared.key[:2]:  # the writer's is another, which nobody would notice
+                    raise StoreUnavailable(
+                        f"{self._what} cannot be used: it was replaced while it was being opened; connect again"
+                    )
+                self._reader = self._connect()
                 self._locks = self._shared.locks
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.listener.add_check(self.deaths_suspected)

@@ -73,7 +73,7 @@ class SharedFile:
     @classmethod
     def is_open(cls, path: str) -> bool:
         """Tell whether there is a queue on this file."""
-        file = _file_at(path)
+        file = file_at(path)
         return any(key[:2] == file for key in list(cls._all))
 
     def holds_lock(self) -> bool:
@@ -85,7 +85,7 @@ class SharedFile:
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to."""
-        return _file_at(self.path) == self.key[:2]
+        return file_at(self.path) == self.key[:2]
 
     def prove_life(self) -> None:
         """Take the locks of this process again."""
@@ -153,14 +153,14 @@ class SharedFile:
     @classmethod
     def tear(cls, path: str) -> None:
         """In a forked child: the parent had this file in use, so it cannot be used here."""
-        file = _file_at(path)
+        file = file_at(path)
         if file is not None:
             cls._torn.add(file)
 
     @classmethod
     def check_whole(cls, path: str) -> None:
         """Raise StoreUnavailable for a file that was in use when this process was forked."""
-        if cls._torn and _file_at(path) in cls._torn:
+        if cls._torn and file_at(path) in cls._torn:
             raise StoreUnavailable(
                 f"SQLite file {path} cannot be used in this process: it was forked while a transaction "
                 "was open on the file; fork before it, or start a new program"
@@ -171,7 +171,7 @@ os.register_at_fork(before=SharedFile.before_fork, after_in_child=SharedFile.for
 """Also of one that another thread is about to use."""
 
 
-def _file_at(path: str) -> tuple[int, int] | None:
+def file_at(path: str) -> tuple[int, int] | None:
     """What a path leads to now, by device and number."""
     try:
         status = os.stat(path)

@@ -310,6 +310,32 @@ def test_a_database_that_is_deleted_under_a_queue_is_an_error(connect: Connect, 
     assert again.put(1).id == 1
 
 
+@pytest.mark.parametrize("is_restored", [True, False], ids=["replaced", "deleted"])
+def test_a_database_that_is_deleted_while_it_is_opened_is_an_error(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch, is_restored: bool
+) -> None:
+    """As a connect may wait for the file's lock: else it would write to the deleted one for as long as it lives."""
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "fifo").put("held")
+        copy = copy_of(db)
+    db.unlink()
+    migrations = importlib.import_module("tubes.migrations.sqlite")
+    bring_up = migrations.bring_up
+
+    def meanwhile(*given: Any) -> None:
+        bring_up(*given)
+        restore(copy, db)
+        if not is_restored:
+            db.unlink()
+
+    monkeypatch.setattr(migrations, "bring_up", meanwhile)
+    with pytest.raises(tubes.StoreUnavailable, match="replaced while" if is_restored else "No such file"):
+        tubes.connect(f"sqlite:///{db}", sweep=False)
+    assert db.exists() is is_restored
+    if is_restored:
+        assert connect().tube.jobs.put(1).id == 2
+
+
 def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, db: Path) -> None:
     """It ends with StoreUnavailable instead of waiting for ever for what nobody can put."""
     tube = connect().create_tube("jobs", "fifo")
