@@ -9,15 +9,19 @@ import sqlalchemy as sa
 from . import HEAD, running
 
 
-def bring_up(connection: sa.Connection, namespace: str, what: str, *, migrate: bool = False) -> bool:
+def bring_up(
+    connection: sa.Connection, namespace: str, what: str, *, migrate: bool = False, lock_timeout: str = "0"
+) -> bool:
     """Upgrade an empty or older schema in one transaction; tell whether there was anything to do.
 
     SchemaMismatch for a newer one, and for an older one or none when ``migrate`` is false. The tables are made in the
-    first schema of the ``search_path``. The connection must not be in a transaction; this one is committed.
+    first schema of the ``search_path``. The connection must not be in a transaction; this one is committed. Others
+    who migrate are waited for ``lock_timeout`` milliseconds, 0: for ever.
     """
     # Whoever waits for the lock must then see what the other one did, whatever the database's default is.
     connection = connection.execution_options(isolation_level="READ COMMITTED")
     with connection.begin():
+        connection.execute(sa.text("SELECT set_config('lock_timeout', :ms, true)"), {"ms": lock_timeout})
         version = schema_version(connection, namespace)
         if not running.must_upgrade(version, what, _command(connection, namespace), migrate=migrate):
             return False

@@ -182,9 +182,15 @@ class PostgresStore(Catalogue, Renewable):
         engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=settings)
         try:
             with engine.connect() as connection:
-                migrations.bring_up(connection, self._namespace, self._what, migrate=migrate)
+                patience = _milliseconds(self._busy_timeout)
+                migrations.bring_up(
+                    connection, self._namespace, self._what, migrate=migrate, lock_timeout=patience
+                )
         except sa.exc.DBAPIError as error:
-            if refused_to_user(error).code in IN_THE_WAY:
+            refused = refused_to_user(error)
+            if refused.code == LOCK_NOT_AVAILABLE:
+                raise translated(refused, self._what) from error
+            if refused.code in IN_THE_WAY:
                 raise SchemaMismatch(
                     f"{self._what} has tables that are in the way ({str(error.orig).splitlines()[0]}): "
                     f"give the queue another namespace than {self._namespace!r}"

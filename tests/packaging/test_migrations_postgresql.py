@@ -193,6 +193,27 @@ def test_who_waited_for_another_sees_what_it_did_in_any_isolation(
     assert outcome == [False]
 
 
+def test_who_migrates_for_too_long_is_not_waited_for(postgres_db: str, db: psycopg.Connection) -> None:
+    """It was stopped in the middle, say: StoreBusy after the timeout. When it is gone, the next one does it."""
+    refused: list[Exception] = []
+
+    def run() -> None:
+        try:
+            tubes.connect(postgres_db, migrate=True, busy_timeout=0.2).close()
+        except Exception as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(hashtextextended('tubes.migrations tubes', 0))")
+        thread.start()
+        thread.join(10)
+    thread.join(10)  # where it has waited
+    assert [type(error) for error in refused] == [tubes.StoreBusy]
+    assert relations(db) == set()
+    tubes.connect(postgres_db, migrate=True, busy_timeout=0.2).close()
+
+
 def test_what_fails_half_way_leaves_nothing(postgres_db: str, db: psycopg.Connection) -> None:
     db.execute("CREATE TABLE tubes_temporary_task (mine integer)")
     with pytest.raises(sa.exc.ProgrammingError, match="already exists"):
