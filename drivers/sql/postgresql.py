@@ -453,7 +453,7 @@ class PostgresStore(Catalogue, Renewable):
             return
         # Who is second waits for the first, and finds it done
         was_started = f"SELECT started <> {epoch} FROM {server} FOR UPDATE"
-        if wire.execute(was_started, (), begin=BEGIN).rows == [(True,)]:
+        if (True,) in wire.execute(was_started, (), begin=BEGIN).rows:  # two, where data was restored
             wire.execute(f"UPDATE {server} SET started = {epoch}", ())
             # Out of the front first, with nobody there to see it: each sub-queue that a task leaves when it is deleted
             # takes one of the server's locks, of which there may be too few for all

@@ -397,6 +397,17 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task and task.data for task in got] == ["came"]
 
 
+def test_a_restart_empties_a_temporary_tube_whose_data_alone_was_restored(connect: Connect, url: str) -> None:
+    """Into tables that were made there: what the server of the backup remembered stands beside what this one does."""
+    tube = connect(sweep=False).create_tube("brief", "limfifottl", capacity=1, temporary=True)
+    tube.put("gone")
+    with psycopg.connect(plain(url)) as db:
+        db.execute("INSERT INTO tubes_server (started) VALUES ('1700000000.5')")
+    connect(sweep=False).tube.brief.put("new")
+    tasks = connect(sweep=False).tube.brief.tasks("r")  # which is not emptied again
+    assert [task.data for task in tasks] == ["new"]
+
+
 def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(connect: Connect, url: str) -> None:
     """In a transaction of the user's, on a connection that does not look what a crash has left."""
     queue, other = connect(sweep=False), connect(sweep=False)
