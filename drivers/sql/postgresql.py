@@ -176,15 +176,16 @@ class PostgresStore(Catalogue, Renewable):
             self._pooled = wire.pooled
             if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
                 return  # nearly always; the long way takes longer than all the rest
-        settings: dict[str, Any] = {"client_encoding": "utf8"}
+        patience = {name: value for name, value in self._patience().items() if name not in self._url.query}
+        settings: dict[str, Any] = {"client_encoding": "utf8", **patience}
         if self._pooled:
             settings["prepare_threshold"] = None  # psycopg would prepare what it sees more often
         engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=settings)
         try:
             with engine.connect() as connection:
-                patience = _milliseconds(self._busy_timeout)
+                lock_timeout = _milliseconds(self._busy_timeout)
                 migrations.bring_up(
-                    connection, self._namespace, self._what, migrate=migrate, lock_timeout=patience
+                    connection, self._namespace, self._what, migrate=migrate, lock_timeout=lock_timeout
                 )
         except sa.exc.DBAPIError as error:
             refused = refused_to_user(error)
@@ -204,16 +205,19 @@ class PostgresStore(Catalogue, Renewable):
 
     # Connections
 
+    def _patience(self) -> dict[str, int]:
+        """How long libpq waits for a server that is silent."""
+        silent, third = int(self._dead_after * 1000), max(int(self._dead_after / BEATS), 1)
+        over_tcp = {"tcp_user_timeout": silent, "keepalives_idle": third, "keepalives_interval": third}
+        return over_tcp if "PGCONNECT_TIMEOUT" in os.environ else over_tcp | {"connect_timeout": 10}
+
     def _connect_listener(self) -> Wire:
         return self._connected("off")
 
     def _connected(self, durability: str) -> Wire:
-        silent, third = int(self._dead_after * 1000), max(int(self._dead_after / BEATS), 1)
-        over_tcp = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
-        patience = "" if "PGCONNECT_TIMEOUT" in os.environ else "connect_timeout=10"
-        conninfo = f"{patience} {over_tcp} {self._conninfo}"  # the user's own come last, and count
+        patience = " ".join(f"{name}={value}" for name, value in self._patience().items())
         return Wire(
-            conninfo,
+            f"{patience} {self._conninfo}",  # the user's own come last, and count
             self._what,
             durability,
             pooled=self._pooled,

@@ -1117,6 +1117,37 @@ def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
             assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dead_after": "6"}, ("10", 6000, 2)),
+        ({"tcp_user_timeout": "7000", "connect_timeout": "3"}, ("3", 7000, 1)),
+    ],
+)
+def test_a_network_that_is_silent_in_a_migration_is_noticed_as_soon(
+    url: str,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    expected: tuple[str, int, int],
+) -> None:
+    """Which has a connection of its own."""
+    migrations = importlib.import_module("tubes.migrations.postgresql")
+    bring_up, found = migrations.bring_up, []
+
+    def look(connection: sa.Connection, *others: Any, **options: Any) -> bool:
+        lent: Any = connection.connection.driver_connection
+        patience = lent.info.get_parameters().get("connect_timeout")
+        with socket.socket(fileno=os.dup(lent.fileno())) as tcp:
+            asked = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
+            found.append((patience, *(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in asked)))
+        return bool(bring_up(connection, *others, **options))
+
+    monkeypatch.setattr(migrations, "bring_up", look)
+    tubes.connect(changed(through(proxy, url), **given), namespace="new", migrate=True, sweep=False).close()
+    assert found == [expected]
+
+
 @pytest.mark.parametrize(("given", "expected"), [({}, "10"), ({"connect_timeout": "3"}, "3")])
 def test_how_long_to_try_to_connect_is_the_user_s_to_say(
     url: str, given: dict[str, str], expected: str
