@@ -14,10 +14,25 @@ if TYPE_CHECKING:
     from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
 
 
+MADE = ("tube", "task", "session", "connection", "calls")
+"""What the tables are called behind the prefix, beside the version's."""
+
+
 def is_behind(db: sqlite3.Connection, namespace: str, what: str, *, migrate: bool) -> bool:
-    """Whether the schema is to be brought up; SchemaMismatch for what is not, see ``running.must_upgrade``."""
+    """Whether the schema is to be brought up; SchemaMismatch for what is not, see ``running.must_upgrade``.
+
+    And where others have tables of these names: a file that is refused is not to be in another journal mode then.
+    """
     version = schema_version(db, namespace, what)
-    return running.must_upgrade(version, what, "tubes migrate", migrate=migrate)
+    behind = running.must_upgrade(version, what, "tubes migrate", migrate=migrate)
+    if version is None:  # in one look, since another process may be making them
+        names = [f"{namespace}_{table}" for table in MADE]
+        query = f"""SELECT type || ' ' || name || ' already exists' FROM sqlite_master
+            WHERE type IN ('table', 'view') AND name COLLATE NOCASE IN ({", ".join("?" * len(names))})
+            AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE)"""
+        if found := db.execute(query, (*names, f"{namespace}_version")).fetchone():
+            raise _in_the_way(found[0], namespace, what)
+    return behind
 
 
 def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
@@ -42,10 +57,14 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
 def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> BaseException:
     original = error.orig
     if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
-        return SchemaMismatch(
-            f"{what} has tables that are in the way ({original}): give the queue another namespace than {namespace!r}"
-        )
+        return _in_the_way(original, namespace, what)
     return original or error
+
+
+def _in_the_way(which: object, namespace: str, what: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{what} has tables that are in the way ({which}): give the queue another namespace than {namespace!r}"
+    )
 
 
 class _Lent:
