@@ -34,6 +34,7 @@ from tubes.errors import (
     SchemaMismatch,
     StoreError,
     StoreUnavailable,
+    TubeError,
     suggestion,
 )
 from tubes.interrupts import guarded, interruptible
@@ -332,6 +333,16 @@ class PostgresStore(Catalogue, Renewable):
         return self._identity
 
     def within(self, tx: Any, work: Callable[[Any], T]) -> T:
+        tx.is_halfway = False
+        try:
+            return self._within(tx, work)
+        except BaseException as error:
+            # The server knows nothing of such an error, and would commit what the step has done up to it
+            if tx.is_halfway and (type(error) is StoreError or not isinstance(error, TubeError)):
+                tx.spoil()
+            raise
+
+    def _within(self, tx: Any, work: Callable[[Any], T]) -> T:
         try:
             return work(tx)
         except (sa.exc.DBAPIError, Refused) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from tubes.errors import BadOption, NoSuchTube
 
 from .joined import JoinedTx, driver_connection
 from .postgresql_errors import translated
-from .postgresql_wire import FAILED_BEFORE, HAS_TRIGGERS, LOST_CODES, Refused, without_triggers
+from .postgresql_wire import FAILED_BEFORE, FAILING, HAS_TRIGGERS, LOST_CODES, Refused, without_triggers
 from .statements import Row, Statement
 
 Identity = tuple[str, int, int | None]
@@ -50,11 +51,23 @@ class PostgresJoinedTx(JoinedTx):
         self, connection: sa.Connection, namespace: str, *, takes_arrays: bool, has_snapshot: bool
     ) -> None:
         super().__init__(connection)
+        self.is_halfway = False
+        """A statement of the step under way is done."""
         self._takes_arrays = takes_arrays
         self._tubes = f'"{namespace}_tube"'
         self._has_snapshot = has_snapshot
         dialect: Any = type(connection.dialect)  # an instance may be told to compile in another style
         self._style: str = dialect.default_paramstyle
+
+    def execute(self, text: str, given: Any = None) -> sa.CursorResult[Any]:
+        result = super().execute(text, given)
+        self.is_halfway = True
+        return result
+
+    def spoil(self) -> None:
+        """See to it that this can only be rolled back."""
+        with suppress(sa.exc.SQLAlchemyError, BadOption):  # it is lost, or was spoilt by the user
+            self.execute(FAILING)
 
     def _run(self, statement: Statement, given: Row) -> sa.CursorResult[Any]:
         text, places = _in_style(statement.text, self._style)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from tubes.errors import NoSuchTube
 
 from .joined import Lender
-from .postgresql_wire import BEGIN, FAILED_BEFORE, Lost, Refused, Result, Wire
+from .postgresql_wire import BEGIN, FAILED_BEFORE, FAILING, Lost, Refused, Result, Wire
 from .statements import Row, Statement
 
 T = TypeVar("T")
@@ -17,7 +18,7 @@ T = TypeVar("T")
 class PostgresTx:
     """A transaction on one connection; opens when it must."""
 
-    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_open", "lender")
+    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_halfway", "is_open", "lender")
 
     def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
         self._wire = wire
@@ -25,6 +26,8 @@ class PostgresTx:
         self._begin = ""
         self.is_open = False
         self.is_committing = False
+        self.is_halfway = False
+        """A statement of the step under way is done."""
         self.lender: Lender | None = None
 
     def begin(self) -> None:
@@ -39,6 +42,11 @@ class PostgresTx:
             self._begun(self._wire.begin)
         self.lender = self._wire.lender()
         return self.lender
+
+    def spoil(self) -> None:
+        """See to it that this can only be rolled back."""
+        with suppress(Refused, Lost):
+            self._wire.simple(FAILING)
 
     def commit(self) -> None:
         if self._begin:  # nothing was done in it
@@ -114,8 +122,10 @@ class PostgresTx:
             self._wire.check_triggers()
         begin, self._begin = self._begin, ""
         try:
-            return execute(*args, begin=begin)
+            done = execute(*args, begin=begin)
         except BaseException:
             if not (self._wire.in_transaction or self._wire.is_lost):
                 self._begin = begin
             raise
+        self.is_halfway = True
+        return done

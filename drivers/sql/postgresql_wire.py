@@ -66,6 +66,9 @@ TOO_LARGE = "54000"
 FAILED_BEFORE = "25P02"
 """What the server says to every statement in a transaction in which one has failed."""
 
+FAILING = "SELECT 1 / 0"
+"""After this a transaction, or its innermost savepoint, can only be rolled back."""
+
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
 

@@ -472,6 +472,19 @@ def test_what_the_connection_s_encoding_cannot_carry_is_an_error_of_ours(postgre
     assert [task.data for task in tube.tasks("r")] == ["\N{POUND SIGN}"]
 
 
+def test_what_a_connection_cannot_carry_takes_no_room(postgres_place: Place) -> None:
+    """The room was made by a statement before it, which a commit would have brought."""
+    tube = postgres_place.tube("limfifottl", capacity=1)
+    engine = sa.create_engine(postgres_place.url, connect_args={"client_encoding": "latin1"})
+    with engine.begin() as connection:
+        with pytest.raises(tubes.StoreError, match="encoding"):
+            tube.put("\N{EURO SIGN}", connection=connection)
+        with pytest.raises(tubes.StoreError, match="can only be rolled back"):
+            tube.put("neither", connection=connection)
+    engine.dispose()
+    tube.put("there is room")
+
+
 def test_a_session_taken_for_dead_takes_nothing_and_begins_anew(postgres_place: Place) -> None:
     """The take is refused, since the task would be stranded; after a rollback it goes on in a new session."""
     tube, queue = postgres_place.tube(), postgres_place.queue

@@ -434,6 +434,28 @@ def test_a_failed_call_leaves_nothing_in_the_transaction(sqlite_place: Place, ho
     assert place.changes == [("put", "fits")]
 
 
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_a_call_that_its_driver_fails_halfway_leaves_nothing(place: Place, how: str) -> None:
+    """The server knows nothing of such an error, and would commit what was done before it."""
+    tube = place.tube()
+    tube.put("x")
+    take = tube.driver.take
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        take(*args, **kwargs)
+        raise ValueError
+
+    tube.driver.take = fail  # type: ignore[method-assign, assignment]
+    with suppress(tubes.StoreError):  # PostgreSQL was told to commit nothing
+        if how == "unit":
+            with place.queue.transaction() as unit, pytest.raises(ValueError):
+                tube.take(0, unit=unit)
+        else:
+            with place.engine.begin() as connection, pytest.raises(ValueError):
+                tube.take(0, connection=connection)
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_a_transaction_that_sqlite_has_rolled_back_publishes_nothing(sqlite_place: Place) -> None:
     """As it does when the disk is full: later calls say so, and the commit of nothing tells nobody."""
     tube = sqlite_place.tube()
