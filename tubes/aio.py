@@ -428,7 +428,7 @@ class Callbacks:
             listener, task, event = self._line.popleft()
             try:
                 answer = listener(task, event)
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # nobody cancels this: it is no task
                 log.exception("callback %r failed on %s of %r", listener, event, task)
                 continue
             if inspect.isawaitable(answer):

@@ -461,6 +461,27 @@ async def test_a_callback_that_is_cancelled_keeps_nobody_from_the_next(url: str)
 
 
 @awaited
+async def test_a_plain_callback_that_raises_a_cancellation_keeps_nobody_from_the_next(url: str) -> None:
+    """As ``result()`` does of what was cancelled. The others stand in line behind one that is awaited."""
+    seen: list[Any] = []
+    go_on = asyncio.Event()
+
+    async def wait(task: tubes.Task, event: tubes.Event) -> None:
+        await go_on.wait()
+
+    def give_up(task: tubes.Task, event: tubes.Event) -> None:
+        seen.append(task.data)
+        raise asyncio.CancelledError
+
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=wait)
+        jobs.add_listener(give_up)
+        await jobs.put_many("ab")
+        go_on.set()
+        await until(lambda: len(seen) == 2)
+
+
+@awaited
 async def test_a_callback_may_close_the_queue(url: str) -> None:
     """It waits for all that is awaited, but not for itself."""
     closed = asyncio.Event()
