@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
 from tubes.errors import BadOption, StoreUnavailable
+from tubes.interrupts import guarded
 from tubes.store import Store, Unit
 
 from .statements import Row, Statement
@@ -281,10 +282,13 @@ def _watch_ends(dialect: Dialect) -> None:
                     roll_back(connection)
                 raise
 
-        if KEY in connection.info:
-            _end(connection, commit_or_nothing, may_commit=True)
+        if KEY not in connection.info:
+            return commit(connection)
+        end = partial(_end, connection, commit_or_nothing, may_commit=True)
+        if isinstance(connection.dbapi_connection, sqlite3.Connection):
+            guarded(end)  # it cannot be broken off, and a signal would be heard of when it is done
         else:
-            commit(connection)
+            end()
 
     def do_rollback(connection: Any) -> None:
         _end(connection, lambda: roll_back(connection))
@@ -327,7 +331,7 @@ def _end(
         end()
         committed = stands
     finally:
-        joined.ended(committed=committed)
+        guarded(partial(joined.ended, committed=committed))
 
 
 def watch_savepoints(dialect: Dialect) -> None:

@@ -131,6 +131,46 @@ def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -
     assert interrupted.traceback  # in which there is a result that was not read
 
 
+class Interrupted(sqlite3.Connection):
+    """Ctrl-C comes while SQLite is at a commit; Python hears of it when that is done."""
+
+    def commit(self) -> None:
+        super().commit()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_in_sqlite_s_commit_hides_nothing_of_it(sqlite_place: Place) -> None:
+    tube = sqlite_place.tube()
+    engine = sa.create_engine(sqlite_place.url, connect_args={"factory": Interrupted})
+    with engine.connect() as connection:
+        tube.put("x", connection=connection)
+        with pytest.raises(KeyboardInterrupt):
+            connection.commit()
+    engine.dispose()
+    assert tube.statistics()["calls"]["put"] == 1
+    tube.put("y")  # which calls who is still to be called
+    assert sqlite_place.changes == [("put", "x"), ("put", "y")]
+
+
+def test_an_interrupt_after_a_commit_hides_nothing_of_it(place: Place) -> None:
+    tube = place.tube()
+    line_up = tube.line_up
+
+    def interrupt(changes: Any) -> None:
+        tube.line_up = line_up  # type: ignore[method-assign]
+        signal.raise_signal(signal.SIGINT)
+        line_up(changes)
+
+    tube.line_up = interrupt  # type: ignore[method-assign]
+    with place.engine.connect() as connection:
+        tube.put("x", connection=connection)
+        with pytest.raises(KeyboardInterrupt):
+            connection.commit()
+    assert tube.statistics()["calls"]["put"] == 1
+    tube.put("y")  # which calls who is still to be called
+    assert place.changes == [("put", "x"), ("put", "y")]
+
+
 def test_each_transaction_on_a_connection_is_one_of_its_own(place: Place) -> None:
     tube = place.tube()
     with place.engine.connect() as connection:
