@@ -470,9 +470,9 @@ class SqlDriver:
         """The refs that are stored, each once; one with a token only while that lease lasts."""
         rows = {row[ID]: row for row in self._locked(tx, [ref.id for ref in refs])}
         chosen = {}
-        for id, token, _ in refs:
+        for id, token, task in refs:
             row = rows.get(id)
-            if row is not None and (token is None or (row[STATE] == "t" and row[ATTEMPTS] == token)):
+            if row is not None and (token is None or _is_lease(row, token, task)):
                 chosen[id] = row
         return list(chosen.values())
 
@@ -613,6 +613,13 @@ def _place(row: Row) -> int | None:
     """Where a task stands in the front: a ready one by its priority, a taken one by the end of its time."""
     place: int | None = row[DUE] if row[STATE] == "t" else row[PRI]
     return place
+
+
+def _is_lease(row: Row, token: int, task: Task | None) -> bool:
+    """Whether a task is taken by that very take; one that was rolled back has the number of the next, anybody's."""
+    if row[STATE] != "t" or row[ATTEMPTS] != token:
+        return False
+    return task is None or task.owner is None or row[OWNER] == task.owner.hex
 
 
 def _gone(row: Row, now: int) -> Row:

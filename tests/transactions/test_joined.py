@@ -171,6 +171,19 @@ def test_an_interrupt_after_a_commit_hides_nothing_of_it(place: Place) -> None:
     assert place.changes == [("put", "x"), ("put", "y")]
 
 
+@pytest.mark.parametrize("verb", ["bury", "delete", "ack", "release"])
+def test_a_task_whose_take_was_rolled_back_is_not_that_of_another_session(place: Place, verb: str) -> None:
+    """Though both takes have the same number."""
+    tube, other = place.tube(), place.connect().tube.jobs
+    tube.put("x")
+    with place.engine.connect() as connection:
+        rolled_back = take(tube, connection=connection)
+    task = take(other)
+    with pytest.raises(tubes.LeaseLost):
+        getattr(tube, verb)(rolled_back)
+    other.ack(task)
+
+
 def test_each_transaction_on_a_connection_is_one_of_its_own(place: Place) -> None:
     tube = place.tube()
     with place.engine.connect() as connection:
