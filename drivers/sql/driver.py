@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tubes.driver import (
     STEP_LIMIT,
@@ -37,6 +37,8 @@ from tubes.task import (
 )
 
 from .statements import Passing, Row, Statement, Statements
+
+T = TypeVar("T")
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
 """Places in a raw task, see RAW in ``statements``."""
@@ -394,20 +396,20 @@ class SqlDriver:
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
+        def found() -> list[int]:
+            return self._ids(tx, self._sql.ids, limit)
+
+        def free() -> list[int]:
+            ids = self._ids(tx, self._sql.ids_free, limit)
+            if not self._locks_groups:
+                return ids
+            return [id for (id,) in tx.rows(self._sql.lock_free_groups, _json_ids(ids))]
+
         tx.begin()
-        gone = 0
-        while True:
-            wanted, ids = limit - gone, list[int]()
-            for look in (self._sql.ids_behind, self._sql.ids_aside, self._sql.ids_in_front):
-                if len(ids) < wanted:
-                    ids += [id for (id,) in tx.rows(look, self._tube, wanted - len(ids))]
-            self._lock_groups(tx, ids)
-            removed = tx.run(self._sql.remove, _json_ids(ids))
-            gone += removed
-            # Else what comes next is removed in the place of what is gone meanwhile
-            if removed == len(ids) or len(ids) < wanted:
-                self._give_room(tx, gone)
-                return gone
+        ids = self._hold_as_many(tx, limit, found, self._hold_ids, free)
+        gone = tx.run(self._sql.remove, _json_ids(ids))
+        self._give_room(tx, gone)
+        return gone
 
     # Looking
 
@@ -532,19 +534,54 @@ class SqlDriver:
         return [Change(event, row, row[DUE]) for row in moved]
 
     def _release_all(self, tx: SqlTx, limit: int, now: int) -> Sequence[Change]:
-        """Release what is taken, and in the place of what others have changed since, what the next look finds.
+        def found() -> list[Row]:
+            return tx.rows(self._sql.taken.all, self._tube, limit)
 
-        There is no next one if this one found all: who holds locks and waits for more may be waited for.
-        """
+        def free() -> list[Row]:
+            return self._hold_free(tx, (self._sql.taken,), limit=limit, by=itemgetter(PRI, ID))
+
         tx.begin()
-        changes: list[Change] = []
+        held = self._hold_as_many(tx, limit, found, self._hold, free)
+        return self._make_ready(tx, Event.RELEASE, held, 1, now)
+
+    def _hold_as_many(
+        self,
+        tx: SqlTx,
+        limit: int,
+        found: Callable[[], list[T]],
+        hold: Callable[[SqlTx, list[T]], list[T]],
+        free: Callable[[], list[T]],
+    ) -> list[T]:
+        """Hold what is found; in the place of what others have changed meanwhile, what nobody has locked.
+
+        Where that is fewer than there are, others are waited for once more, and nothing is held meanwhile: they may
+        wait for what this one holds.
+        """
         while True:
-            wanted = limit - len(changes)
-            rows = tx.rows(self._sql.taken, self._tube, wanted)
-            held = self._hold(tx, rows)
-            changes += self._make_ready(tx, Event.RELEASE, held, 1, now)
-            if len(held) == len(rows) or len(rows) < wanted:
-                return changes
+            if self._sql.is_shared:
+                tx.run(self._sql.mark)
+            things = found()
+            held = hold(tx, things)
+            if len(held) == len(things) or len(things) < limit:
+                return held
+            held = free()
+            if len(held) == limit:
+                return held
+            tx.run(self._sql.back_to_mark)
+
+    def _ids(self, tx: SqlTx, looks: Sequence[Statement], limit: int) -> list[int]:
+        ids: list[int] = []
+        for look in looks:
+            if len(ids) < limit:
+                ids += [id for (id,) in tx.rows(look, self._tube, limit - len(ids))]
+        return ids
+
+    def _hold_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
+        """Those that are still stored, locked as ``_locked`` does: a DELETE locks them in the order of the table."""
+        if not self._sql.is_shared or not ids:
+            return ids
+        self._lock_groups(tx, ids)
+        return [id for (id,) in tx.rows(self._sql.hold_ids, _json_ids(ids))]
 
     def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
         """Rows that were looked for: where others write meanwhile, locked, and without those that changed."""

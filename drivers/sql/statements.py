@@ -425,8 +425,9 @@ class Statements:
             "ids",
         )
 
-        def ids(place: Condition) -> Statement:
-            return self._make(_limited(sa.select(c.id).where(place), bind("limit")), "tube", "limit")
+        def ids(place: Condition, *, free: bool) -> Statement:
+            look = _limited(sa.select(c.id).where(place), bind("limit"))
+            return self._make(look.with_for_update(skip_locked=True) if free else look, "tube", "limit")
 
         # Starts no trigger, since it does not set ttr_ms
         leave_front = sa.update(task).where(_in_front(task), c.utube.is_not(None)).values(front=sa.null())
@@ -436,8 +437,9 @@ class Statements:
             for place in (_in_front(task), _behind(task), _aside(task))
         ]
         self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
-        self.ids_behind, self.ids_aside = ids(_behind(task)), ids(_aside(task))
-        self.ids_in_front = ids(_in_front(task))
+        places = _behind(task), _aside(task), _in_front(task)
+        self.ids = [ids(place, free=False) for place in places]
+        self.ids_free = [ids(place, free=True) for place in places]
 
     # Looks, and locks, which only a server takes
 
@@ -475,6 +477,8 @@ class Statements:
         self.hold_one = self._make(one.with_for_update(), "id", "tube")
         some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
         self.hold = self._make(some.with_for_update(), "tube", "ids")
+        stored = sa.select(c.id).where(self._among(c.id, self._ids)).order_by(c.id)
+        self.hold_ids = self._make(stored.with_for_update(), "ids")
 
     def _write_looks(self) -> None:
         task, c = self._task, self._task.c
@@ -516,7 +520,7 @@ class Statements:
 
         self.next_due = self._make(sa.select(*dues(bind("tube"))), "tube")
         self.next_dues = self._make(sa.select(self._tube.c.id, *dues(self._tube.c.id)))
-        self.taken = self._first("tube", where=taken, by=(c.pri, c.id))
+        self.taken = self._passing("tube", where=taken, by=(c.pri, c.id))
         self.taken_by = self._passing(
             "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
         )

@@ -810,6 +810,52 @@ def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
         assert counts == [2]
 
 
+def test_a_truncate_locks_in_the_order_of_all_others(connect: Connect, url: str) -> None:
+    """By the ids, although the table is gone through as it lies: else others wait for it, and it for them."""
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        (name,) = db.execute("SELECT current_database()").fetchone() or ("",)
+        db.execute(f"ALTER DATABASE {name} SET enable_indexscan = off".encode())
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", "fifo")
+    low, high = tube.put_many(["low", "high"])
+    tube.release(tube.take(timeout=0) or low)  # from here on it lies behind the other
+    counts: list[int] = []
+    truncating = threading.Thread(target=lambda: counts.append(tube.truncate()))
+    with queue.transaction() as unit:
+        tube.delete(low.id, unit=unit)
+        truncating.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+        other.tube.jobs.delete(high.id)
+    truncating.join(20)
+    assert counts == [0]
+
+
+@pytest.mark.parametrize("verb", ["release_all", "truncate"])
+def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
+    connect: Connect, url: str, verb: str
+) -> None:
+    """Of what it has held, others may have one while they have locked what it waits for."""
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube, theirs = queue.create_tube("jobs", "fifottl"), other.tube.jobs
+    last = tube.put("last", pri=1)
+    delay: Any = {"delay": 60} if verb == "truncate" else {}
+    first, second, *_ = tube.put_many(range(STEP_LIMIT), **delay)
+    if verb == "release_all":
+        tube.take_many(STEP_LIMIT + 1, timeout=0)
+    counts: list[int] = []
+    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
+    with other.transaction() as later:
+        with queue.transaction() as unit:
+            tube.delete(first.id, unit=unit)
+            theirs.delete(last.id, unit=later)
+            verbing.start()
+            eventually(lambda: waiting_for_locks(url) == 1)
+        eventually(lambda: waiting_for_locks(url) == 1)
+        theirs.delete(second.id, unit=later)
+    verbing.join(20)
+    assert counts == [STEP_LIMIT - 2]
+
+
 def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
     connect: Connect, url: str
 ) -> None:
