@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import redis
@@ -35,24 +35,10 @@ class TestRedisInSqlite(ServerKit):
 
     type = "redis"
     transactions = False
-    redis_url: ClassVar[str]
 
     @pytest.fixture(autouse=True)
     def _server(self, redis_url: str) -> None:
-        type(self).redis_url = redis_url
-
-    def connect(self, url: str, clock: FakeClock, **settings: Any) -> Queue:
-        """Tubes of this type know their server without being told each time."""
-        queue = super().connect(url, clock, **settings)
-        create = queue.create_tube
-
-        def create_tube(name: str, type: str, **options: Any) -> Tube:
-            if type == "redis":
-                options.setdefault("url", self.redis_url)
-            return create(name, type, **options)
-
-        queue.create_tube = create_tube  # type: ignore[method-assign]
-        return queue
+        type(self).options = {"url": redis_url}
 
     def test_a_temporary_tube_comes_back_empty(
         self, queue: Queue, make_tube: MakeTube, make_queue: Connect

@@ -323,8 +323,8 @@ class Api(Suite):
 
     def test_a_name_is_used_once_unless_the_same_is_meant(self, queue: Queue, tube: Tube) -> None:
         with pytest.raises(TubeExists, match=tube.name):
-            queue.create_tube(tube.name, self.type)
-        assert queue.create_tube(tube.name, self.type, if_not_exists=True) is tube
+            queue.create_tube(tube.name, self.type, **self.options)
+        assert queue.create_tube(tube.name, self.type, if_not_exists=True, **self.options) is tube
 
     def test_a_batch_that_is_none_is_refused(self, tube: Tube) -> None:
         for nothing in (None, 5):
@@ -337,7 +337,7 @@ class Api(Suite):
         with pytest.raises(BadOption, match="color"):
             tube.put("x", color="red")  # type: ignore[call-arg]
         with pytest.raises(BadOption, match="color"):
-            queue.create_tube("other", self.type, color="red")
+            queue.create_tube("other", self.type, color="red", **self.options)
         assert tube.statistics()["tasks"]["total"] == 0
         assert "other" not in queue.tubes()
 

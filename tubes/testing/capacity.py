@@ -184,7 +184,9 @@ class Capacity(Suite):
     @needs("bounded")
     def test_a_capacity_that_cannot_be_is_refused(self, queue: Queue) -> None:
         for capacity in (-1, 1.5, "3", None, True):
-            assert "capacity" in refused(queue.create_tube, "bad", self.type, capacity=capacity)
+            assert "capacity" in refused(
+                queue.create_tube, "bad", self.type, capacity=capacity, **self.options
+            )
         assert "bad" not in queue.tubes()
 
     @needs("bounded", "timed")
@@ -210,7 +212,7 @@ class Capacity(Suite):
     @without("bounded")
     def test_a_capacity_is_refused_by_a_type_without(self, queue: Queue) -> None:
         with pytest.raises(NotSupported, match="'capacity'"):
-            queue.create_tube("bounded", self.type, capacity=3)
+            queue.create_tube("bounded", self.type, capacity=3, **self.options)
         assert "bounded" not in queue.tubes()
 
     @without("bounded")

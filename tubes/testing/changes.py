@@ -168,9 +168,9 @@ class Changes(Suite):
     def test_who_opens_a_tube_leaves_its_callback(self, queue: Queue, tube: Tube) -> None:
         first, second = (lambda task, event: None for _ in range(2))
         tube.on_task_change(first)
-        again = queue.create_tube(tube.name, tube.type, if_not_exists=True)
+        again = queue.create_tube(tube.name, tube.type, if_not_exists=True, **self.options)
         assert again.on_task_change(first) is first
-        queue.create_tube(tube.name, tube.type, if_not_exists=True, on_task_change=second)
+        queue.create_tube(tube.name, tube.type, if_not_exists=True, on_task_change=second, **self.options)
         assert tube.on_task_change(None) is second
 
     def test_listeners_stand_beside_the_callback_until_they_are_removed(self, tube: Tube, log: Log) -> None:
@@ -188,7 +188,7 @@ class Changes(Suite):
             with pytest.raises(BadOption, match="5"):
                 setting(wrong)
         with pytest.raises(BadOption, match="5"):
-            queue.create_tube("other", self.type, on_task_change=wrong)
+            queue.create_tube("other", self.type, on_task_change=wrong, **self.options)
         assert "other" not in queue.tubes()
         tube.put("x")
 

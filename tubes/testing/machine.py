@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -64,6 +64,7 @@ class Bench:
     """What a machine runs on: a type, and how to connect to the store."""
 
     type: str
+    options: Mapping[str, Any]
     features: Features
     order: Literal["oldest", "newest"]
     connect: Callable[..., Queue]
@@ -109,7 +110,7 @@ class TubeMachine(RuleBasedStateMachine):
         self.first = Party(self.bench, self.clock, 0, self.log)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TubesWarning)  # a ttl and no ttr is a case like others here
-            self.first.queue.create_tube(self.name, self.bench.type, **options)
+            self.first.queue.create_tube(self.name, self.bench.type, **self.bench.options, **options)
         self.first.open(self.name)
         self.second: Party | None = None
         self.sleeping: Party | None = None

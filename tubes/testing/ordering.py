@@ -168,7 +168,7 @@ class Ordering(Suite):
     def test_a_priority_that_cannot_be_is_refused(self, queue: Queue, tube: Tube) -> None:
         for pri in (-1, 1.5, "1", None, True, 2**63):
             assert "pri" in refused(tube.put, "x", pri=pri)
-            assert "pri" in refused(queue.create_tube, "other", self.type, pri=pri)
+            assert "pri" in refused(queue.create_tube, "other", self.type, pri=pri, **self.options)
         assert tube.statistics()["tasks"]["total"] == 0
 
     @without("priority")
@@ -176,5 +176,5 @@ class Ordering(Suite):
         with pytest.raises(NotSupported, match="'pri'"):
             tube.put("x", pri=1)
         with pytest.raises(NotSupported, match="'pri'"):
-            queue.create_tube("other", self.type, pri=1)
+            queue.create_tube("other", self.type, pri=1, **self.options)
         assert tube.statistics()["tasks"]["total"] == 0

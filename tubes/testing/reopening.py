@@ -20,7 +20,7 @@ class Reopening(Suite):
     def reopen(self, queue: Queue, make_queue: Connect, **settings: Any) -> Tube:
         """Close everything, and make the same calls again."""
         queue.close()
-        return make_queue(**settings).create_tube("jobs", self.type, if_not_exists=True)
+        return make_queue(**settings).create_tube("jobs", self.type, if_not_exists=True, **self.options)
 
     def test_tasks_are_as_they_were(self, queue: Queue, tube: Tube, make_queue: Connect) -> None:
         tasks = [tube.put({"n": n, "bytes": "ä"}, **self.apart(n)) for n in range(4)]
@@ -67,7 +67,7 @@ class Reopening(Suite):
         assert again.tube[tube.name].type == self.type
         assert take(again.tube[tube.name]).data == "x"
         with pytest.raises(TubeExists, match=tube.name):
-            again.create_tube(tube.name, self.type)
+            again.create_tube(tube.name, self.type, **self.options)
 
     def test_a_dropped_tube_stays_dropped(self, queue: Queue, tube: Tube, make_queue: Connect) -> None:
         tube.put("x")
@@ -104,7 +104,7 @@ class Reopening(Suite):
         self, make_queue: Connect, store_url: str
     ) -> None:
         queue = make_queue(session_ttr=60)
-        tube = queue.create_tube("jobs", self.type)
+        tube = queue.create_tube("jobs", self.type, **self.options)
         tube.put("x")
         task, session = take(tube), queue.identify()
         queue.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -59,7 +59,8 @@ class Suite:
     """Base of the suites. A test class names what it tests in its attributes.
 
     ``type``: the tube type, registered before the class is made. ``url``: the store, if ``make_url`` is not
-    overridden. ``features`` and ``order`` are read from a TubeType; say them for a driver made by a function.
+    overridden. ``options``: those of the type's own that each tube is created with. ``features`` and
+    ``order`` are read from a TubeType; say them for a driver made by a function.
     ``shared``: whether several connections can open the store. ``transactions``: whether the store has any over several
     calls. ``ids_follow_commits``: whether tasks are committed in the order of their ids, also those of different
     threads.
@@ -67,6 +68,7 @@ class Suite:
 
     type: ClassVar[str] = ""
     url: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
     features: ClassVar[Features]
     order: ClassVar[Literal["oldest", "newest"]] = "oldest"
     shared: ClassVar[bool] = True
@@ -165,7 +167,7 @@ class Suite:
         """Create a tube of the type under test."""
 
         def make(name: str = "jobs", **options: Any) -> Tube:
-            return queue.create_tube(name, self.type, **options)
+            return queue.create_tube(name, self.type, **{**self.options, **options})
 
         return make
 

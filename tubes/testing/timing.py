@@ -550,7 +550,7 @@ class Timing(Suite):
     @without("timed")
     @pytest.mark.parametrize("option", ["ttl", "ttr"])
     def test_a_tubes_time_is_refused_by_a_type_without(self, queue: Queue, option: str) -> None:
-        options: Any = {option: 1}
+        options: Any = {option: 1, **self.options}
         with pytest.raises(NotSupported, match=f"'{option}'"):
             queue.create_tube("timed", self.type, **options)
         assert "timed" not in queue.tubes()
