@@ -737,7 +737,7 @@ class Queue:
         except TubeError:
             raise
         except Exception as error:  # whatever its maker raises
-            raise UnknownDriver(record.type, why=f": its driver cannot be made ({error})") from error
+            raise UnknownDriver(record.type, why=f": its driver cannot be made ({_named(error)})") from error
         check_driver(driver)
         return driver
 
@@ -783,7 +783,12 @@ def _start(record: TubeRecord, start: Callable[[], object]) -> None:
     except TubeError:
         raise
     except Exception as error:
-        raise UnknownDriver(record.type, why=f": its driver cannot be started ({error})") from error
+        raise UnknownDriver(record.type, why=f": its driver cannot be started ({_named(error)})") from error
+
+
+def _named(error: Exception) -> str:
+    """What it says and which it is: a KeyError says nothing but the key."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _stop(driver: Driver) -> None:
