@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -29,11 +30,16 @@ LOOKS = {
 
 def deafen(set_to: Callable[[Any, str, float], None] = setattr) -> None:
     """Have nobody look by himself who waits in queues that are opened after this."""
-    for store in entry_points(group="tubes.stores"):
-        store.load()  # what they take from those modules when they are imported stays as it is
+    _load_stores()  # what they take from those modules when they are imported stays as it is
     for module, names in LOOKS.items():
         for name in names:
             set_to(importlib.import_module(module), name, NEVER)
+
+
+@cache
+def _load_stores() -> None:
+    for store in entry_points(group="tubes.stores"):  # to find them takes some ms, and thousands of tests ask
+        store.load()
 
 
 def is_asleep(queue: tubes.Queue) -> bool:
