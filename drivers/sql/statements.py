@@ -181,10 +181,6 @@ class Statements:
         choice = sa.select(free.c.id).where(free.c.id == bind("id")).with_for_update(skip_locked=True)
         return table.c.id == choice.scalar_subquery()
 
-    def _has_tube(self) -> Condition:
-        """The tube whose number is given is there."""
-        return sa.exists(sa.select(ONE).where(self._tube.c.id == bind("tube")))
-
     # Put
 
     def _write_puts(self) -> None:
