@@ -53,9 +53,8 @@ def _supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> froz
 _ALL_PUT_OPTIONS = _supported(Features(True, True, True, True), PUT_OPTIONS)
 _ALL_TUBE_OPTIONS = _supported(Features(True, True, True, True), TUBE_OPTIONS)
 
-_WHERE = frozenset({"unit", "connection"})
-"""Options of every verb that changes a task: the transaction that it is a part of."""
-
+_OF_TRANSACTION = ("unit", "connection")
+"""What every verb takes that changes a task: the transaction that it is a part of."""
 
 _OF_CREATION = ("if_not_exists", "temporary", "on_task_change")
 """What ``create_tube`` itself takes, of every type."""
@@ -83,7 +82,7 @@ def release_delay(options: ReleaseOptions, features: Features, where: str) -> in
     """The milliseconds of a release's delay."""
     delay = options.get("delay")
     known = ("delay",) if features.timed or delay is None else ()
-    checked.check_names(options.keys() - _WHERE, ("delay",), known, where, _WHERE)
+    checked.check_names(options, ("delay",), known, where, _OF_TRANSACTION)
     return 0 if delay is None else checked.milliseconds("delay", delay)
 
 
@@ -104,15 +103,14 @@ class TaskSettings:
             ttr_ms,
             0,
         )
-        self._allowed = _supported(features, PUT_OPTIONS) | _WHERE
+        self._supported = _supported(features, PUT_OPTIONS)
+        self._allowed = self._supported.union(_OF_TRANSACTION)
         self._where = f"put into {tube.type} tube {tube.name!r}"
 
     def of(self, options: PutOptions) -> Settings:
         """Check what a put says."""
         if not options.keys() <= self._allowed:
-            checked.check_names(
-                options.keys() - _WHERE, _ALL_PUT_OPTIONS, self._allowed - _WHERE, self._where, _WHERE
-            )
+            checked.check_names(options, _ALL_PUT_OPTIONS, self._supported, self._where, _OF_TRANSACTION)
         pri, utube, ttl_ms, ttr_ms, delay_ms = self.defaults
         if "pri" in options:
             pri = checked.whole("pri", options["pri"])

@@ -176,9 +176,9 @@ def check_names(
 
     ``besides`` are those of the call itself, which are checked elsewhere.
     """
-    supported = set(supported)
+    supported, besides = set(supported), set(besides)
     for option in given:
-        if option in supported:
+        if option in supported or option in besides:
             continue
         if option in set(allowed):
             raise NotSupported(
