@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import os
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
 from tubes import options as checked
+from tubes import processes
 from tubes.clock import Clock, SystemClock, real_monotonic
 from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
 from tubes.errors import (
@@ -57,12 +56,7 @@ There are none but where a server has lost a part of what it stored, or a client
 LONGEST_WAIT = 2_000_000.0
 """Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
 
-AFTER_ALL = -1000
-"""When multiprocessing closes a child's queues: after what it and others have to end, which may use them."""
-
 log = logging.getLogger("tubes.queue")
-
-_open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
 def connect(
@@ -179,7 +173,7 @@ class Queue:
         self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
         self._inside: list[int] = []
         """The threads that are inside ``transaction``."""
-        _open_queues.add(self)
+        processes.opened(self)
         try:
             self._open_all()
         except BaseException:
@@ -540,7 +534,7 @@ class Queue:
 
     def counted(self) -> None:
         """There are counts to store, a second from now, or when the process ends."""
-        _see_to_exit()
+        processes.see_to_exit()
         self._sweeper.nudge(FLUSH_AFTER)
 
     def flush_counts(self) -> None:
@@ -607,7 +601,7 @@ class Queue:
                 left = list(self._tubes.values())
             for tube in left:
                 _stop(tube.driver)
-            _open_queues.discard(self)
+            processes.closed(self)
 
     def _give_back(self) -> None:
         """Store what was counted, and release what the session holds. What cannot be done others do."""
@@ -818,84 +812,4 @@ def _warn_of_no_ttr(name: str) -> None:
     )
 
 
-def _all_open() -> list[Queue]:
-    """The queues that are open, also while other threads open and close some, which ends a walk over the set."""
-    while True:
-        with suppress(RuntimeError):
-            return list(_open_queues)
-
-
-def _with_all_open(act: Callable[[Queue], None]) -> None:
-    """Do something with each open queue, whole: also where that of another raises, or a signal comes.
-
-    A queue that came to rest before a fork, and is not told to go on after it, would hold up its callers for ever.
-    """
-
-    def whole() -> None:
-        with ExitStack() as each:
-            for queue in _all_open():
-                each.callback(act, queue)
-
-    guarded(whole)
-
-
-def _before_fork() -> None:
-    _with_all_open(lambda queue: queue.store.before_fork())
-
-
-def _after_fork_in_parent() -> None:
-    _with_all_open(lambda queue: queue.store.after_fork())
-
-
-def _after_fork_in_child() -> None:
-    _with_all_open(Queue.forked)
-
-
-def _at_exit() -> None:
-    left = _all_open()
-    for queue in left:
-        getattr(queue.store, "exiting", bool)()
-    for queue in left:
-        with suppress(Exception):  # what a queue could not give back, others rescue
-            queue.close()
-
-
-_sees_to_exit = 0
-"""The child of multiprocessing that has been told to close its queues."""
-
-
-def _see_to_exit() -> None:
-    """Close them also at the end of a child of multiprocessing, which leaves without the interpreter's own."""
-    global _sees_to_exit
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and _sees_to_exit != os.getpid() and process.parent_process() is not None:
-        _sees_to_exit = os.getpid()
-        from multiprocessing.util import Finalize  # which is there, and loads much where it is not
-
-        Finalize(None, _at_end_of_child, exitpriority=AFTER_ALL)
-
-
-def _at_end_of_child() -> None:
-    """Close them when its threads have ended too, for which multiprocessing waits only after this."""
-    if _left_threads():
-        threading.Thread(target=_close_after_threads, name="tubes-exit").start()
-    else:
-        _at_exit()
-
-
-def _close_after_threads() -> None:
-    while left := _left_threads():
-        left[0].join()
-    _at_exit()
-
-
-def _left_threads() -> list[threading.Thread]:
-    """Those that keep the process from ending, but for the one that asks and the main one."""
-    ours = (threading.main_thread(), threading.current_thread())
-    return [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
-atexit.register(_at_exit)
+processes.register()  # when all is imported: see there

@@ -436,7 +436,7 @@ def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
     queues = [connect(sweep=False), connect(sweep=False)]
     tube = queues[0].create_tube("jobs", "fifo")
     growing = Growing(lambda: tubes.connect("sqlite://", sweep=False), queues)
-    monkeypatch.setattr(importlib.import_module("tubes.queue"), "_open_queues", growing)
+    monkeypatch.setattr("tubes.processes._open_queues", growing)
     assert in_child(lambda: tube.put("of the child").data) == "of the child"
     assert tube.put("of the parent").id == 2
 
