@@ -20,22 +20,18 @@ from urllib.parse import unquote
 import click
 
 import tubes
-from tubes.cli_pipes import (
+from tubes.cli_output import (
     Closed,
-    Putting,
-    Taking,
-    Terminated,
     Unbuffered,
-    base64_payload,
     keep_secret,
     line,
     say,
-    shown,
     without_secrets,
     write_error,
     write_line,
     write_out,
 )
+from tubes.cli_pipes import Putting, Taking, base64_payload, shown
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
 from tubes.errors import suggestion
 from tubes.options import tube_name
@@ -744,6 +740,10 @@ def status_of(error: tubes.TubeError) -> int:
     if isinstance(error, tubes.StoreError):
         return UNAVAILABLE
     return USAGE if isinstance(error, (tubes.BadOption, tubes.UnknownDriver)) else REFUSED
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
 
 
 class Told(logging.Handler):

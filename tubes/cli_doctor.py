@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import tubes
-from tubes.cli_pipes import line, printable, progress, write_line
+from tubes.cli_output import line, printable, progress, write_line
 from tubes.cli_tables import add_row, print_table, table_of
 from tubes.doctor import Doctor, Finding
 

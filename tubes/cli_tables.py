@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from tubes.cli_pipes import line, printable, shown, write_line
+from tubes.cli_output import line, printable, write_line
+from tubes.cli_pipes import shown
 from tubes.task import Task
 
 if TYPE_CHECKING:  # imported where a table is printed: others need not wait for it

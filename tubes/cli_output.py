@@ -1,0 +1,176 @@
+"""How the command speaks: lines on standard output and on stderr, a bar meanwhile, and never a password."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from urllib.parse import unquote, urlsplit
+
+import click
+
+from tubes.interrupts import interruptible
+
+SIGNALS_EVERY = 100
+"""Milliseconds between two looks for signals while a reader is slow: one that the system gave to another thread ends no
+wait of this one."""
+
+
+class Closed(Exception):
+    """Whoever read our output has gone away, or it cannot be written."""
+
+
+_secrets: set[str] = set()
+
+_BEFORE_HOST, _IN_QUERY = re.compile(r"://[^:/@]*:(.+)@"), re.compile(r"password=([^&]+)")
+"""Where a URL has a password."""
+
+_C1 = re.compile(r"[\x7f-\x9f]")
+"""What some terminals obey as they do an escape, and JSON lets pass."""
+
+
+def keep_secret(url: str) -> None:
+    """Never print this URL's passwords, also where they are not written as they should."""
+    try:
+        passwords = [urlsplit(url).password or ""]
+    except ValueError:  # no URL at all: who knows what is in it
+        passwords = [url]
+    passwords += _BEFORE_HOST.findall(url) + _IN_QUERY.findall(url)
+    for password in filter(None, passwords):
+        _secrets.update((password, unquote(password), repr(password)[1:-1]))
+
+
+def without_secrets(text: str) -> str:
+    """A text without these passwords."""
+    for secret in sorted(_secrets, key=len, reverse=True):  # one may be a part of another
+        text = text.replace(secret, "***")
+    return text
+
+
+def say(text: str) -> None:
+    """Tell a person, on stderr."""
+    one_line = "; ".join(map(str.strip, text.splitlines()))
+    click.echo(f"tubes: {printable(without_secrets(one_line))}", err=True)
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would obey is shown as what it is."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def line(value: object) -> str:
+    """One line of NDJSON, readable; with escapes where text is not valid Unicode, or where a terminal would obey it."""
+    try:
+        text = _dumps(value)
+    except RecursionError:
+        text = _json_without_recursion(value)
+    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate's escape is JSON's own
+    return _C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=repr)
+
+
+class _Text(str):
+    """JSON already."""
+
+
+def _json_without_recursion(value: object) -> str:
+    """The same of what is nested so deeply that it could just be read: to write it takes some calls more."""
+    written: list[str] = []
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, _Text):
+            written.append(part)
+        elif isinstance(part, (dict, list)) and part:
+            begin, end = "{}" if isinstance(part, dict) else "[]"
+            inside: list[object] = []
+            for item in part:
+                inside.append(_Text(", " if inside else begin))
+                inside += [_Text(f"{_dumps(item)}: "), part[item]] if begin == "{" else [item]
+            left += [_Text(end), *reversed(inside)]
+        else:
+            written.append(_dumps(part))
+    return "".join(written)
+
+
+def write_line(text: str) -> None:
+    """Write a line to standard output, past every buffer: when this returns, the reader can have it."""
+    write_out((text + "\n").encode())
+
+
+def write_out(data: bytes) -> None:
+    """Write to standard output; raise Closed where that cannot be."""
+    left = memoryview(data)
+    output = select.poll()
+    output.register(1, select.POLLOUT)
+    try:
+        while left:
+            while not interruptible(output.poll, SIGNALS_EVERY):
+                pass
+            left = left[os.write(1, left[: select.PIPE_BUF]) :]
+    except BrokenPipeError as error:
+        raise Closed from error
+    except OSError as error:  # a full disk
+        say(f"the output cannot be written: {error.strerror}")
+        raise Closed from error
+
+
+def write_error(data: bytes) -> None:
+    """Write to stderr; where that cannot be, the work goes on, and the exit status tells."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+class Unbuffered(io.TextIOBase):
+    """A standard file for what click and rich print.
+
+    Of what is left in a buffer since it cannot be written, Python would tell at its end, with a status of its own.
+    """
+
+    def __init__(self, number: int, write: Callable[[bytes], None]) -> None:
+        self._number = number
+        self._write = write
+        self._encoding = getattr((sys.__stdout__, sys.__stderr__)[number - 1], "encoding", "utf-8")
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def write(self, text: str) -> int:
+        self._write(text.encode(self.encoding, "backslashreplace"))
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None, *, is_free: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar on stderr when that is a terminal; gives what changes it: ``advance=``, or ``completed=`` and the like."""
+    if not (is_free and os.isatty(2)):
+        yield lambda **news: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield partial(bar.update, bar.add_task(what, total=total))
