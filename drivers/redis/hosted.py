@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote
 
 from tubes.clock import SystemClock
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
@@ -25,8 +25,8 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver, check_pri
 from .listener import Source
-from .nodes import check_url
 from .store import HOSTED, RedisStore, last_id, new_number
+from .urls import check_url, without_passwords
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,9 +36,6 @@ PATIENCE = 5.0
 
 PASSWORD = "TUBES_REDIS_PASSWORD"
 """Environment variable: the password for tubes that this process opened without being given their URL."""
-
-SECRETS = ("password", "ssl_password")
-"""What may be secret in a URL's query: the password, and that of the client's own key."""
 
 ALL = TubeType(Features(timed=True, priority=True, grouped=True, bounded=True))
 
@@ -83,7 +80,7 @@ class RedisTube:
                 "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
             )
         check_url(url)
-        shown, is_secret = _without_passwords(url)
+        shown, is_secret = without_passwords(url)
         if is_secret:
             _given[shown] = url
         after = RedisStore.last_id(_with_password(shown), HOSTED, PATIENCE)
@@ -367,19 +364,6 @@ class HostedStore(RedisStore):
         for session in over:  # in other tubes it is unknown then, which is as good
             self.forget_session(None, session)
         return changes
-
-
-def _without_passwords(url: str) -> tuple[str, bool]:
-    """The URL without its passwords, and whether there were any."""
-    parts = urlsplit(url)
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    kept = [(name, value) for name, value in options if name not in SECRETS]
-    netloc = parts.netloc.rpartition("@")[2]
-    if parts.username:
-        netloc = f"{parts.username}@{netloc}"
-    query = urlencode(kept, safe="/")
-    shown = f"{parts.scheme}://{netloc}{parts.path}"
-    return f"{shown}?{query}" if query else shown, bool(parts.password) or kept != options
 
 
 def _with_password(url: str) -> str:

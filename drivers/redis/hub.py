@@ -38,18 +38,18 @@ class Hub:
         self._emptied: dict[Keys, str] = {}
 
     @classmethod
-    def enter(cls, server: Server, what: str) -> Hub:
+    def enter(cls, server: Server) -> Hub:
         """The one of that server, for one more user."""
         hub = guarded(cls._joined, server)
         if hub is None:
             url, _, patience = server
-            nodes = Nodes(url, what, patience)
+            nodes = Nodes(url, patience)
             nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
             try:
                 hub = guarded(cls._made, server, nodes)
             except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
                 nodes.close()
-                raise StoreUnavailable(f"nobody can listen to {what}: {error}") from error
+                raise StoreUnavailable(f"nobody can listen to {nodes.what}: {error}") from error
             if hub.nodes is not nodes:
                 nodes.close()
         return hub

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from redis import exceptions
 from redis.backoff import NoBackoff
@@ -19,6 +18,7 @@ from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
 
 from ..retries import MOST_LOSSES, pause_after
 from .scripts import Keys
+from .urls import OURS, described, no_url
 from .wire import NOT_NOW, Lost, Refused, Wire
 
 T = TypeVar("T")
@@ -32,51 +32,15 @@ MOST_IDLE = 16
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
 """What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
 
-_DATABASE = re.compile(r"[0-9]*/?")
-"""What may be the path."""
-
-OURS = ("dead_after", "protocol")
-"""Options in a URL that are not for redis-py."""
-
 AWAY_FOR = 5.0
 """Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
-
-
-def check_url(url: str) -> None:
-    """Refuse a URL in which a password's / ? or # seems to end it: its beginning would be taken for a host and port.
-
-    Also one whose path is no number, in whose place redis-py would silently take the database 0.
-    """
-    try:
-        urlsplit(url)
-    except ValueError:
-        raise no_url() from None
-    base, _, query = url.partition("?")
-    place = base.partition("://")[2].partition("/")
-    torn_by_path = not base.startswith("unix:") and "@" in place[2]
-    torn_by_query = "@" in query and "=" not in query.partition("@")[0]
-    if "#" in url or torn_by_path or torn_by_query:
-        raise no_url()
-    if not base.startswith("unix:") and not _DATABASE.fullmatch(place[2]):
-        raise BadOption(
-            "the store's URL names no database: its path is a number, as in redis://host:6379/0", option="url"
-        )
-
-
-def no_url() -> BadOption:
-    """The error of such a URL, without a word of it."""
-    return BadOption(
-        "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
-        "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
-        option="url",
-    )
 
 
 class Nodes:
     """``patience``: seconds that a server is waited for, and a Cluster that moves slots."""
 
-    def __init__(self, url: str, what: str, patience: float) -> None:
-        self.what = what
+    def __init__(self, url: str, patience: float) -> None:
+        self.what = described(url)
         self.patience = patience
         self.longest = patience + 1
         """Seconds that an answer is waited for, but for one to a large batch."""

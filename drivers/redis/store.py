@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, urlencode
 
 from tubes.clock import Clock, ServerClock, SystemClock
 from tubes.doctor import Check
@@ -38,14 +37,15 @@ from tubes.store import Unit
 from ..examining import FeaturesOf
 from ..renewal import Renewable
 from ..retries import MOST_TRIES, pause_after
-from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
+from ..watch import BEATS, Beats, Watch
 from . import scripts
 from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
 from .hub import Hub
-from .nodes import OURS, Cursor, Nodes, check_url
+from .nodes import Cursor, Nodes
 from .scripts import QUEUE_KEYS, TUBE_KEYS, Argument, Keys, Script
 from .sessions import Sessions
+from .urls import described, parsed
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 T = TypeVar("T")
@@ -126,8 +126,8 @@ class RedisStore(Renewable):
         busy_timeout: float,
     ) -> None:
         super().__init__()
-        self._url, self._dead_after = _parsed(url)
-        self._what = f"Redis at {_shown(self._url)}"
+        self._url, self._dead_after = parsed(url)
+        self._what = described(self._url)
         self.clock = ServerClock() if type(clock) is SystemClock else clock
         self._is_durable = durability == "full"
         self._patience = max(busy_timeout, 0.1)
@@ -146,7 +146,7 @@ class RedisStore(Renewable):
         self._beats: Beats[str] = Beats(self._dead_after)
         self._after: dict[int, str] = {}
         self.set_aside: set[str] = set()
-        self._hub = Hub.enter((self._url, self._namespace, self._patience), self._what)
+        self._hub = Hub.enter((self._url, self._namespace, self._patience))
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
             is_told = not self._is_durable or all(self._hub.nodes.each(self._check_durable))
@@ -214,8 +214,8 @@ class RedisStore(Renewable):
     @staticmethod
     def last_id(url: str, namespace: str, patience: float) -> int:
         """Return the last id that a dropped tube gave there, in that namespace: a new one's begin after it."""
-        url, _ = _parsed(url)
-        nodes = Nodes(url, f"Redis at {_shown(url)}", patience)
+        url, _ = parsed(url)
+        nodes = Nodes(url, patience)
         keys = Keys.of_queue(namespace)
         try:
             nodes.open()
@@ -807,21 +807,3 @@ def _memory(wire: Wire) -> dict[str, str]:
 def _persistence(wire: Wire) -> dict[str, str]:
     wire.command("PING")  # while it loads it says LOADING to this, but tells of itself, and not of an AOF
     return wire.info("persistence")
-
-
-def _parsed(url: str) -> tuple[str, float]:
-    """The URL without what is ours in its query: seconds to be dead after, and the protocol, which is always 2."""
-    check_url(url)
-    base, _, query = url.partition("?")
-    options = parse_qsl(query, keep_blank_values=True)
-    rest = urlencode([(name, value) for name, value in options if name not in OURS], safe="/")
-    return f"{base}?{rest}" if rest else base, dead_after(dict(options).get("dead_after", str(DEAD_AFTER)))
-
-
-def _shown(url: str) -> str:
-    """The URL without its secrets, also where these are not written as they should."""
-    scheme, _, rest = url.partition("://")
-    base, _, query = rest.partition("?")
-    at = rest if "@" in query and "@" not in base else base  # a password may have a ? in it
-    place = at.rpartition("@")[2].partition("?")[0].partition("#")[0]
-    return f"{scheme}://{place}"

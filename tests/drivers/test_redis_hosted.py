@@ -118,10 +118,10 @@ def test_no_password_is_stored(
 
 
 def test_the_password_of_a_client_s_key_is_stored_as_little() -> None:
-    hosted = importlib.import_module("tubes.drivers.redis.hosted")
+    urls = importlib.import_module("tubes.drivers.redis.urls")
     shown = "rediss://me@host/0?ssl_keyfile=key.pem"
-    assert hosted._without_passwords(f"{shown}&ssl_password=sesame") == (shown, True)
-    assert hosted._without_passwords(shown) == (shown, False)
+    assert urls.without_passwords(f"{shown}&ssl_password=sesame") == (shown, True)
+    assert urls.without_passwords(shown) == (shown, False)
 
 
 def test_two_queues_on_other_files_have_tubes_of_their_own(tmp_path: Path, redis_url: str) -> None:

@@ -1,0 +1,83 @@
+"""The URL of a Redis server: what can be one, what of it is ours, and how it is shown without its passwords."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tubes.errors import BadOption
+
+from ..watch import DEAD_AFTER, dead_after
+
+OURS = ("dead_after", "protocol")
+"""Options in a URL that are not for redis-py."""
+
+SECRETS = ("password", "ssl_password")
+"""What may be secret in a URL's query: the password, and that of the client's own key."""
+
+_DATABASE = re.compile(r"[0-9]*/?")
+"""What may be the path."""
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL in which a password's / ? or # seems to end it: its beginning would be taken for a host and port.
+
+    Also one whose path is no number, in whose place redis-py would silently take the database 0.
+    """
+    try:
+        urlsplit(url)
+    except ValueError:
+        raise no_url() from None
+    base, _, query = url.partition("?")
+    place = base.partition("://")[2].partition("/")
+    torn_by_path = not base.startswith("unix:") and "@" in place[2]
+    torn_by_query = "@" in query and "=" not in query.partition("@")[0]
+    if "#" in url or torn_by_path or torn_by_query:
+        raise no_url()
+    if not base.startswith("unix:") and not _DATABASE.fullmatch(place[2]):
+        raise BadOption(
+            "the store's URL names no database: its path is a number, as in redis://host:6379/0", option="url"
+        )
+
+
+def no_url() -> BadOption:
+    """The error of such a URL, without a word of it."""
+    return BadOption(
+        "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
+        "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
+        option="url",
+    )
+
+
+def parsed(url: str) -> tuple[str, float]:
+    """The URL without what is ours in its query, and the seconds to be dead after, which may be there.
+
+    The protocol is always 2, whatever it says.
+    """
+    check_url(url)
+    base, _, query = url.partition("?")
+    options = parse_qsl(query, keep_blank_values=True)
+    rest = urlencode([(name, value) for name, value in options if name not in OURS], safe="/")
+    return f"{base}?{rest}" if rest else base, dead_after(dict(options).get("dead_after", str(DEAD_AFTER)))
+
+
+def described(url: str) -> str:
+    """A server for the reader of a message: no secret of the URL, also where these are not written as they should."""
+    scheme, _, rest = url.partition("://")
+    base, _, query = rest.partition("?")
+    at = rest if "@" in query and "@" not in base else base  # a password may have a ? in it
+    place = at.rpartition("@")[2].partition("?")[0].partition("#")[0]
+    return f"Redis at {scheme}://{place}"
+
+
+def without_passwords(url: str) -> tuple[str, bool]:
+    """The URL without its passwords, and whether there were any."""
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    kept = [(name, value) for name, value in options if name not in SECRETS]
+    netloc = parts.netloc.rpartition("@")[2]
+    if parts.username:
+        netloc = f"{parts.username}@{netloc}"
+    query = urlencode(kept, safe="/")
+    shown = f"{parts.scheme}://{netloc}{parts.path}"
+    return f"{shown}?{query}" if query else shown, bool(parts.password) or kept != options
