@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tubes.errors import NoSuchTube
 
-from .joined import Lender
+from .lending import Lender
 from .postgresql_wire import BEGIN, FAILED_BEFORE, FAILING, Lost, Refused, Result, Wire
 from .statements import Row, Statement
 

@@ -27,7 +27,7 @@ from tubes.interrupts import interruptible, postponed
 
 from ..forks import keep_from_children
 from ..lookout import Lookout
-from .joined import Lender
+from .lending import Lender
 from .statements import Row
 
 PLANNING = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}

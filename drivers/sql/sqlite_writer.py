@@ -23,7 +23,7 @@ from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, postponed
 
-from .joined import Lender
+from .lending import Lender
 from .sqlite_errors import is_busy, translated
 from .statements import Row, Statement
 

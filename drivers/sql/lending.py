@@ -1,0 +1,97 @@
+"""Lends the database connection of a store's own transactions to users, as a SQLAlchemy Connection."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import sqlalchemy as sa
+
+from tubes.errors import BadOption
+from tubes.store import Store, Unit
+
+from .joined import KEY, Joined, watch_savepoints
+
+
+class Lender:
+    """Of one database connection.
+
+    ``check``, if given, is called before each statement of the user's, and may refuse it; ``notice`` with its text.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        raw: Any,
+        check: Callable[[], None] | None = None,
+        notice: Callable[[str], object] = bool,
+    ) -> None:
+        self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
+        self._lent: sa.Connection | None = None
+        self._check = check
+        self._notice = notice
+        self._unit: Unit | None = None
+        self._cursors: weakref.WeakSet[Any] = weakref.WeakSet()
+        if check is not None:
+            sa.event.listen(self._engine, "before_cursor_execute", self._about_to_execute)
+        dialect = self._engine.dialect
+        watch_savepoints(dialect)
+        for name in ("do_execute", "do_executemany", "do_execute_no_params"):
+            vars(dialect)[name] = self._in_turn(getattr(dialect, name))
+        vars(dialect).update(
+            do_commit=self._refuse, do_rollback=self._refuse, do_close=_keep, do_terminate=_keep
+        )
+
+    def lend(self, store: Store, unit: Unit) -> sa.Connection:
+        """Return the connection of a unit's transaction, always the same; it is the unit's until ``take_back``."""
+        if self._lent is None:
+            connection = self._engine.connect()
+            joined = Joined(lambda _: True)  # its unit sees to it
+            joined.is_lent = True
+            joined.units[store] = self._unit = unit
+            connection.info[KEY] = joined
+            connection.begin()  # so that a Session on it leaves the commit to others
+            self._lent = connection
+        return self._lent
+
+    def take_back(self) -> None:
+        """The unit is over."""
+        connection, self._lent, self._unit = self._lent, None, None
+        if connection is not None and not connection.closed:
+            if not connection.invalidated:  # else it was lost, and nobody uses it again
+                connection.info.pop(KEY, None)
+            connection.close()
+        # A result that is not read to its end would keep all that follow from writing
+        for cursor in [*self._cursors]:
+            with suppress(Exception):  # the queue was closed meanwhile
+                cursor.close()
+        self._cursors.clear()
+
+    def _about_to_execute(self, connection: sa.Connection, cursor: Any, *_: Any) -> None:
+        if self._check is not None:
+            self._check()
+        self._cursors.add(cursor)
+
+    def _in_turn(self, execute: Callable[..., None]) -> Callable[..., None]:
+        """Between the calls of other threads that share the unit: what the connection is at is never torn."""
+
+        def execute_in_turn(*given: Any) -> None:
+            self._notice(given[1])
+            unit = self._unit
+            with unit.turn() if unit is not None else nullcontext():
+                execute(*given)
+
+        return execute_in_turn
+
+    def _refuse(self, _: Any) -> None:
+        if self._lent is not None:
+            raise BadOption(
+                "this transaction is the unit's: the end of its block commits it, an exception rolls it back",
+                option="connection",
+            )
+
+
+def _keep(_: Any) -> None:
+    """The database connection is the store's."""
