@@ -54,9 +54,10 @@ from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refus
 from .postgresql_listener import Listener
 from .postgresql_pool import Pool
 from .postgresql_shared import Shared
+from .postgresql_temporary import empty_temporary
 from .postgresql_tx import PostgresTx
 from .postgresql_vacuum import Vacuum
-from .postgresql_wire import BEGIN, Lost, Refused, Wire
+from .postgresql_wire import Lost, Refused, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")
@@ -167,7 +168,7 @@ class PostgresStore(Catalogue, Renewable):
     def _get_ready(self, migrate: bool) -> None:
         self._bring_up(migrate)
         with self._pool.lent() as wire:
-            self._empty_temporary(wire)
+            empty_temporary(wire, self._namespace)
             self._learn_time(wire)
         self._is_up = True
         self._begin_session()
@@ -230,7 +231,7 @@ class PostgresStore(Catalogue, Renewable):
         wire = self._connected(self._durability)
         try:
             if self._is_up:  # the server may have been started again since
-                self._empty_temporary(wire)
+                empty_temporary(wire, self._namespace)
         except BaseException:
             wire.close()
             raise
@@ -449,38 +450,6 @@ class PostgresStore(Catalogue, Renewable):
         (id,) = tx.insert(self._sql.add_connection, [(session, host, os.getpid(), now)])
         return int(id)
 
-    def _empty_temporary(self, wire: Wire) -> None:
-        """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
-
-        So has the crash of one of the server's processes, which leaves the time of its start as it was: then only
-        the counts are to be set. Every new connection looks: whoever outlives a restart has only new ones.
-        """
-        epoch = "CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)"  # the same in every time zone
-        server, tube, task = (
-            f'"{self._namespace}_{table}"' for table in ("server", "tube", "temporary_task")
-        )
-        stored = f"FROM {task} AS task WHERE task.tube = {tube}.id AND task.front"
-        places = ("= 1", "= 0", "IS NULL")  # each of which has an index
-        is_gone = " AND ".join(f"NOT EXISTS (SELECT 1 {stored} {place})" for place in places)
-        is_wrong = f"temporary AND stored <> 0 AND {is_gone}"
-        look = f"SELECT 1 FROM {server} WHERE started <> {epoch} OR EXISTS (SELECT 1 FROM {tube} WHERE {is_wrong})"
-        if not wire.execute(look, ()).rows:
-            return
-        # Who is second waits for the first, and finds it done
-        was_started = f"SELECT started <> {epoch} FROM {server} FOR UPDATE"
-        if (True,) in wire.execute(was_started, (), begin=BEGIN).rows:  # two, where data was restored
-            wire.execute(f"UPDATE {server} SET started = {epoch}", ())
-            # Out of the front first, with nobody there to see it: each sub-queue that a task leaves when it is deleted
-            # takes one of the server's locks, of which there may be too few for all
-            wire.execute(f"LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE", ())
-            wire.execute(f"UPDATE {task} SET front = NULL WHERE front = 1 AND utube IS NOT NULL", ())
-            wire.execute(f"DELETE FROM {task}", ())
-        # Who puts just now is waited for, and what that was is counted after: an UPDATE that waits sees what was before
-        wrong = wire.execute(f"SELECT id FROM {tube} WHERE {is_wrong} ORDER BY id FOR UPDATE", ()).rows
-        counts = " + ".join(f"(SELECT count(*) {stored} {place})" for place in places)
-        wire.execute(f"UPDATE {tube} SET stored = {counts} WHERE id = ANY($1)", ([id for (id,) in wrong],))
-        wire.simple("COMMIT")
-
     def join(self, session: str) -> None:
         def step(tx: Any) -> int:
             now = self.clock.now_ms()
@@ -535,7 +504,7 @@ class PostgresStore(Catalogue, Renewable):
             self._beats.forget()
             raise
         if wire.pooled:  # connections to a pooler outlive the server
-            self._empty_temporary(wire)
+            empty_temporary(wire, self._namespace)
         self._learn_time(wire)
 
     def _learn_time(self, wire: Wire) -> None:
