@@ -38,8 +38,9 @@ from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lives import Alone, LockFile
 from .sqlite_names import check_one_name
 from .sqlite_shared import SharedFile, file_at
-from .sqlite_writer import SqliteTx, SqliteWriter
-from .statements import Row, Statement, Statements, statements
+from .sqlite_tx import ReadTx, SqliteTx
+from .sqlite_writer import SqliteWriter
+from .statements import Statements, statements
 
 T = TypeVar("T")
 
@@ -59,28 +60,6 @@ SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers: those that read at that moment are waited for."""
 
 DIALECT = dialects.dialect(paramstyle="qmark")
-
-
-class ReadTx:
-    """Reads what is committed: with ``rows`` as of one instant, with ``only_rows`` before them as of each statement."""
-
-    __slots__ = ("_db", "is_open")
-
-    def __init__(self, db: sqlite3.Connection, *, is_open: bool = False) -> None:
-        self._db = db
-        self.is_open = is_open
-
-    def begin(self) -> None:
-        if not self.is_open:
-            self._db.execute("BEGIN")
-            self.is_open = True
-
-    def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        self.begin()
-        return self.only_rows(statement, *given)
-
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return self._db.execute(statement.text, statement.bind(given)).fetchall()
 
 
 class SqliteStore(Catalogue, Renewable):

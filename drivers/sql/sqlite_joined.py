@@ -15,7 +15,7 @@ from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
 from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
 from .sqlite_errors import base_code, translated
 from .sqlite_shared import SharedFile
-from .sqlite_writer import in_savepoint
+from .sqlite_tx import in_savepoint
 from .statements import Row, Statement, Statements
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from threading import get_ident
@@ -25,7 +25,8 @@ from tubes.interrupts import guarded, interruptible, postponed
 
 from .lending import Lender
 from .sqlite_errors import is_busy, translated
-from .statements import Row, Statement
+from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
+from .statements import Row
 
 T = TypeVar("T")
 
@@ -48,131 +49,6 @@ so that whoever goes on and on does many steps while what it has read is still g
 
 SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
 """The same for who has waited for so many seconds, so that nobody starves."""
-
-
-class SqliteTx:
-    """A transaction of the writer; opens when it must."""
-
-    __slots__ = ("_db", "_writer", "is_open", "lender")
-
-    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
-        self._writer = writer
-        self._db = db
-        self.is_open = False
-        self.lender: Lender | None = None
-
-    def begin(self) -> None:
-        if not self.is_open:
-            self._writer.begin()
-            self.is_open = True
-
-    def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        if not self.is_open:
-            self.begin()
-        return self._db.execute(statement.text, statement.bind(given)).fetchall()
-
-    def run(self, statement: Statement, *given: Any) -> int:
-        if not self.is_open:
-            self.begin()
-        return self._db.execute(statement.text, statement.bind(given)).rowcount
-
-    def many(self, statement: Statement, given: Sequence[Row]) -> None:
-        if not self.is_open:
-            self.begin()
-        if len(given) == 1:
-            self._db.execute(statement.text, statement.bind(given[0]))
-        else:
-            self._db.executemany(statement.text, [statement.bind(row) for row in given])
-
-    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        """Insert rows; their ids follow one another, since nobody else writes meanwhile."""
-        self.many(statement, given)
-        last: int = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
-        return range(last - len(given) + 1, last + 1)
-
-    # Each of these is most of what a step does, so they call nothing of ours unless they must
-
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        if statement.order is not None:
-            given = statement.order(given)
-        try:
-            return self._db.execute(statement.text, given).fetchall()
-        except sqlite3.OperationalError as error:
-            return self._only_later(error, statement.text, given).fetchall()
-
-    def only_run(self, statement: Statement, *given: Any) -> int:
-        if statement.order is not None:
-            given = statement.order(given)
-        try:
-            return self._db.execute(statement.text, given).rowcount
-        except sqlite3.OperationalError as error:
-            return self._only_later(error, statement.text, given).rowcount
-
-    def only_insert(self, statement: Statement, given: Row) -> int:
-        if statement.order is not None:
-            given = statement.order(given)
-        try:
-            cursor = self._db.execute(statement.text, given)
-        except sqlite3.OperationalError as error:
-            cursor = self._only_later(error, statement.text, given)
-        return cursor.lastrowid if cursor.rowcount else 0  # type: ignore[return-value]
-
-    def _only_later(self, error: sqlite3.OperationalError, text: str, given: Row) -> sqlite3.Cursor:
-        """Others hold the file's write lock: try again and again. What else went wrong stays wrong."""
-        if self.is_open or not is_busy(error):
-            raise error
-        return self._writer.insist(text, given)
-
-
-def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any], T], tx: Any) -> T:
-    """Run ``work`` in the transaction that is open on a connection; an error takes back what it did.
-
-    Unless SQLite has rolled back all of it, as it does when the disk is full, or an interrupt has closed the
-    connection.
-    """
-    execute("SAVEPOINT tubes_step")
-    try:
-        return work(tx)
-    except BaseException:
-        if _is_in_transaction(db):
-            execute("ROLLBACK TO tubes_step")
-        raise
-    finally:
-        if _is_in_transaction(db):
-            execute("RELEASE tubes_step")
-
-
-def _is_in_transaction(db: Any) -> bool:
-    try:
-        return bool(db.in_transaction)
-    except (sqlite3.ProgrammingError, ValueError):  # it is closed; the latter is what aiosqlite says
-        return False
-
-
-class SharedTx(SqliteTx):
-    """One member's part in a shared commit: a savepoint, where one statement is not enough."""
-
-    __slots__ = ("_before",)
-
-    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
-        super().__init__(writer, db)
-        self._before = db.total_changes
-
-    def begin(self) -> None:
-        if not self.is_open:
-            self._db.execute("SAVEPOINT member")
-            self.is_open = True
-
-    def release(self) -> None:
-        if self.is_open:
-            self._db.execute("RELEASE member")
-
-    def undo(self) -> bool:
-        """Take back what this member did; tell whether that was possible."""
-        if self.is_open:
-            self._db.execute("ROLLBACK TO member")
-            self._db.execute("RELEASE member")
-        return self.is_open or self._db.total_changes == self._before
 
 
 class _Member:
