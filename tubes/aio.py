@@ -82,14 +82,11 @@ async def _in_their_greenlet(
             f"here a connection is an AsyncConnection or AsyncSession, not {connection!r}",
             option="connection",
         )
-
     if getattr(connection, "sync_connection", connection) is None:
         raise BadOption("this AsyncConnection is not started: await it first", option="connection")
-
-    def joined(plain: Any) -> T:
-        return method(tube, *args, **(kwargs | {"connection": plain}))
-
-    answer: T = await connection.run_sync(joined)
+    answer: T = await connection.run_sync(
+        lambda joined: method(tube, *args, **(kwargs | {"connection": joined}))
+    )
     return answer
 
 
@@ -166,6 +163,7 @@ class Tube:
         return self._plain.driver
 
     put = _of_tube(PlainTube.put)
+    put_many = _of_tube(PlainTube.put_many)
     take = _of_tube(
         PlainTube.take, lambda tube, task, unit: tube.give_back([] if task is None else [task], unit)
     )
@@ -183,7 +181,6 @@ class Tube:
     truncate = _of_tube(PlainTube.truncate)
     drop = _of_tube(PlainTube.drop)
     statistics = _of_tube(PlainTube.statistics)
-    put_many = _of_tube(PlainTube.put_many)
 
     @_like(PlainTube.on_task_change)
     def on_task_change(self, callback: Listener | None) -> Listener | None:
