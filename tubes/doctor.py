@@ -78,7 +78,7 @@ class Finding:
     """By what the check finds it again."""
 
     def as_json(self) -> dict[str, Any]:
-        """The same for other programs."""
+        """The finding for other programs."""
         return {
             "kind": self.kind.value,
             "tube": self.tube,

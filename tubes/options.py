@@ -54,7 +54,7 @@ def milliseconds(option: str, value: object) -> int:
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:
-    """The same, where ``None`` means "never"."""
+    """Turn a duration into milliseconds that may be ``None``, which means "never"."""
     return None if value is None else milliseconds(option, value)
 
 

@@ -52,7 +52,7 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
 
 
 def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
-    """The same for each, with one look at all where nothing is wrong with any."""
+    """Encode each of these, with one look at all where nothing is wrong with any."""
     try:
         encoded = [*map(_encode, datas)]
         back = _decode(b"[" + b",".join(encoded) + b"]")
@@ -66,6 +66,17 @@ def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
 def decode(payload: str | bytes) -> Any:
     """Return what a stored payload means."""
     return payload if isinstance(payload, bytes) else decode_json(payload)
+
+
+def decode_many(payloads: Sequence[str]) -> list[Any]:
+    """Decode each of these texts, in one go where that can be."""
+    try:
+        datas: list[Any] = _decode(f"[{','.join(payloads)}]")
+        if len(datas) == len(payloads):
+            return datas
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    return [decode(payload) for payload in payloads]
 
 
 def decode_json(text: str | bytes) -> Any:
@@ -106,17 +117,6 @@ def _decoded(payload: str | bytes) -> Any:
         return _decode(payload)
     except msgspec.DecodeError:  # escaped lone surrogates, which only the standard library accepts
         return json.loads(payload)
-
-
-def decode_many(payloads: Sequence[str]) -> list[Any]:
-    """The same for each of several texts, in one go where that can be."""
-    try:
-        datas: list[Any] = _decode(f"[{','.join(payloads)}]")
-        if len(datas) == len(payloads):
-            return datas
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    return [decode(payload) for payload in payloads]
 
 
 def _check(value: Any, where: str) -> None:

@@ -37,7 +37,7 @@ class _Executor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
         self.due = job
 
     def run(self) -> None:
-        """Do it."""
+        """Do what is due."""
         job, self.due = self.due, None
         job.func()
         self._run_job_success(job.id, ())

@@ -256,7 +256,7 @@ class RedisTube:
         return self._store.transact(lambda tx: step(tx, *args, **kwargs))
 
     def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same also where the server has lost everything: then the tube is made anew, unless it was dropped."""
+        """Do a step also where the server has lost everything: then the tube is made anew, unless it was dropped."""
         try:
             return self._do(step, *args, **kwargs)
         except NoSuchTube:
@@ -266,7 +266,7 @@ class RedisTube:
             return self._do(step, *args, **kwargs)
 
     def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same where it only reads."""
+        """Do a step of the driver's that only reads."""
         return self._store.read(lambda tx: step(tx, *args, **kwargs))
 
     def _has_work(self) -> bool:

@@ -93,7 +93,7 @@ class Ear:
 
 
 class Listener(Stirred):
-    """See the module."""
+    """The thread and its connections, as the module tells."""
 
     drivers: ClassVar[WeakValueDictionary[int, RedisDriver]] = WeakValueDictionary()
     """Those of open tubes, each by itself: two queues may have one tube open. A forked child needs its parent's."""
@@ -114,12 +114,12 @@ class Listener(Stirred):
         self._stir.set()
 
     def remove_beat(self, beat: Callable[[], None]) -> None:
-        """No longer."""
+        """Call ``beat`` no longer."""
         with self._lock:
             self._beats.pop(beat, None)
 
     def add_driver(self, driver: RedisDriver) -> None:
-        """Know a tube as long as it is open."""
+        """Know a tube for as long as it is open."""
         self.drivers[id(driver)] = driver
 
     def add_source(self, source: Source) -> None:
@@ -128,7 +128,7 @@ class Listener(Stirred):
             self._sources = [*self._sources, source]
 
     def remove_source(self, source: Source) -> None:
-        """No longer."""
+        """Listen no longer on their behalf."""
         with self._lock:
             self._sources = [each for each in self._sources if each is not source]
 

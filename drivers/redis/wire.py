@@ -116,7 +116,7 @@ class Wire:
     def evaluate_durably(
         self, script: Script, keys: Keys, given: Sequence[Argument], patience: float, most: int = 0
     ) -> Any:
-        """The same, and wait in the same round trip until the server has it on disk."""
+        """Run a script, and wait in the same round trip until the server has what it did on disk."""
         self._give_time(max(len(given), 2 * min(most, MOST)))
         until = real_monotonic() + patience
         answer, waited = self._both(_evalsha(script, keys, given) + _waitaof(patience))

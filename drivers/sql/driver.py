@@ -202,7 +202,7 @@ class SqlDriver:
         return (new_change((TAKE, task, None)),)
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
-        """The same for several."""
+        """Take several from such a tube."""
         if self._sql.is_shared:
             rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
             rows.sort()  # RETURNING promises no order

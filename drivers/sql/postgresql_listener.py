@@ -54,7 +54,7 @@ log = logging.getLogger("tubes.postgresql")
 
 
 class Listener(Stirred):
-    """See the module."""
+    """The thread and its connection, as the module tells."""
 
     def __init__(
         self,
