@@ -35,7 +35,7 @@ from .examiner import Examined, sql_checks
 from .joined import join
 from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
-from .sqlite_lives import Alone, LockFile
+from .sqlite_lock_file import Alone, LockFile
 from .sqlite_names import check_one_name
 from .sqlite_shared import SharedFile, file_at
 from .sqlite_tx import ReadTx, SqliteTx

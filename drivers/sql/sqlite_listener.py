@@ -17,7 +17,7 @@ from tubes.errors import StoreError, StoreUnavailable
 from tubes.waiting import Waiters
 
 from .sqlite_bell import FLOOR, Bell
-from .sqlite_lives import LockFile
+from .sqlite_lock_file import LockFile
 
 log = logging.getLogger("tubes.sqlite")
 

@@ -16,7 +16,7 @@ from tubes.stats import Counts
 
 from .sqlite_hold import Hold
 from .sqlite_listener import Listener
-from .sqlite_lives import LockFile
+from .sqlite_lock_file import LockFile
 
 FORK_WAITS = 5.0
 """Seconds that a fork waits at most for threads that are opening files."""

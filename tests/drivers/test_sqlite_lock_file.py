@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from faults.harness import run
-from tubes.drivers.sql.sqlite_lives import LockFile
+from tubes.drivers.sql.sqlite_lock_file import LockFile
 
 ALIVE = """
 import sys
-from tubes.drivers.sql.sqlite_lives import LockFile
+from tubes.drivers.sql.sqlite_lock_file import LockFile
 locks = LockFile(sys.argv[1])
 print(*(int(id) for id in sys.argv[2:] if locks.is_alive(int(id))))
 """
