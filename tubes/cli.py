@@ -64,7 +64,7 @@ Exit status:
 
 
 @dataclass
-class Place:
+class Target:
     """Which store a command works on."""
 
     url: str = DEFAULT_URL
@@ -82,21 +82,21 @@ class Place:
         return tubes.connect(self.url, namespace=self.namespace, sweep=sweep, migrate=migrate)
 
 
-place = Place()
-"""One command, one place; set from the options before any command runs."""
+target = Target()
+"""One command, one store; set from the options before any command runs."""
 
 
 def _set(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
     def keep(context: click.Context, option: click.Parameter, value: str | None) -> None:
         if value is not None:
-            setattr(place, name, value)
+            setattr(target, name, value)
             if name == "url":
                 keep_secret(value)
 
     return keep
 
 
-def placed(command: F) -> F:
+def with_target(command: F) -> F:
     """Add the options that say where the queue is; they may stand before or after the command's name."""
     url = click.option(
         "--url",
@@ -159,7 +159,7 @@ class Commands(click.Group):
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@placed
+@with_target
 @click.version_option(tubes.__version__, prog_name="tubes")
 def cli() -> None:
     """Queues of tasks on a database: a plain SQLite file by default.
@@ -180,7 +180,7 @@ def cli() -> None:
 
 def command(name: str) -> Callable[[F], F]:
     def register(function: F) -> F:
-        return cast("F", cli.command(name)(placed(function)))
+        return cast("F", cli.command(name)(with_target(function)))
 
     return register
 
@@ -232,7 +232,7 @@ def create(
         if option in inspect.signature(tubes.Queue.create_tube).parameters:  # such as temporary
             raise click.BadParameter(f"{option!r} is no option of a type", param_hint="--option")
         given[option] = value
-    with place.connect(makes_file=True) as queue:
+    with target.connect(makes_file=True) as queue:
         tube = queue.create_tube(name, type, temporary=temporary, if_not_exists=if_not_exists, **given)
         if as_json:
             write_line(line({"name": tube.name, "type": tube.type, "options": dict(tube.record.options)}))
@@ -255,7 +255,7 @@ def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
       tubes ls jobs --state buried
       tubes ls jobs --json | jq .id
     """
-    with place.connect() as queue:
+    with target.connect() as queue:
         if name is None:
             list_tubes(queue, as_json)
             return
@@ -344,7 +344,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     """
     given = {option: value for option, value in options.items() if value is not None}
     read = base64_payload if as_bytes else parse
-    with place.connect() as queue:
+    with target.connect() as queue:
         tube = queue.get_tube(name)
         if data is None:
             tube.put_many((), **given)  # an option that cannot be is refused, whatever the input
@@ -418,7 +418,7 @@ def take(
     """
     if take_all and count is not None:
         raise click.UsageError("--all has no limit, --count sets one: give one of them")
-    with place.connect() as queue:
+    with target.connect() as queue:
         tube = queue.get_tube(name)
         if session is not None:
             queue.identify(session)
@@ -438,7 +438,7 @@ def each(
 ) -> None:
     """Do something to tasks by id. Those that refuse are reported; the others are done."""
     refused = False
-    with place.connect() as queue:
+    with target.connect() as queue:
         tube = queue.get_tube(name)
         if session is not None:
             queue.identify(session)
@@ -547,7 +547,7 @@ def kick(name: str, count: int, as_json: bool) -> None:
     \b
       tubes kick jobs 100
     """
-    with place.connect() as queue:
+    with target.connect() as queue:
         kicked = queue.get_tube(name).kick(count)
     write_line(line({"kicked": kicked}) if as_json else str(kicked))
 
@@ -559,7 +559,7 @@ def drop(name: str) -> None:
 
     Refused while tasks are taken.
     """
-    with place.connect() as queue:
+    with target.connect() as queue:
         queue.drop_tube(name)
 
 
@@ -578,7 +578,7 @@ def stats(name: str | None, as_json: bool) -> None:
     \b
       tubes stats jobs --json | jq .tasks.ready
     """
-    with place.connect() as queue:
+    with target.connect() as queue:
         if name is None:
             chosen, missing = statistics_of_all(queue)
         else:
@@ -624,7 +624,7 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
     """
     from tubes.cli_doctor import Visit
 
-    with place.connect(sweep=False) as queue:
+    with target.connect(sweep=False) as queue:
         try:
             visit = Visit(queue, deep, as_json)
             left = visit.repair() if fix else visit.examine()
@@ -642,14 +642,14 @@ def migrate(sql: bool) -> None:
     A SQLite file is brought up whenever it is opened; here it can be done beforehand.
     """
     if sql:
-        store = find_store(place.url.partition(":")[0])
+        store = find_store(target.url.partition(":")[0])
         print_sql = getattr(store, "migrate_sql", None)
         if print_sql is None:
             raise tubes.NotSupported("this store has no SQL to print", option="sql")
-        namespace = tube_name(place.namespace, option="namespace", what="namespace")
+        namespace = tube_name(target.namespace, option="namespace", what="namespace")
         write_line(print_sql(namespace).rstrip("\n"))
         return
-    tubes.connect(place.url, namespace=place.namespace, migrate=True).close()
+    tubes.connect(target.url, namespace=target.namespace, migrate=True).close()
 
 
 @cli.command("demo")
@@ -708,8 +708,8 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; every error becomes one line on stderr."""
-    place.url, place.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
-    keep_secret(place.url)
+    target.url, target.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
+    keep_secret(target.url)
     for argument in arguments:
         if "://" in argument:  # also where none belongs, such as in the place of a command
             keep_secret(argument)
