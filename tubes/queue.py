@@ -39,7 +39,7 @@ from tubes.options import Seconds
 from tubes.registry import find_driver, find_store
 from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
-from tubes.sweeper import FLOOR, Sweeper
+from tubes.sweeper import SWEEP_EVERY, Sweeper
 from tubes.task import State
 from tubes.tube import Tube, seconds_until
 from tubes.waiting import room
@@ -181,7 +181,7 @@ class Queue:
                 self.close()
             raise
         if sweep:
-            self._sweeper.nudge(FLOOR)  # also in a process that only looks or listens
+            self._sweeper.nudge()  # also in a process that only looks or listens
 
     # Tubes
 
@@ -530,7 +530,7 @@ class Queue:
 
     def begin_to_wait(self) -> None:
         """Start the background thread now: that takes milliseconds, which who is woken should not pay."""
-        self._sweeper.nudge(FLOOR)
+        self._sweeper.nudge()
 
     def counted(self) -> None:
         """There are counts to store, a second from now, or when the process ends."""
@@ -544,7 +544,7 @@ class Queue:
 
     def _background(self) -> float | None:
         began = self.clock.now_ms()
-        self._next_sweep_ms = began + FLOOR * 1000
+        self._next_sweep_ms = began + SWEEP_EVERY * 1000
         try:
             self.store.prove_life()
             self.store.tidy()

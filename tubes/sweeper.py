@@ -1,6 +1,6 @@
 """Runs what is due in the background. The only module that knows the scheduler (APScheduler 3.11).
 
-One interval job: it runs every FLOOR seconds, and sooner when somebody nudges. Date jobs would vanish when
+One interval job: it runs every SWEEP_EVERY seconds, and sooner when somebody nudges. Date jobs would vanish when
 they are late or overlap, so it is always this one job whose next run is moved.
 """
 
@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any
 
 from apscheduler.executors.base import BaseExecutor
@@ -20,7 +21,7 @@ from tubes.clock import real_monotonic, real_now
 from tubes.errors import StoreError
 from tubes.interrupts import interruptible
 
-FLOOR = 1.0
+SWEEP_EVERY = 1.0
 """Seconds between two looks at what other processes may have left to do."""
 
 log = logging.getLogger("tubes.sweeper")
@@ -53,7 +54,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
         )
 
     def _process_jobs(self) -> float:
-        latest = real_now() + timedelta(seconds=2 * FLOOR)
+        latest = real_now() + timedelta(seconds=2 * SWEEP_EVERY)
         for job in self.get_jobs():
             if job.next_run_time is not None and job.next_run_time > latest:
                 job.modify(next_run_time=real_now())
@@ -61,7 +62,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
         if self._executor.due is not None:
             self._executor.run()  # only now: in there the scheduler's lock is held, which a nudge needs
             return 0.0  # it may be due again
-        return FLOOR if wait is None else min(wait, FLOOR)
+        return SWEEP_EVERY if wait is None else min(wait, SWEEP_EVERY)
 
     def shutdown(self, wait: bool = True) -> None:
         """End the thread; waits for it, unless it is the one that calls."""
@@ -77,14 +78,17 @@ class Sweeper:
     def __init__(self, work: Callable[[], float | None]) -> None:
         self._work = work
         self._lock = threading.Lock()
-        self._next = float("inf")
+        self._next = inf
         self._scheduler: BackgroundScheduler | None = None
         self._stopped = False
         self._failure = ""
 
-    def nudge(self, seconds: float) -> None:
-        """Make sure that the work runs within ``seconds``. The first nudge starts the background thread."""
-        seconds = min(max(seconds, 0.0), FLOOR)  # after which it runs in any case
+    def nudge(self, seconds: float = inf) -> None:
+        """Make sure that the work runs within ``seconds``, and within ``SWEEP_EVERY`` in any case.
+
+        The first nudge starts the background thread.
+        """
+        seconds = min(max(seconds, 0.0), SWEEP_EVERY)
         at = real_monotonic() + seconds
         if at >= self._next:
             return
@@ -100,7 +104,7 @@ class Sweeper:
                     self._scheduler = self._started(when)
                 except Exception as error:
                     # No thread, or no file, can be had just now: the next nudge tries again
-                    self._next = float("inf")
+                    self._next = inf
                     self._report(error)
 
     def _started(self, when: datetime) -> BackgroundScheduler:
@@ -108,7 +112,7 @@ class Sweeper:
         scheduler.add_job(
             self._run,
             "interval",
-            seconds=FLOOR,
+            seconds=SWEEP_EVERY,
             id="sweep",
             next_run_time=when,
             misfire_grace_time=None,
@@ -118,7 +122,7 @@ class Sweeper:
         return scheduler
 
     def _run(self) -> None:
-        turn = self._next = real_monotonic() + FLOOR
+        turn = self._next = real_monotonic() + SWEEP_EVERY
         again: float | None = None
         try:
             again = self._work()
@@ -130,8 +134,8 @@ class Sweeper:
             self._failure = ""
         with self._lock:
             if self._next == turn <= real_monotonic():  # it took long: the next is not to follow at once
-                self._next = float("inf")
-        self.nudge(FLOOR if again is None else again)
+                self._next = inf
+        self.nudge(inf if again is None else again)
 
     def _report(self, error: BaseException) -> None:
         """Say it once: a disk stays full, and a server that is away is so in other words each time."""
@@ -141,7 +145,7 @@ class Sweeper:
             self._failure = failure
             level = logging.WARNING if is_known else logging.ERROR
             says = "a background sweep failed, and is tried again every %s s: %s"
-            log.log(level, says, FLOOR, error, exc_info=not is_known)
+            log.log(level, says, SWEEP_EVERY, error, exc_info=not is_known)
 
     def stop(self, *, wait: bool = True) -> None:
         """End the background thread; waits for a running sweep, unless it is the one that calls."""

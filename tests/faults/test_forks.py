@@ -481,7 +481,7 @@ def test_a_child_s_sweeper_does_not_count_on_that_of_its_parent(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which would come before what is due in the child."""
-    for module, name in (("sweeper", "FLOOR"), ("queue", "FLOOR"), ("queue", "FLUSH_AFTER")):
+    for module, name in (("sweeper", "SWEEP_EVERY"), ("queue", "SWEEP_EVERY"), ("queue", "FLUSH_AFTER")):
         monkeypatch.setattr(f"tubes.{module}.{name}", 3600.0)
     queue = connect()
     tube = queue.create_tube("jobs", "fifottl")

@@ -139,7 +139,7 @@ threading.Thread(target=end).start()
 
 
 def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tubes.sweeper.FLOOR", 600.0)  # nothing else makes it run again
+    monkeypatch.setattr("tubes.sweeper.SWEEP_EVERY", 600.0)  # nothing else makes it run again
     turns: list[float] = []
     goes_on = threading.Event()
 
@@ -161,7 +161,7 @@ def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded(monkeypatch: pytes
 def test_one_that_takes_longer_than_a_turn_leaves_some_time_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tubes.sweeper.FLOOR", 0.1)
+    monkeypatch.setattr("tubes.sweeper.SWEEP_EVERY", 0.1)
     began: list[float] = []
     ended: list[float] = []
 
@@ -240,7 +240,7 @@ def test_what_calls_exit_ends_no_background_thread(caplog: pytest.LogCaptureFixt
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Background threads that come only when something is due: not every second, and not to store counts."""
-    for name in ("tubes.sweeper.FLOOR", "tubes.queue.FLOOR", "tubes.queue.FLUSH_AFTER"):
+    for name in ("tubes.sweeper.SWEEP_EVERY", "tubes.queue.SWEEP_EVERY", "tubes.queue.FLUSH_AFTER"):
         monkeypatch.setattr(name, 10.0)
 
 
