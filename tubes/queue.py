@@ -540,7 +540,7 @@ class Queue:
     def flush_counts(self) -> None:
         """Store the calls that this process has counted."""
         if self.store.counts.is_dirty:
-            guarded(self._flush_counts)
+            guarded(lambda: self.store.counts.flush(self.store.add_calls))
 
     def _background(self) -> float | None:
         began = self.clock.now_ms()
@@ -646,17 +646,6 @@ class Queue:
         self._next_sweep_ms = math.inf
 
     # Within
-
-    def _flush_counts(self) -> None:
-        counts = self.store.counts
-        deltas = counts.drain()
-        try:
-            self.store.add_calls(deltas)
-        except BaseException:
-            counts.restore(deltas)
-            raise
-        finally:
-            counts.flushed(deltas)
 
     def _open_all(self) -> list[Tube]:
         """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tubes.task import Event, State
 
 FLUSH_AFTER = 1.0
 """Seconds after which counts are stored; what a SIGKILL can lose."""
-
 
 FLUSH_TAKES = 1.0
 """Seconds that who asks for statistics gives another thread's flush, which may be waiting for that very thread."""
@@ -62,6 +61,17 @@ class Counts:
                     if which == tube:
                         unstored.update(calls)
             return unstored, self.flushes
+
+    def flush(self, store: Callable[[list[Deltas]], None]) -> None:
+        """Have all counts stored. Where ``store`` raises, what it leaves of them waits for the next time."""
+        deltas = self.drain()
+        try:
+            store(deltas)
+        except BaseException:
+            self.restore(deltas)
+            raise
+        finally:
+            self.flushed(deltas)
 
     def drain(self) -> list[Deltas]:
         """Hand over all counts. Whoever fails to store them gives them back with ``restore``; both say ``flushed``."""
