@@ -143,6 +143,13 @@ class Driver(Protocol):
     """The fixed API. ``tx`` is the store's open transaction; ``now`` is milliseconds since the epoch.
 
     ``owner`` is a session id; ``None`` is the administrator's form, which matches any owner.
+
+    A driver may also have ``tube_options``, names of options of its own, with ``check_tube_options(given)``, which
+    returns what is stored of those; ``transactional = False``, where no call can be a part of a transaction over
+    several; and ``is_hosted = True``, where its tasks are not in the queue's store. Where these may be away by
+    themselves, ``check_reachable()`` raises StoreUnavailable if they are, and ``waits_for()`` names their server. One
+    that ``is_hosted`` may have ``forked()``, called in a forked child; ``follow_session()``, called when the queue's
+    session is another; and ``longest_wait()``, seconds that a call waits for those before it. See ``tubes.place``.
     """
 
     features: Features
