@@ -17,6 +17,14 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two such tries, on average; each is twice the last."""
 
 
+class Lost(Exception):
+    """The connection is gone. ``was_sent``: something was under way, and nobody knows whether it was done."""
+
+    def __init__(self, message: str, *, was_sent: bool) -> None:
+        self.was_sent = was_sent
+        super().__init__(message)
+
+
 def pause_after(tries: int) -> None:
     """Wait a while, by lot, so that those who met do not meet again."""
     interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE * 2))

@@ -22,11 +22,12 @@ from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Key, Waiters
 
+from ..retries import Lost
 from ..stirring import Stirred
 from .driver import RedisDriver
 from .nodes import Nodes
 from .scripts import TUBE_KEYS, UNWAIT, WAIT, Keys
-from .wire import Lost, Refused, Wire
+from .wire import Refused, Wire
 
 FLOOR = 0.5
 """Seconds between two looks of who waits and was not called."""

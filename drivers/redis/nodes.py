@@ -16,10 +16,10 @@ from redis.retry import Retry
 from tubes.clock import real_monotonic
 from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
 
-from ..retries import MOST_LOSSES, pause_after
+from ..retries import MOST_LOSSES, Lost, pause_after
 from .scripts import Keys
 from .urls import OURS, described, no_url
-from .wire import NOT_NOW, Lost, Refused, Wire
+from .wire import NOT_NOW, Refused, Wire
 
 T = TypeVar("T")
 Address = tuple[str, int]

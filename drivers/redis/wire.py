@@ -19,6 +19,7 @@ from tubes.clock import real_monotonic
 from tubes.errors import OutcomeUnknown
 
 from ..forks import keep_from_children
+from ..retries import Lost
 from .scripts import Argument, Keys, Script, packed
 
 NOT_NOW = (
@@ -33,14 +34,6 @@ some never exist: it says TRYAGAIN. When it has them, the first node says MOVED,
 
 NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError
 """What redis-py raises where no answer comes any more, or none that can be read."""
-
-
-class Lost(Exception):
-    """The connection is gone. ``was_sent``: a command was under way, and nobody knows whether it was done."""
-
-    def __init__(self, message: str, *, was_sent: bool) -> None:
-        self.was_sent = was_sent
-        super().__init__(message)
 
 
 class Refused(Exception):

@@ -43,7 +43,7 @@ from tubes.store import Unit
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
-from ..retries import MOST_LOSSES, MOST_TRIES, pause_after
+from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
 from .catalogue import Catalogue
@@ -57,7 +57,7 @@ from .postgresql_shared import Shared
 from .postgresql_temporary import empty_temporary
 from .postgresql_tx import PostgresTx
 from .postgresql_vacuum import Vacuum
-from .postgresql_wire import Lost, Refused, Wire
+from .postgresql_wire import Refused, Wire
 from .statements import SESSION_ENDED, Statement, Statements, statements
 
 T = TypeVar("T")

@@ -21,8 +21,9 @@ from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
 from tubes.waiting import Waiters
 
+from ..retries import Lost
 from ..stirring import Stirred
-from .postgresql_wire import Lost, Refused, Wire
+from .postgresql_wire import Refused, Wire
 
 SAY_EVERY = 5.0
 """Seconds between two times that a process says that it waits."""

@@ -12,9 +12,9 @@ from tubes.clock import real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
 from tubes.interrupts import interruptible, is_interrupted
 
-from ..retries import MOST_LOSSES
+from ..retries import MOST_LOSSES, Lost
 from .postgresql_shared import Kind, Shared
-from .postgresql_wire import Lost, Refused, Wire
+from .postgresql_wire import Refused, Wire
 
 MOST_CONNECTIONS = 16
 """Connections that work at the same time, beside the one that listens; more threads take turns."""

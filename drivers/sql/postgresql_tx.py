@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from tubes.errors import NoSuchTube
 
+from ..retries import Lost
 from .lending import Lender
-from .postgresql_wire import BEGIN, FAILED_BEFORE, FAILING, Lost, Refused, Result, Wire
+from .postgresql_wire import BEGIN, FAILED_BEFORE, FAILING, Refused, Result, Wire
 from .statements import Row, Statement
 
 T = TypeVar("T")

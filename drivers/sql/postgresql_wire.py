@@ -27,6 +27,7 @@ from tubes.interrupts import interruptible, postponed
 
 from ..forks import keep_from_children
 from ..lookout import Lookout
+from ..retries import Lost
 from .lending import Lender
 from .statements import Row
 
@@ -78,14 +79,6 @@ class Refused(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
-        super().__init__(message)
-
-
-class Lost(Exception):
-    """The connection is gone. ``was_sent``: a statement was under way, and nobody knows whether it was done."""
-
-    def __init__(self, message: str, *, was_sent: bool) -> None:
-        self.was_sent = was_sent
         super().__init__(message)
 
 
