@@ -63,7 +63,7 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
     table = table_of(title, *columns)
     for task in tasks:
         data = short(repr(task.data) if isinstance(task.data, bytes) else line(task.data))
-        state, since, due = task.state.name.lower(), seconds(task.updated_at), seconds(task.due_at)
+        state, since, due = task.state.name.lower(), instant(task.updated_at), instant(task.due_at)
         utube = "" if task.utube is None else line(task.utube)
         utube = utube[1:-1] or utube
         row = (str(task.id), state, since, data, utube, str(task.pri), str(task.attempts), due)
@@ -72,9 +72,9 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
     print_table(table)
 
 
-def seconds(instant: datetime | None) -> str:
+def instant(at: datetime | None) -> str:
     """An instant, to the second."""
-    return "" if instant is None else instant.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+    return "" if at is None else at.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
 
 
 def short(text: str) -> str:
