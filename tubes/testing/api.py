@@ -457,6 +457,8 @@ class Api(Suite):
             tube.put_many(range(count))
         assert tube.truncate() == count
         assert tube.statistics()["tasks"]["total"] == 0
+        tube.put_many(range(count))
+        tube.drop()
 
     def test_a_step_does_no_more_than_it_is_asked_to(
         self, queue: Queue, tube: Tube, clock: FakeClock
@@ -471,6 +473,7 @@ class Api(Suite):
         assert len(tube.tasks(State.TAKEN)) == 2
         assert len(transact(lambda tx: driver.release_owner(tx, None, 1, now=now))) == 1
         assert len(tube.tasks(State.TAKEN)) == 1
+        tube.bury(tube.tasks(State.READY)[0])
         assert transact(lambda tx: driver.truncate(tx, 3)) == 3
         assert tube.statistics()["tasks"]["total"] == 2
         assert [transact(lambda tx: driver.truncate(tx, 3)) for _ in range(2)] == [2, 0]

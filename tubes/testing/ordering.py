@@ -160,6 +160,16 @@ class Ordering(Suite):
         assert take(tube).id == tasks[1].id
 
     @needs("priority")
+    def test_a_kick_tells_of_its_tasks_in_the_order_of_a_take(self, tube: Tube) -> None:
+        tasks = [tube.put(n, pri=pri, **self.apart(n)) for n, pri in enumerate([2, 0, 1])]
+        for task in tasks:
+            tube.bury(task)
+        told: list[int] = []
+        tube.on_task_change(lambda task, event: told.append(task.id))
+        tube.kick(3)
+        assert told == ids(self.in_order(tasks))
+
+    @needs("priority")
     def test_a_tube_has_a_default_priority(self, make_tube: MakeTube) -> None:
         tube = make_tube(pri=3)
         assert [tube.put("x").pri, tube.put("x", pri=0).pri] == [3, 0]

@@ -37,6 +37,20 @@ class Ownership(Suite):
                 assert type(caught.value) is NotTaken
         assert [tube.peek(ready.id), tube.peek(buried.id)] == [ready, buried]
 
+    def test_a_step_that_is_given_a_lease_that_is_over_changes_nothing(
+        self, queue: Queue, tube: Tube, clock: FakeClock
+    ) -> None:
+        """Though nobody has taken the task since, and nothing is known but its number and the lease's."""
+        driver, owner = tube.driver, queue.store.session
+        tube.put("x")
+        task = take(tube)
+        released = tube.release(task)
+        refs, now = [Ref(task.id, task.token)], clock.now_ms()
+        transact = queue.store.transact
+        assert not transact(lambda tx: driver.bury(tx, refs, owner=owner, now=now))
+        assert not transact(lambda tx: driver.delete(tx, refs, owner=owner, now=now))
+        assert tube.peek(task.id) == released
+
     def test_a_task_that_was_taken_again_cannot_be_finished_by_its_old_lease(self, tube: Tube) -> None:
         tube.put("x")
         old = take(tube)

@@ -437,6 +437,16 @@ class Timing(Suite):
         assert queue.sweep() == 2
 
     @needs("timed")
+    def test_a_step_settles_what_fell_due_first(self, tube: Tube, queue: Queue, clock: FakeClock) -> None:
+        taken = tube.put("taken", ttr=2, **self.apart(0))
+        assert take(tube).id == taken.id
+        delayed = tube.put("delayed", delay=1, **self.apart(1))
+        clock.advance(3)
+        for task in (delayed, taken):
+            settled = queue.store.transact(lambda tx: tube.driver.expire(tx, 1, now=clock.now_ms()))
+            assert [tube.driver.normalize_task(change.raw).id for change in settled] == [task.id]
+
+    @needs("timed")
     def test_a_change_says_when_time_will_do_the_next_thing_to_its_task(
         self, tube: Tube, queue: Queue, clock: FakeClock
     ) -> None:
