@@ -154,8 +154,8 @@ class Statements:
         if not self._is_server:
             return Passing(look, look, look)
         query = _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
-        names_of_busy = sa.collate(sa.func.json_array_elements_text(bind("busy")), "C")
-        elsewhere = query.where(self._task.c.utube.not_in(sa.select(names_of_busy)))
+        names_of_busy = sa.select(sa.func.json_array_elements_text(bind("busy")))
+        elsewhere = query.where(self._task.c.utube.not_in(names_of_busy))
         return Passing(
             look,
             self._make(query.with_for_update(skip_locked=True), *names, "limit"),
