@@ -254,6 +254,18 @@ def test_what_an_unknown_take_holds_is_given_back_also_by_who_has_joined_another
         assert task is not None and task.attempts == 2
 
 
+def test_a_put_of_which_nobody_knows_whether_it_was_done_is_not_done_again(url: str, proxy: Proxy) -> None:
+    """It is one statement, which commits by itself."""
+    with tubes.connect(url, sweep=False) as queue, tubes.connect(through(proxy, url), sweep=False) as unlucky:
+        tube = queue.create_tube("jobs", "fifo")
+        theirs = unlucky.tube.jobs
+        proxy.cut_after = b"INSERT INTO"
+        with pytest.raises(tubes.OutcomeUnknown):
+            theirs.put("x")
+        assert proxy.cut_after is None
+        eventually(lambda: [task.data for task in tube.tasks("r")] == ["x"])
+
+
 def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
     """Nothing was under way, so the next call is made on another one, and its outcome is known."""
     queue = connect(sweep=False)
@@ -363,7 +375,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
 ) -> None:
     """A clean one too, and one that the server does by itself. Who waits goes on, and a capacity is free again."""
     queue, other = connect(), connect()
-    kept = queue.create_tube("kept", "fifo")
+    kept = queue.create_tube("kept", "limfifottl", capacity=1)
     brief = queue.create_tube("brief", "limfifottl", capacity=2, temporary=True)
     empty = queue.create_tube("empty", "utube", temporary=True)
     kept.put("kept")
@@ -387,14 +399,36 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
             return False
 
     eventually(full)
-    with pytest.raises(tubes.TubeFull):
-        brief.put("c")
+    for tube in (brief, kept):
+        with pytest.raises(tubes.TubeFull):
+            tube.put("c")
     assert [task.data for task in brief.take_many(5, timeout=0)] == ["a", "b"]
     assert [task.data for task in kept.take_many(5, timeout=0)] == ["kept"]
     assert not got
     other.tube.empty.put("came")
     waiter.join(20)
     assert [task and task.data for task in got] == ["came"]
+
+
+def test_what_is_due_next_is_known_of_temporary_tubes_and_of_others(connect: Connect) -> None:
+    """Their tasks are in two tables, each of which has nothing of the other's."""
+    queue = connect(sweep=False)
+    both = [queue.create_tube(name, "fifottl", temporary=name == "brief") for name in ("kept", "brief")]
+    for tube in both:
+        tube.put("x", delay=60)
+    store: Any = queue.store
+    dues = store.read(lambda tx: store.next_dues(tx, [tube.record for tube in both]))
+    assert len(dues) == 2 and None not in dues.values()
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+def test_a_new_connection_takes_no_temporary_tube_that_holds_something_for_empty(
+    connect: Connect, delay: float
+) -> None:
+    tube = connect(sweep=False).create_tube("brief", "limfifottl", capacity=1, temporary=True)
+    tube.put("x", delay=delay)
+    with pytest.raises(tubes.TubeFull):
+        connect(sweep=False).tube.brief.put("y")
 
 
 def test_a_restart_empties_a_temporary_tube_whose_data_alone_was_restored(connect: Connect, url: str) -> None:
@@ -408,16 +442,19 @@ def test_a_restart_empties_a_temporary_tube_whose_data_alone_was_restored(connec
     assert [task.data for task in tasks] == ["new"]
 
 
-def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(connect: Connect, url: str) -> None:
+@pytest.mark.parametrize("type", ["limfifottl", "limited_utube"])
+def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(
+    connect: Connect, url: str, type: str
+) -> None:
     """In a transaction of the user's, on a connection that does not look what a crash has left."""
     queue, other = connect(sweep=False), connect(sweep=False)
-    tube = queue.create_tube("brief", "limfifottl", capacity=2, temporary=True)
+    tube = queue.create_tube("brief", type, capacity=3, temporary=True)
     tube.put("gone")
     with psycopg.connect(plain(url)) as db:
         db.execute("DELETE FROM tubes_temporary_task")  # as the server does when it has crashed
     engine = sa.create_engine(url.replace("dead_after=1&", ""))
     with engine.begin() as connection:
-        tube.put("first", connection=connection)
+        tube.put_many(["first", "behind"], connection=connection)
         store: Any = other.store
         store._pool.forget_idle()
         opening = threading.Thread(target=other.tubes)
@@ -493,6 +530,78 @@ def test_a_kick_waits_for_nobody(connect: Connect, type: str) -> None:
         assert {task.data for task in kicking.tasks("r")} == {"free"}
         raise ConnectionError
     assert kicking.kick(2 * STEP_LIMIT) == STEP_LIMIT + 1
+
+
+def test_a_kick_passes_over_one_locked_sub_queue_after_another(connect: Connect) -> None:
+    """Each shows only when those before it are left out; what it has found in between it keeps."""
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube, kicking = queue.create_tube("jobs", "utube"), other.tube.jobs
+    buried = [tube.bury(tube.put(name, utube=name)) for name in "cabdbac"]
+    with pytest.raises(ConnectionError), queue.transaction() as unit:
+        for name in "ab":
+            tube.put("first", utube=name, unit=unit)
+        tube.delete(buried[3], unit=unit)
+        assert kicking.kick(2) == 2
+        assert [task.data for task in kicking.tasks("r")] == ["c", "c"]
+        raise ConnectionError
+
+
+def test_a_kick_brings_back_no_more_than_asked_where_better_ones_are_buried_meanwhile(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks again for what comes in the place of what others have locked. It tells of them in their order."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube, kicking = queue.create_tube("jobs", "utubettl"), other.tube.jobs
+    better = [tube.put("better", utube=name, pri=0) for name in "cd"]
+    for name in "ab":
+        tube.bury(tube.put(name, utube=name, pri=1))
+    told: list[Any] = []
+    kicking.on_task_change(lambda task, event: told.append(task.data))
+    wire: Any = importlib.import_module("tubes.drivers.sql.postgresql_tx")
+    rows = wire.PostgresTx.rows
+    driver: Any = kicking.driver
+
+    def look(tx: Any, statement: Any, *given: Any) -> Any:
+        found = rows(tx, statement, *given)
+        if statement is driver._sql.lock_free_groups:
+            while better:
+                tube.bury(better.pop())
+        return found
+
+    with queue.transaction() as unit:
+        tube.put("first", utube="a", unit=unit)
+        monkeypatch.setattr(wire.PostgresTx, "rows", look)
+        assert kicking.kick(2) == 2
+        assert told == ["better", "b"]
+
+
+def test_what_a_kick_has_found_is_nobody_else_s_to_change(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its first look and in those that leave out what others have locked, before it has the sub-queue."""
+    queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
+    tube, kicking = queue.create_tube("jobs", "utube"), other.tube.jobs
+    buried = [tube.bury(tube.put(name, utube=name)).id for name in "cab"]
+    wire: Any = importlib.import_module("tubes.drivers.sql.postgresql_tx")
+    rows = wire.PostgresTx.rows
+    driver: Any = kicking.driver
+    looks = list(driver._sql.buried[1:])
+    found: list[int] = []
+
+    def look(tx: Any, statement: Any, *given: Any) -> Any:
+        answer = rows(tx, statement, *given)
+        if statement in looks:
+            looks.remove(statement)
+            found.append(answer[-1][0])
+            with pytest.raises(tubes.StoreBusy):
+                tube.delete(found[-1])
+        return answer
+
+    with queue.transaction() as unit:
+        tube.put("first", utube="a", unit=unit)
+        monkeypatch.setattr(wire.PostgresTx, "rows", look)
+        assert kicking.kick(2) == 2
+    assert (found, looks) == (buried[1:], [])
 
 
 @pytest.mark.parametrize("type", ["fifottl", "utubettl"])
@@ -710,6 +819,9 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
         with psycopg.connect(plain(url)) as db:
             db.execute("UPDATE tubes_session SET ends_ms = 1 WHERE id = %s", [queue.identify().hex])
         assert [other.sweep(), other.sweep()] == [1, 0]
+        with psycopg.connect(plain(url)) as db:
+            # It is not forgotten, or only a thorough look would find the rest
+            assert len(db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall()) == 1
         for expected in (free, None):
             task = other.tube.jobs.take(timeout=0)
             assert (task and task.id) == expected
@@ -810,7 +922,43 @@ def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
         assert counts == [2]
 
 
-def test_a_truncate_locks_in_the_order_of_all_others(connect: Connect, url: str) -> None:
+def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile(
+    connect: Connect, url: str
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many("xy")
+    first, _ = tube.take_many(2, timeout=0)
+    counts: list[int] = []
+    releasing = threading.Thread(target=lambda: counts.append(tube.release_all()))
+    with queue.transaction() as unit:
+        tube.bury(first, unit=unit)
+        releasing.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+    releasing.join(20)
+    assert (counts, [task.data for task in tube.tasks("!")]) == ([1], ["x"])
+
+
+def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str) -> None:
+    """By the ids, however it is given: else others wait for it, and it for them."""
+    queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many("xyz")
+    first, _, last = tube.take_many(3, timeout=0)
+    other.identify(queue.identify())
+    acked: list[tubes.Task] = []
+    acking = threading.Thread(target=lambda: acked.extend(other.tube.jobs.ack_many([last, first])))
+    with queue.transaction() as unit:
+        tube.release(first, unit=unit)
+        acking.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+        tube.bury(last, unit=unit)
+    acking.join(20)
+    assert acked == []
+
+
+@pytest.mark.parametrize("verb", ["release_all", "truncate"])
+def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url: str, verb: str) -> None:
     """By the ids, although the table is gone through as it lies: else others wait for it, and it for them."""
     with psycopg.connect(plain(url), autocommit=True) as db:
         (name,) = db.execute("SELECT current_database()").fetchone() or ("",)
@@ -818,16 +966,41 @@ def test_a_truncate_locks_in_the_order_of_all_others(connect: Connect, url: str)
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube = queue.create_tube("jobs", "fifo")
     low, high = tube.put_many(["low", "high"])
-    tube.release(tube.take(timeout=0) or low)  # from here on it lies behind the other
+    tube.release(tube.take_many(2, timeout=0)[0])  # from here on it lies behind the other
+    if verb == "release_all":
+        assert tube.take(timeout=0) is not None
     counts: list[int] = []
-    truncating = threading.Thread(target=lambda: counts.append(tube.truncate()))
+    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
     with queue.transaction() as unit:
         tube.delete(low.id, unit=unit)
-        truncating.start()
+        verbing.start()
         eventually(lambda: waiting_for_locks(url) == 1)
         other.tube.jobs.delete(high.id)
-    truncating.join(20)
+    verbing.join(20)
     assert counts == [0]
+
+
+def test_sub_queues_are_locked_in_one_order(connect: Connect, url: str) -> None:
+    """By their keys, also where the server would rather not sort: else two batches would wait for each other."""
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        (name,) = db.execute("SELECT current_database()").fetchone() or ("",)
+        db.execute(f"ALTER DATABASE {name} SET enable_sort = off".encode())
+        queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
+        tube = queue.create_tube("jobs", "utube")
+        for number in range(20):
+            tube.put("x", utube=f"s{number}")
+        tasks = tube.take_many(20, timeout=0)
+        first, *others = db.execute("SELECT utube FROM tubes_task ORDER BY tubes_key(tube, utube)").fetchall()
+    other.identify(queue.identify())
+    acking = threading.Thread(target=other.tube.jobs.ack_many, args=(tasks,))
+    with queue.transaction() as unit:
+        tube.put("y", utube=first[0], unit=unit)
+        acking.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+        for (sub_queue,) in others:
+            tube.put("y", utube=sub_queue, unit=unit)
+    acking.join(20)
+    assert tube.statistics()["tasks"]["total"] == 20
 
 
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
@@ -854,6 +1027,28 @@ def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
         theirs.delete(second.id, unit=later)
     verbing.join(20)
     assert counts == [STEP_LIMIT - 2]
+
+
+def test_a_truncate_that_must_wait_for_a_sub_queue_has_none_of_its_tasks_meanwhile(
+    connect: Connect, url: str
+) -> None:
+    """One that comes in the place of what is gone: who has the sub-queue may want that task."""
+    queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
+    tube, theirs = queue.create_tube("jobs", "utube"), other.tube.jobs
+    _, gone, *_ = tube.put_many(range(STEP_LIMIT + 1), utube="a")
+    _, behind = tube.put_many("xy", utube="b")
+    counts: list[int] = []
+    truncating = threading.Thread(target=lambda: counts.append(tube.truncate()))
+    with other.transaction() as later:
+        theirs.put("z", utube="b", unit=later)
+        with queue.transaction() as unit:
+            tube.delete(gone, unit=unit)
+            truncating.start()
+            eventually(lambda: waiting_for_locks(url) == 1)
+        eventually(lambda: waiting_for_locks(url) == 1)
+        theirs.delete(behind, unit=later)
+    truncating.join(20)
+    assert counts == [STEP_LIMIT + 2]
 
 
 def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
@@ -945,6 +1140,18 @@ def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -
             db.execute("DELETE FROM tubes_connection WHERE id = %s", [connection])
 
     join_forgotten(connect, forget)
+
+
+def test_who_was_taken_for_dead_leaves_a_session_that_another_keeps_alive(connect: Connect, url: str) -> None:
+    """Nobody would notice its death any more, were it to stay there without a connection."""
+    one, two = connect(sweep=False), connect(sweep=False)
+    session = two.identify(one.identify())
+    store: Any = one.store
+    with psycopg.connect(plain(url)) as db:
+        db.execute("DELETE FROM tubes_connection WHERE id = %s", [store._connection])
+    store.prove_life()
+    assert store.read(store._is_known)
+    assert one.identify() != session == two.identify()
 
 
 @pytest.mark.timeout(20, method="thread")
@@ -1043,7 +1250,7 @@ def test_a_drop_waits_for_who_is_at_the_tube(connect: Connect, url: str, verb: s
 tubes.register_driver("limited_utube", tubes.TubeType(tubes.Features(timed=True, grouped=True, bounded=True)))
 
 
-@pytest.mark.parametrize("verb", ["ack", "ack_many", "delete", "expire", "truncate"])
+@pytest.mark.parametrize("verb", ["ack", "ack_many", "delete", "expire", "expire ready", "truncate"])
 def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str, verb: str) -> None:
     """The tube's count, and then the sub-queue: else they would wait for each other."""
     clock = FakeClock()
@@ -1051,10 +1258,13 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
     tube = queue.create_tube("jobs", "limited_utube", capacity=9)
     tube.put("x", utube="a", ttl=60)
     theirs = other.tube.jobs
-    task: Any = theirs.take(0)
-    if verb == "expire":
+    task: Any = None if verb == "expire ready" else theirs.take(0)
+    work: dict[str, Callable[[], object]] = {
+        "ack_many": lambda: theirs.ack_many([task]), "truncate": theirs.truncate,
+        "expire": other.sweep, "expire ready": other.sweep,
+    }  # fmt: skip
+    if verb.startswith("expire"):
         clock.advance(61)
-    work = {"ack_many": lambda: theirs.ack_many([task]), "expire": other.sweep, "truncate": theirs.truncate}
     working = threading.Thread(target=work.get(verb) or partial(getattr(theirs, verb), task))
     with queue.transaction() as unit:
         tube.put("b", utube="b", unit=unit)
@@ -1062,7 +1272,20 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
         eventually(lambda: waiting_for_locks(url) == 1)
         tube.put("y", utube="a", unit=unit)
     working.join(20)
+    queue.sweep()  # the server lets go of a commit's locks one by one: the other may have met the last of them
     assert [task.data for task in tube.tasks("r")] == ["b", "y"]
+
+
+def test_an_ack_that_cannot_give_its_room_back_is_not_done(connect: Connect, url: str) -> None:
+    tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("x")
+    task = tube.take(timeout=0)
+    assert task is not None
+    with psycopg.connect(plain(url)) as db:
+        db.execute("SELECT FROM tubes_tube FOR UPDATE")
+        with pytest.raises(tubes.StoreBusy):
+            tube.ack(task)
+    assert tube.ack(task).data == "x"
 
 
 def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: str) -> None:
@@ -1080,7 +1303,35 @@ def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: s
     assert [task.data for task in tube.tasks("r")] == ["z"]  # it came after the look
 
 
-def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str) -> None:
+@pytest.mark.parametrize("type", ["utube", "utubettl"])
+@pytest.mark.parametrize("by", ["task", "id"])
+def test_an_ack_locks_the_sub_queue_before_its_task(connect: Connect, url: str, type: str, by: str) -> None:
+    """As every other verb does: else it would wait for one of them, and that for it."""
+    queue, other = (connect(sweep=False, busy_timeout=patience) for patience in (0.2, 20))
+    tube, theirs = queue.create_tube("jobs", type), other.tube.jobs
+    tube.put("x", utube="a")
+    task = theirs.take(timeout=0)
+    assert task is not None
+    refused: list[tubes.TubeError] = []
+
+    def ack() -> None:
+        try:
+            theirs.ack(task if by == "task" else task.id)
+        except tubes.TubeError as error:
+            refused.append(error)
+
+    acking = threading.Thread(target=ack)
+    with queue.transaction() as unit:
+        tube.put("y", utube="a", unit=unit)
+        acking.start()
+        eventually(lambda: waiting_for_locks(url) == 1)
+        tube.delete(task.id, unit=unit)
+    acking.join(20)
+    assert (len(refused), [task.data for task in tube.tasks("r")]) == (1, ["y"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str, count: int) -> None:
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     with psycopg.connect(plain(url)) as db:
         db.execute("LOCK TABLE tubes_task IN SHARE ROW EXCLUSIVE MODE")  # as a drop does
@@ -1088,7 +1339,7 @@ def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str) -
 
         def put() -> None:
             try:
-                tube.put("x")
+                tube.put("x") if count == 1 else tube.put_many(range(count))
             except tubes.TubeError as error:
                 failures.append(type(error))
 

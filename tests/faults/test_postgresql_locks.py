@@ -153,9 +153,6 @@ def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> 
         assert queue.tubes() == []
 
 
-WAITS = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-
-
 @pytest.mark.parametrize("first", ["drop", "count"])
 def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
     postgres_db: str, first: str
@@ -175,8 +172,43 @@ def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
                 second = threading.Thread(target=tube.drop)
             second.start()
             with psycopg.connect(conninfo(postgres_db), autocommit=True) as observer:
-                eventually(lambda: observer.execute(WAITS).fetchall() or not second.is_alive())
+                # Longer than a drop waits for the table in one go
+                eventually(lambda: a_wait_lasts(postgres_db, 0.3) or not second.is_alive())
                 db.commit()
                 second.join(30)
                 assert observer.execute("SELECT FROM tubes_tube").fetchall() == []
                 assert observer.execute("SELECT FROM tubes_calls").fetchall() == []
+
+
+def test_calls_are_counted_in_one_order(postgres_db: str) -> None:
+    """That of the tubes, not of the calls: else two who count would wait for each other."""
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        first, second = (queue.create_tube(name, "fifo") for name in ("first", "second"))
+
+        def call() -> None:
+            second.put("x")
+            first.put("x")
+
+        call()
+        queue.flush_counts()
+        call()
+        counting = threading.Thread(target=queue.flush_counts)
+        lock = "SELECT FROM tubes_calls JOIN tubes_tube ON id = tube WHERE name = %s FOR UPDATE OF tubes_calls NOWAIT"
+        with psycopg.connect(conninfo(postgres_db)) as db:
+            db.execute(lock, ["first"])
+            counting.start()
+            eventually(lambda: a_wait_lasts(postgres_db, 0))
+            assert len(db.execute(lock, ["second"]).fetchall()) == 1
+        counting.join(30)
+        assert first.statistics()["calls"]["put"] == second.statistics()["calls"]["put"] == 2
+
+
+def test_calls_are_counted_beside_a_transaction_that_takes_room(postgres_db: str) -> None:
+    """It has locked the tube's row, which whoever counts only wants to stay there."""
+    with tubes.connect(postgres_db, migrate=True, sweep=False, busy_timeout=0.1) as queue:
+        tube = queue.create_tube("jobs", "limfifottl", capacity=9)
+        tube.put("x")
+        with queue.transaction() as unit, psycopg.connect(conninfo(postgres_db)) as db:
+            tube.put("y", unit=unit)
+            queue.flush_counts()
+            assert db.execute("SELECT count FROM tubes_calls WHERE event = 'put'").fetchall() == [(1,)]

@@ -44,6 +44,19 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
         assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_locked_sub_queue_of_any_name_is_passed_over(postgres_url: str, encoding: str) -> None:
+    """Its name goes to the server as JSON, and a letter written as \\u00fc is not for every encoding."""
+    with queue_in(postgres_url, encoding) as queue:
+        tube = queue.create_tube("texts", "utube")
+        for name in ("Zürich", "free"):
+            tube.bury(tube.put(name, utube=name))
+        with queue.transaction() as unit:
+            tube.put("first", utube="Zürich", unit=unit)
+            assert tube.kick(1) == 1
+        assert {task.data for task in tube.tasks("r")} == {"first", "free"}
+
+
 def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
     """What it has comes back, and of a batch nothing is stored."""
     with queue_in(postgres_url, "LATIN1") as queue:

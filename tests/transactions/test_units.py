@@ -456,6 +456,28 @@ def test_a_call_that_its_driver_fails_halfway_leaves_nothing(place: Place, how: 
     assert [task.data for task in tube.tasks("r")] == ["x"]
 
 
+@pytest.mark.parametrize("how", ["unit", "connection"])
+def test_a_call_that_its_driver_fails_at_once_spoils_nothing(place: Place, how: str) -> None:
+    """Whatever calls before it have done."""
+    tube = place.tube()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ValueError
+
+    tube.driver.take = fail  # type: ignore[method-assign, assignment]
+    if how == "unit":
+        with place.queue.transaction() as unit:
+            tube.put("x", unit=unit)
+            with pytest.raises(ValueError):
+                tube.take(0, unit=unit)
+    else:
+        with place.engine.begin() as connection:
+            tube.put("x", connection=connection)
+            with pytest.raises(ValueError):
+                tube.take(0, connection=connection)
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_a_transaction_that_sqlite_has_rolled_back_publishes_nothing(sqlite_place: Place) -> None:
     """As it does when the disk is full: later calls say so, and the commit of nothing tells nobody."""
     tube = sqlite_place.tube()
