@@ -15,8 +15,14 @@ TUBE_KEYS = (
 )  # fmt: skip
 """The keys of a tube, in the order in which its scripts get them; tube.lua says what each is."""
 
-PLAIN_KEYS = 7
-"""How many of these a put, a take and an ack need where the tube has no features. Each key costs 0.3 µs a call."""
+NEVER = "never"
+"""The key after these, which does not exist, so that no script ends in the middle; see tube.lua."""
+
+PLAIN_KEYS = 8
+"""How many of these a put, a take and an ack get where the tube has no features: the last does not exist there.
+
+Each key costs 0.3 µs a call.
+"""
 
 QUEUE_KEYS = ("tubes", "sessions", "connections", "last")
 """The same of a queue; see queue.lua."""
@@ -63,7 +69,7 @@ class Keys(tuple[str, ...]):
     @classmethod
     def of_tube(cls, namespace: str, id: int) -> Keys:
         """``{tubes:7}:meta`` and so on."""
-        return cls._of(f"{{{namespace}:{id}}}", TUBE_KEYS)
+        return cls._of(f"{{{namespace}:{id}}}", (*TUBE_KEYS, NEVER))
 
     @classmethod
     def of_queue(cls, namespace: str) -> Keys:

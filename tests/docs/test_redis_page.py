@@ -40,7 +40,7 @@ def test_a_change_of_a_script_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_script_says_what_it_does_what_it_answers_and_what_it_costs(name: str) -> None:
     described = page.described(name)
     assert described[""].endswith(".") and described["Reply"] and described["Cost"].startswith("O(")
-    fewer = "; of one without features the first seven do" if "-- include plain" in source(name) else ""
+    fewer = "; of one without features the first eight do" if "-- include plain" in source(name) else ""
     assert described["KEYS"] == f"those of a {page.included(name)}, see {page.included(name)}.lua{fewer}."
     assert described["ARGV"]
 

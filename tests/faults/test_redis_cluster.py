@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
 
 import tubes
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 
 @pytest.fixture
@@ -150,6 +153,49 @@ def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster
     thread.join(20)
     assert [task and task.data for task in got] == ["came"]
     assert tube.statistics()["tasks"]["total"] == 1
+
+
+def named(number: int) -> dict[str, Any]:
+    return {"utube": str(number)}
+
+
+@pytest.mark.parametrize("type", ["fifo", "redis"])
+def test_a_script_does_not_end_in_the_middle_since_the_slot_is_moved(
+    cluster: RedisCluster, type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that a script empties counts then as one that has left. A node runs none that names a key it lacks.
+
+    So it matters where all keys are there that a tube of its type may have.
+    """
+    monkeypatch.setattr("tubes.drivers.redis.hosted.PATIENCE", 0.2)
+    is_hosted = type == "redis"
+    options: dict[str, Any] = {"url": cluster.url, "capacity": 9} if is_hosted else {}
+    store = "sqlite://" if is_hosted else cluster.url
+    with tubes.connect(store, sweep=False, busy_timeout=0.2) as queue:
+        tube = queue.create_tube("jobs", type, **options)
+        for number in range(3):
+            tube.put(number, **(named(number) if is_hosted else {}))
+        tube.bury(3)
+        queue.flush_counts()
+        held = tube.take(timeout=0)
+        assert held is not None
+        namespace, number = (
+            ("tubes_hosted", tube.record.options["number"]) if is_hosted else ("tubes", tube.record.id)
+        )
+        slot = int(key_slot(f"{{{namespace}:{number}}}".encode()))
+        node = owner_of(cluster, slot)
+        for name in scripts.TUBE_KEYS[: None if is_hosted else 7]:
+            key = f"{{{namespace}:{number}}}:{name}"
+            if name in ("bell", "room"):
+                node.command("LPUSH", key, 1)
+            elif not node.command("EXISTS", key):
+                node.command("ZADD", key, 9e15, "somebody")
+        move = Move(cluster, slot)
+        with pytest.raises(tubes.StoreUnavailable):
+            tube.take(timeout=0, ack=held)
+        move.finish()
+        task = tube.take(timeout=0, ack=held)
+        assert task is not None and task.data == 1
 
 
 def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, cluster: RedisCluster) -> None:

@@ -12,7 +12,7 @@ import { createClient, RESP_TYPES } from 'redis'
 const QUEUE_KEYS = ['tubes', 'sessions', 'connections', 'last']
 const TUBE_KEYS = [
   'meta', 'tasks', 'states', 'held', 'sessions', 'waiting', 'bell', 'ready', 'line', 'busy', 'buried', 'due',
-  'calls', 'seeking', 'room',
+  'calls', 'seeking', 'room', 'never',
 ]
 const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tpb', utube: 'g', utubettl: 'tpg' }
 const NEEDS = { ttl: 't', ttr: 't', delay: 't', pri: 'p', utube: 'g' } // the feature for each option of a put

@@ -1,7 +1,7 @@
 -- Stores tasks: all of them, or none where the capacity leaves no room for all.
 --
 -- include plain
--- KEYS: those of a tube, see tube.lua; of one without features the first seven do.
+-- KEYS: those of a tube, see tube.lua; of one without features the first eight do.
 -- ARGV: 4 capacity, 0 for none · then for each task its record, in the state r or ~, and its payload.
 -- Reply: the last of their ids, which follow each other; 0: no room.
 -- Cost: O(log n) each.

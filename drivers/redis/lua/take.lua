@@ -1,7 +1,7 @@
 -- Takes the next tasks, after it has settled what is due; before that it acks another, or does nothing at all.
 --
 -- include plain
--- KEYS: those of a tube, see tube.lua; of one without features the first seven do.
+-- KEYS: those of a tube, see tube.lua; of one without features the first eight do.
 -- ARGV: 4 the session that takes, which must have been admitted; - for nobody's · 5 how many at most · 6 how many due
 -- tasks are settled at most: where there are so many, nothing is taken yet · 7 a task to ack, by its id · 8 its token, or
 -- - · 9 1 where its payload is wanted in the answer.

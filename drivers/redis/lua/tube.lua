@@ -19,6 +19,9 @@
 --   calls     hash     event -> how often
 --   seeking   zset     as `waiting`, of puts that wait for room
 --   room      list     as `bell`, for these
+-- and after these `never`, which does not exist. While a Cluster moves a slot, a node refuses a script that names a key
+-- which is not there. It runs one whose keys all are, and ends that in the middle where it has emptied a key, which is
+-- gone then, and uses it again.
 --
 -- An id is sixteen decimal digits, so that ids sort as text. A record is text: state pri created updated due ttl ttr
 -- attempts owner kind utube, with one space between; times in ms, - for none; kind is j (the payload is JSON) or b
