@@ -210,15 +210,19 @@ class Listener(Stirred):
         """Say that somebody waits here, and wait for a call."""
         ear.is_waiting, ear.is_resting = True, False
         ear.used_at = real_monotonic()
+        patience = self._patience()
         try:
+            # A node that hangs would hold up the tubes of others once for each of its own
+            self._nodes.check_reachable(ear.keys)
             if ear.wire is None:
-                ear.wire = self._nodes.connect(ear.keys, self._patience())
+                ear.wire = self._nodes.connect(ear.keys, patience)
             said_for = int(SAID_FOR * 1000)
             given = (ear.features, 0, 0, ear.name, said_for, ear.kind, ear.capacity)
             is_something_there = ear.wire.evaluate(WAIT, ear.keys, given)
             ear.wire.send("BLPOP", ear.bell, str(FLOOR))
             ear.next_at = real_monotonic() + FLOOR + self._nodes.patience
         except TROUBLE as error:
+            self._nodes.note_away(ear.keys, ear.used_at + min(patience, self._nodes.patience))
             self._lose(ear, error)
             return
         except BaseException:

@@ -209,6 +209,10 @@ class Nodes:
         patience = min(patience, self.patience)
         return self._connect(self._address(keys), socket_timeout=patience, socket_connect_timeout=patience)
 
+    def note_away(self, keys: Keys, until: float) -> None:
+        """Note that there was no answer from the node of these keys, if it was waited for until then."""
+        self._note_away(self._address(keys), until)
+
     def redirected(self, error: Exception) -> None:
         """Note what a node has said of who has a key."""
         if isinstance(error, exceptions.MovedError):

@@ -63,6 +63,9 @@ class FailingNodes:
         self._fails_at = fails_at
         self.connected_again = threading.Event()
 
+    def check_reachable(self, keys: Any) -> None:
+        pass
+
     def connect(self, keys: Any, patience: float) -> FailingWire:
         fails_at, self._fails_at = self._fails_at, ""
         if not fails_at:

@@ -6,6 +6,7 @@ import importlib
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -339,6 +340,44 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
         tube.put("x")
         thread.join(20)
         assert [task and task.data for task in got] == ["x"]
+
+
+def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_node_that_hangs(
+    cluster: RedisCluster,
+) -> None:
+    """It is given one try in some seconds, not one for each of its tubes."""
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 60_000)
+    with tubes.connect(cluster.url, busy_timeout=1, sweep=False) as queue:
+        here, first = on_two_nodes(queue, cluster)
+        node = owner_of(cluster, slot_of(first))
+        there = [first]
+        while len(there) < 12:
+            tube = queue.create_tube(f"tube_{len(queue.tubes())}", "fifottl")
+            if owner_of(cluster, slot_of(tube)) is node:
+                there.append(tube)
+        for tube in there:
+            threading.Thread(target=take_or_fail, args=(tube,), daemon=True).start()
+            eventually(lambda tube=tube: queue.store.waiters.count(tube.record.id))  # type: ignore[misc]
+        thread, got = waiting(here)
+        store: Any = queue.store
+        ears = store._hub.listener._ears.values()
+        eventually(lambda: sum(ear.is_waiting for ear in ears) == len(there) + 1)
+        with tubes.connect(cluster.url, busy_timeout=2, sweep=False) as other:  # has no listener in common
+            node.command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+            with node.hung():
+                eventually(lambda: any(ear.is_waiting and ear.wire is None for ear in [*ears]))  # it connects
+                began = time.monotonic()
+                other.tube[here.name].put("x")
+                thread.join(30)
+                took = time.monotonic() - began
+        assert [task and task.data for task in got] == ["x"]
+        assert took < 6
+
+
+def take_or_fail(tube: tubes.Tube) -> None:
+    with suppress(tubes.StoreError):
+        tube.take(timeout=20)
 
 
 def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube, tubes.Tube]:
