@@ -312,6 +312,7 @@ class Queue:
         stats: dict[str, Any] = {}
         for tube in self._open_all():
             try:
+                tube.place.check_reachable()  # else each tube of a node that hangs is waited for
                 stats[tube.name] = tube.statistics()
             except NoSuchTube:  # dropped elsewhere since
                 pass

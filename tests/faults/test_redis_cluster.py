@@ -351,11 +351,7 @@ def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_nod
     with tubes.connect(cluster.url, busy_timeout=1, sweep=False) as queue:
         here, first = on_two_nodes(queue, cluster)
         node = owner_of(cluster, slot_of(first))
-        there = [first]
-        while len(there) < 12:
-            tube = queue.create_tube(f"tube_{len(queue.tubes())}", "fifottl")
-            if owner_of(cluster, slot_of(tube)) is node:
-                there.append(tube)
+        there = [first, *beside(first, queue, cluster, 11)]
         for tube in there:
             threading.Thread(target=take_or_fail, args=(tube,), daemon=True).start()
             eventually(lambda tube=tube: queue.store.waiters.count(tube.record.id))  # type: ignore[misc]
@@ -378,6 +374,30 @@ def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_nod
 def take_or_fail(tube: tubes.Tube) -> None:
     with suppress(tubes.StoreError):
         tube.take(timeout=20)
+
+
+def test_statistics_of_all_tubes_wait_for_a_node_that_hangs_once(cluster: RedisCluster) -> None:
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 60_000)
+    with tubes.connect(cluster.url, busy_timeout=0.5, sweep=False) as queue:
+        here, there = on_two_nodes(queue, cluster)
+        away = {there.name, *(tube.name for tube in beside(there, queue, cluster, 5))}
+        with owner_of(cluster, slot_of(there)).hung():
+            began = time.monotonic()
+            counted = queue.statistics()
+            took = time.monotonic() - began
+        assert here.name in counted and not away & counted.keys()
+        assert took < 4
+
+
+def beside(tube: tubes.Tube, queue: tubes.Queue, cluster: RedisCluster, count: int) -> list[tubes.Tube]:
+    """So many more tubes on that tube's node."""
+    node, found = owner_of(cluster, slot_of(tube)), list[tubes.Tube]()
+    while len(found) < count:
+        made = queue.create_tube(f"tube_{len(queue.tubes())}", "fifottl")
+        if owner_of(cluster, slot_of(made)) is node:
+            found.append(made)
+    return found
 
 
 def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube, tubes.Tube]:
