@@ -12,7 +12,6 @@ import select
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -307,16 +306,19 @@ class Listener(Stirred):
             return min((at for _, at in self._beats.values()), default=float("inf"))
 
     def _beat(self) -> None:
+        """Do those that are due, for longest first; after one that fails, which may take its time, the others later."""
         now = real_monotonic()
         with self._lock:
-            due = [beat for beat, (_, at) in self._beats.items() if at <= now]
-        for beat in due:
+            due = {beat: at for beat, (_, at) in self._beats.items() if at <= now}
+        for beat in sorted(due, key=due.__getitem__):
             with self._lock:
                 if beat in self._beats:
                     every, _ = self._beats[beat]
                     self._beats[beat] = every, now + every
-            with suppress(*TROUBLE):  # the calls say so
+            try:
                 beat()
+            except TROUBLE:  # the calls say so
+                break
         if due:
             self._close_unused(now)
 

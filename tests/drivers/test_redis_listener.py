@@ -12,6 +12,7 @@ from tubes.drivers.redis import listener as module
 from tubes.drivers.redis.listener import Listener
 from tubes.drivers.redis.scripts import WAIT
 
+import tubes
 from tubes.waiting import Waiters
 
 TUBE = 7
@@ -95,6 +96,75 @@ def test_an_unforeseen_failure_at_a_bell_leaves_the_listener_at_work(
         assert has_beaten.wait(10)
     finally:
         listener.stop()
+
+
+class RungWire:
+    """Its answer comes when it is rung."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+        self._reader, self._writer = os.pipe()
+
+    def ring(self) -> None:
+        os.write(self._writer, b"x")
+
+    def evaluate(self, script: Any, keys: Any, given: Any) -> int:
+        return 0
+
+    def send(self, *words: Any) -> None:
+        pass
+
+    def receive(self) -> list[bytes]:
+        self._order.append("heard")
+        os.read(self._reader, 1)
+        return [b"bell", b"1"]
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def close(self) -> None:
+        pass
+
+
+class RungNodes(FailingNodes):
+    """Has such a wire."""
+
+    def __init__(self, wire: RungWire) -> None:
+        super().__init__("")
+        self._wire: Any = wire
+
+    def connect(self, keys: Any, patience: float) -> Any:
+        return self._wire
+
+
+def test_a_call_is_heard_between_two_beats_that_fail() -> None:
+    """Each may have been waited for: there is one for each tube of type ``redis``, and all go to one node."""
+    order: list[str] = []
+    wire, is_over = RungWire(order), threading.Event()
+    nodes: Any = RungNodes(wire)
+    waiters = Waiters()
+    waiters.enter(TUBE)
+    listener = Listener(nodes, "tubes", waiters)
+
+    def first() -> None:
+        if "first" not in order:
+            wire.ring()  # who waits is called meanwhile
+        order.append("first")
+        raise tubes.StoreUnavailable
+
+    def second() -> None:
+        order.append("second")
+        is_over.set()
+        raise tubes.StoreUnavailable
+
+    listener.add_beat(first, 0)
+    listener.add_beat(second, 0)
+    listener.start()
+    try:
+        assert is_over.wait(10)
+    finally:
+        listener.stop()
+    assert order[:3] == ["first", "heard", "second"]
 
 
 def test_a_start_that_a_signal_cuts_short_leaves_no_thread() -> None:
