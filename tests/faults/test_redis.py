@@ -479,9 +479,12 @@ def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_o
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
     begin = store._begin_session
-    closing = threading.Thread(target=queue.close)
 
     def child() -> list[object]:
+        closing = threading.Thread(
+            target=queue.close
+        )  # one of before the fork cannot be started, from Python 3.13 on
+
         def begins(session: str) -> None:
             begin(session)
             if who == "another thread":
