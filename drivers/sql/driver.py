@@ -387,10 +387,8 @@ class SqlDriver:
         if owner is None:
             return self._release_all(tx, limit, now)
         tx.begin()
-        look = self._sql.taken_by
-        held = self._hold_free(
-            tx, (look,), owner, limit=limit, by=itemgetter(ID)
-        )  # the dead may have locked some
+        look = self._sql.taken_by  # the dead may have locked some of it
+        held = self._hold_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
         if not held and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         return self._make_ready(tx, Event.RELEASE, held, 1, now)
@@ -400,10 +398,7 @@ class SqlDriver:
             return self._ids(tx, self._sql.ids, limit)
 
         def free() -> list[int]:
-            ids = self._ids(tx, self._sql.ids_free, limit)
-            if not self._locks_groups:
-                return ids
-            return [id for (id,) in tx.rows(self._sql.lock_free_groups, _json_ids(ids))]
+            return self._lock_free_groups(tx, self._ids(tx, self._sql.ids_free, limit))
 
         tx.begin()
         ids = self._hold_as_many(tx, limit, found, self._hold_ids, free)
@@ -497,8 +492,7 @@ class SqlDriver:
             if not self._locks_groups:
                 return rows[:limit]
             found = [row for row in rows[:limit] if row[ID] not in held][: limit - len(held)]
-            ids = [row[ID] for row in found]
-            free = {id for (id,) in tx.rows(self._sql.lock_free_groups, _json_ids(ids))} if ids else set()
+            free = {*self._lock_free_groups(tx, [row[ID] for row in found])}
             held.update((row[ID], row) for row in found if row[ID] in free)
             missed = {row[UTUBE] for row in found if row[ID] not in free}
             if len(rows) < limit or not missed:
@@ -516,6 +510,12 @@ class SqlDriver:
         if self._locks_groups:
             self._lock_room(tx)
             tx.rows(self._sql.lock_groups, _json_ids(ids))
+
+    def _lock_free_groups(self, tx: SqlTx, ids: list[int]) -> list[int]:
+        """Those of these tasks whose sub-queues nobody else has locked; this step has now."""
+        if not (self._locks_groups and ids):
+            return ids
+        return [id for (id,) in tx.rows(self._sql.lock_free_groups, _json_ids(ids))]
 
     def _lock_room(self, tx: SqlTx) -> None:
         """Have the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""

@@ -435,7 +435,7 @@ class Statements:
         self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
         places = _behind(task), _aside(task), _in_front(task)
         self.ids = [ids(place, free=False) for place in places]
-        self.ids_free = [ids(place, free=True) for place in places]
+        self.ids_free = [ids(place, free=True) for place in places] if self._is_server else self.ids
 
     # Looks, and locks, which only a server takes
 
