@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -36,6 +36,8 @@ from servers import PostgresServer, cut
 import tubes
 from tubes.driver import STEP_LIMIT
 from tubes.testing import FakeClock
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -74,6 +76,15 @@ def waiting_for_locks(url: str) -> int:
     with psycopg.connect(plain(url)) as db:
         query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         return len(db.execute(query).fetchall())
+
+
+def waits_for_a_lock(url: str, work: Callable[[], T]) -> tuple[threading.Thread, list[T]]:
+    """A thread that does that, and waits for a lock by now; and what it gets."""
+    got: list[T] = []
+    thread = threading.Thread(target=lambda: got.append(work()))
+    thread.start()
+    eventually(lambda: waiting_for_locks(url) == 1)
+    return thread, got
 
 
 DEADLY = """
@@ -888,12 +899,9 @@ def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str
     tasks = tube.put_many(range(1202))
     if verb == "release_all":
         tube.take_many(1202, timeout=0)
-    counts: list[int] = []
-    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
     with queue.transaction() as unit:
         tube.delete(tasks[0].id, unit=unit)
-        verbing.start()
-        eventually(lambda: waiting_for_locks(url) == 1)
+        verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
     verbing.join(20)
     assert counts == [1201]
 
@@ -907,13 +915,10 @@ def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
     tube = queue.create_tube("jobs", "fifo")
     tasks = tube.put_many(range(3))
     tube.take_many(3, timeout=0)
-    counts: list[int] = []
-    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
     with other.transaction() as later:
         with queue.transaction() as unit:
             tube.delete(tasks[0].id, unit=unit)
-            verbing.start()
-            eventually(lambda: waiting_for_locks(url) == 1)
+            verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
             other.tube.jobs.put("new")
             new = other.tube.jobs.take(timeout=0)
             assert new is not None
@@ -929,12 +934,9 @@ def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many("xy")
     first, _ = tube.take_many(2, timeout=0)
-    counts: list[int] = []
-    releasing = threading.Thread(target=lambda: counts.append(tube.release_all()))
     with queue.transaction() as unit:
         tube.bury(first, unit=unit)
-        releasing.start()
-        eventually(lambda: waiting_for_locks(url) == 1)
+        releasing, counts = waits_for_a_lock(url, tube.release_all)
     releasing.join(20)
     assert (counts, [task.data for task in tube.tasks("!")]) == ([1], ["x"])
 
@@ -969,12 +971,9 @@ def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url:
     tube.release(tube.take_many(2, timeout=0)[0])  # from here on it lies behind the other
     if verb == "release_all":
         assert tube.take(timeout=0) is not None
-    counts: list[int] = []
-    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
     with queue.transaction() as unit:
         tube.delete(low.id, unit=unit)
-        verbing.start()
-        eventually(lambda: waiting_for_locks(url) == 1)
+        verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
         other.tube.jobs.delete(high.id)
     verbing.join(20)
     assert counts == [0]
@@ -1015,14 +1014,11 @@ def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
     first, second, *_ = tube.put_many(range(STEP_LIMIT), **delay)
     if verb == "release_all":
         tube.take_many(STEP_LIMIT + 1, timeout=0)
-    counts: list[int] = []
-    verbing = threading.Thread(target=lambda: counts.append(getattr(tube, verb)()))
     with other.transaction() as later:
         with queue.transaction() as unit:
             tube.delete(first.id, unit=unit)
             theirs.delete(last.id, unit=later)
-            verbing.start()
-            eventually(lambda: waiting_for_locks(url) == 1)
+            verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
         eventually(lambda: waiting_for_locks(url) == 1)
         theirs.delete(second.id, unit=later)
     verbing.join(20)
@@ -1037,14 +1033,11 @@ def test_a_truncate_that_must_wait_for_a_sub_queue_has_none_of_its_tasks_meanwhi
     tube, theirs = queue.create_tube("jobs", "utube"), other.tube.jobs
     _, gone, *_ = tube.put_many(range(STEP_LIMIT + 1), utube="a")
     _, behind = tube.put_many("xy", utube="b")
-    counts: list[int] = []
-    truncating = threading.Thread(target=lambda: counts.append(tube.truncate()))
     with other.transaction() as later:
         theirs.put("z", utube="b", unit=later)
         with queue.transaction() as unit:
             tube.delete(gone, unit=unit)
-            truncating.start()
-            eventually(lambda: waiting_for_locks(url) == 1)
+            truncating, counts = waits_for_a_lock(url, tube.truncate)
         eventually(lambda: waiting_for_locks(url) == 1)
         theirs.delete(behind, unit=later)
     truncating.join(20)

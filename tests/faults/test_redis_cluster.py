@@ -354,7 +354,7 @@ def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_nod
         there = [first, *beside(first, queue, cluster, 11)]
         for tube in there:
             threading.Thread(target=take_or_fail, args=(tube,), daemon=True).start()
-            eventually(lambda tube=tube: queue.store.waiters.count(tube.record.id))  # type: ignore[misc]
+            eventually(partial(queue.store.waiters.count, tube.record.id))
         thread, got = waiting(here)
         store: Any = queue.store
         ears = store._hub.listener._ears.values()
