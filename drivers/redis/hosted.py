@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from tubes.clock import SystemClock
+from tubes.clock import SystemClock, real_monotonic
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
@@ -25,8 +25,9 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver, check_pri
 from .listener import Source
+from .nodes import AWAY_FOR
 from .store import HOSTED, RedisStore, last_id, new_number
-from .urls import check_url, without_passwords
+from .urls import check_url, described, without_passwords
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +42,33 @@ ALL = TubeType(Features(timed=True, priority=True, grouped=True, bounded=True))
 
 _given: dict[str, str] = {}
 """URLs with their passwords, by what is stored of them. Passwords are kept in this process only."""
+
+
+class Reach:
+    """Calls to a server, and whether one of any tube there was waited for in vain just now."""
+
+    _hangs_until: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def check(self) -> None:
+        """Raise StoreUnavailable then. For what nobody waits for: each tube there would cost as long a wait."""
+        if real_monotonic() < self._hangs_until.get(self._url, 0.0):
+            raise StoreUnavailable(f"{described(self._url)} cannot be used: it did not answer a moment ago")
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do what asks the server, and note how that went."""
+        began = real_monotonic()
+        try:
+            done = work()
+        except StoreError:
+            ended = real_monotonic()
+            if ended - began > PATIENCE:
+                self._hangs_until[self._url] = ended + AWAY_FOR
+            raise
+        self._hangs_until.pop(self._url, None)
+        return done
 
 
 class RedisTube:
@@ -61,6 +89,8 @@ class RedisTube:
         self._hosted = tube
         self._id = tube.id
         self._url: str = tube.options["url"]
+        self._reach = Reach(self._url)
+        self.check_reachable = self._reach.check
         self._record = replace(tube, id=tube.options["number"])
         self._redis = RedisDriver(
             ALL, self._record, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
@@ -96,6 +126,7 @@ class RedisTube:
 
     def start(self, tx: Any) -> None:
         with suppress(StoreError):  # a queue opens all the same, and the tube's verbs say what is the matter
+            self.check_reachable()
             self._do(self._redis.start)
 
     def stop(self) -> None:
@@ -241,7 +272,7 @@ class RedisTube:
     def _open(self) -> HostedStore:
         url = _with_password(self._url)
         try:
-            return HostedStore(self._host, self._id, self._redis, url)
+            return HostedStore(self._host, self._id, self._redis, url, self._reach)
         except StoreUnavailable as error:
             if url != self._url or "auth" not in str(error).lower():
                 raise
@@ -253,7 +284,7 @@ class RedisTube:
 
     def _do(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's in Redis."""
-        return self._store.transact(lambda tx: step(tx, *args, **kwargs))
+        return self._reach.call(lambda: self._store.transact(lambda tx: step(tx, *args, **kwargs)))
 
     def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step also where the server has lost everything: then the tube is made anew, unless it was dropped."""
@@ -267,7 +298,7 @@ class RedisTube:
 
     def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's that only reads."""
-        return self._store.read(lambda tx: step(tx, *args, **kwargs))
+        return self._reach.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
 
     def _has_work(self) -> bool:
         """Whether a session may have ended in Redis; it stays so until that is seen to."""
@@ -283,8 +314,9 @@ class RedisTube:
 class HostedStore(RedisStore):
     """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
 
-    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str) -> None:
+    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, reach: Reach) -> None:
         self._host = host
+        self._reach = reach
         self._tube = tube
         self._driver = driver
         clock = host.clock
@@ -310,6 +342,10 @@ class HostedStore(RedisStore):
     def _close(self) -> None:
         guarded(self._hub.listener.remove_source, self._source)
         super()._close()
+
+    def _end_connection(self) -> None:
+        self._reach.check()
+        self._reach.call(super()._end_connection)
 
     def _beat(self) -> None:
         """Also hear of the session here, of which nobody could be told while the server was away."""

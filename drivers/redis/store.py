@@ -707,7 +707,10 @@ class RedisStore(Renewable):
     def _leave(self) -> None:
         guarded(self._hub.listener.remove_beat, self._beat)
         with suppress(StoreError):  # what it could not give back, others rescue
-            self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
+            self._end_connection()
+
+    def _end_connection(self) -> None:
+        self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
 
     def _close(self) -> None:
         guarded(self._hub.listener.remove_beat, self._beat)

@@ -325,6 +325,33 @@ def test_a_server_that_hangs_is_waited_for_once(
     assert len(took) == 4 and max(took) < 2 * min(took), took
 
 
+def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each tube there; by whoever calls a tube, as ever, and one who is answered ends that."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
+    server, url = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
+    names = {"a", "b", "c", "d"}
+    with tubes.connect(url, sweep=False) as queue:
+        for name in names:
+            queue.create_tube(name, "redis", url=server.url)
+        with server.hung():
+            with pytest.raises(tubes.StoreError):
+                queue.tube.a.put("x")
+            began = time.monotonic()
+            assert queue.statistics() == {}
+            with pytest.raises(tubes.StoreUnavailable, match="did not answer a moment ago"):
+                queue.sweep()
+            with tubes.connect(url, sweep=False) as other:
+                assert other.statistics() == {}
+            assert time.monotonic() - began < 1  # an answer is waited for 1.1 s
+            with pytest.raises(tubes.StoreError, match="Timeout"):
+                queue.tube.b.put("x")
+        assert queue.statistics() == {}
+        queue.tube.c.put("x")
+        assert queue.statistics().keys() == names
+
+
 def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answer(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
