@@ -221,8 +221,8 @@ def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
     server: RedisServer, proxy: Proxy
 ) -> None:
     """The answer to a beat is waited for no longer than until the next, however long others are."""
-    far = f"redis://127.0.0.1:{proxy.port}?dead_after=1.5"
-    with tubes.connect(f"{server.url}&dead_after=1.5") as other, tubes.connect(far, sweep=False) as queue:
+    far = f"redis://127.0.0.1:{proxy.port}?dead_after=3"
+    with tubes.connect(f"{server.url}&dead_after=3") as other, tubes.connect(far, sweep=False) as queue:
         other.create_tube("jobs", "fifo").put("x")
         task = queue.tube.jobs.take(timeout=0)
         assert task is not None
