@@ -38,13 +38,15 @@ def keep_from_children(connection: HasSocket) -> None:
     _connections[connection] = os.getpid()
 
 
-def _cut_off() -> None:
+def cut_off() -> None:
+    """Cut this child off the connections of its parent. Call it before the last of them may be forgotten."""
     for connection, process in list(_connections.items()):
         if process == os.getpid():  # made by a hook of the program's that was called before this one
             continue
+        del _connections[connection]
         _inherited.append(connection)
         with suppress(Exception):  # it is closed
             os.dup2(_ended[0], connection.fileno(), inheritable=False)
 
 
-os.register_at_fork(after_in_child=_cut_off)
+os.register_at_fork(after_in_child=cut_off)

@@ -42,6 +42,7 @@ from tubes.stats import Deltas
 from tubes.store import Unit
 
 from ..examining import FeaturesOf
+from ..forks import cut_off
 from ..renewal import Renewable
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
@@ -600,6 +601,7 @@ class PostgresStore(Catalogue, Renewable):
         self._shared.leave(self._listener, self._kind, self._pool.close())
 
     def forked(self) -> None:
+        cut_off()
         super().forked()
         self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
 

@@ -663,6 +663,25 @@ queue.close()
     assert run_cold(code, postgres_db) == ["[True, True, True] ['of the child']"]
 
 
+def test_a_child_keeps_no_connection_of_its_parent_open(postgres_db: str) -> None:
+    """Not one that no call was using: the server would keep it for as long as the child lives."""
+    code = """
+import os, sys, tubes
+queue = tubes.connect(sys.argv[1], migrate=True, sweep=False)
+with queue.store._pool.lent() as wire:
+    number = wire.fileno()
+del wire
+socket = os.readlink(f"/proc/self/fd/{number}")
+pid = os.fork()
+if pid == 0:
+    print("kept" if os.readlink(f"/proc/self/fd/{number}") == socket else "let go", flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+queue.close()
+"""
+    assert run_cold(code, postgres_db) == ["let go"]
+
+
 def test_queues_that_cannot_be_opened_again_after_a_fork_keep_no_other_from_it(db: Path) -> None:
     """Else one of them would hold up its callers for ever."""
     code = """
