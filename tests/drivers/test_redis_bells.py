@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,8 +12,11 @@ import pytest
 import redis
 
 import tubes
+from tubes.driver import STEP_LIMIT, Ref
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 
 class Strangers:
@@ -31,6 +35,17 @@ class Strangers:
         rung: Any = self._client.llen(self._bell)
         self._client.delete(self._bell)
         return int(rung)
+
+    def left(self) -> list[bytes]:
+        """Those that are believed to wait."""
+        left: Any = self._client.zrange(self._line, 0, -1)
+        return list(left)
+
+
+def ask(queue: tubes.Queue, tube: tubes.Tube, script: Any, *given: Any) -> Any:
+    """Run a script of that tube's, as any client may."""
+    driver: Any = tube.driver
+    return queue.store.transact(lambda tx: driver._do(tx, script, *given))
 
 
 @pytest.fixture
@@ -87,6 +102,9 @@ def test_whatever_can_be_taken_calls_who_waits(
     jobs.put_many("de", delay=5)
     clock.advance(5)
     assert heard(lambda: jobs.take(0)) == 2  # which settles what is due
+    jobs.put_many(range(STEP_LIMIT), delay=5)
+    clock.advance(5)
+    assert heard(lambda: jobs.take(0)) == 3  # in two steps, of which the first only settles
     for time_is, calls in (("ttl", frees), ("ttr", 1)):
         options: Any = {time_is: 3}
         jobs.truncate()
@@ -95,6 +113,93 @@ def test_whatever_can_be_taken_calls_who_waits(
         clock.advance(3)
         assert heard(queue.sweep) == calls
     assert heard(jobs.drop) == 3
+
+
+def test_each_put_into_a_plain_tube_calls_as_many_as_it_has_tasks(
+    connect: Callable[[], tubes.Queue], client: redis.Redis
+) -> None:
+    jobs = connect().create_tube("jobs", "fifo")
+    strangers = Strangers(client, jobs, "waiting", "bell")
+    strangers.come(3)
+    assert strangers.heard(lambda: jobs.put("a")) == 1
+    assert strangers.heard(lambda: jobs.put_many("bc")) == 2
+
+
+def test_each_sub_queue_that_one_step_frees_calls_one(
+    connect: Callable[[], tubes.Queue], client: redis.Redis, clock: FakeClock
+) -> None:
+    queue = connect()
+    jobs, now = queue.create_tube("jobs", "utubettl"), clock.now_ms()
+    strangers = Strangers(client, jobs, "waiting", "bell")
+    for name in "abcd":
+        jobs.put_many([1, 2], utube=name)
+    refs = [Ref(task.id) for task in jobs.take_many(4, 0)]
+    strangers.come(3)
+    driver, transact = jobs.driver, queue.store.transact
+    release = partial(driver.release, delay_ms=5, owner=None, now=now)
+    assert strangers.heard(lambda: transact(lambda tx: release(tx, refs[:2]))) == 2
+    assert strangers.heard(lambda: transact(lambda tx: driver.bury(tx, refs[2:], owner=None, now=now))) == 2
+
+
+def test_who_was_called_and_has_not_heard_it_is_not_called_again(
+    connect: Callable[[], tubes.Queue], client: redis.Redis
+) -> None:
+    """Calls that nobody takes would stay for whoever comes much later."""
+    jobs = connect().create_tube("jobs", "fifottl")
+    strangers = Strangers(client, jobs, "waiting", "bell")
+    strangers.come(3)
+
+    def act() -> None:
+        jobs.put_many("ab")
+        jobs.put_many("cd")
+
+    assert strangers.heard(act) == 3
+
+
+@pytest.mark.parametrize(("kind", "line", "bell"), [("t", "waiting", "bell"), ("r", "seeking", "room")])
+def test_who_waits_no_longer_is_not_called_and_passes_on_what_he_did_not_need(
+    kind: str, line: str, bell: str, connect: Callable[[], tubes.Queue], client: redis.Redis
+) -> None:
+    queue = connect()
+    jobs = queue.create_tube("jobs", "limfifottl", capacity=9)
+    strangers = Strangers(client, jobs, line, bell)
+    strangers.come(2)
+    assert strangers.heard(lambda: ask(queue, jobs, scripts.UNWAIT, "stranger 0", kind, 1)) == 1
+    assert strangers.left() == [b"stranger 1"]
+    assert strangers.heard(lambda: ask(queue, jobs, scripts.UNWAIT, "stranger 1", kind, 1)) == 0
+    assert strangers.left() == []
+
+
+@pytest.mark.parametrize("type", ["fifo", "fifottl", "utubettl"])
+def test_who_begins_to_wait_is_told_whether_there_is_something_already(
+    type: str, connect: Callable[[], tubes.Queue]
+) -> None:
+    """It may have come between the look and the wait, when nobody was called."""
+    queue = connect()
+    jobs = queue.create_tube("jobs", type)
+    wait = partial(ask, queue, jobs, scripts.WAIT, "me", 1000, "t", 0)
+    assert wait() == 0
+    jobs.put("x")
+    assert wait() == 1
+    task = take(jobs)
+    assert wait() == 0
+    jobs.ack(task)
+    jobs.drop()
+    assert wait() == 1  # whose look says that it is gone
+
+
+def test_who_begins_to_wait_for_room_is_told_whether_there_is_some_already(
+    connect: Callable[[], tubes.Queue],
+) -> None:
+    queue = connect()
+    jobs = queue.create_tube("jobs", "limfifottl", capacity=2)
+    wait = partial(ask, queue, jobs, scripts.WAIT, "me", 1000, "r", 2)
+    jobs.put("a")
+    assert wait() == 1
+    task = jobs.put("b")
+    assert wait() == 0
+    jobs.delete(task)
+    assert wait() == 1
 
 
 def test_who_has_not_said_for_long_that_he_waits_is_not_called(
