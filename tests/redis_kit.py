@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,7 +12,11 @@ from server_kit import ServerKit
 
 import tubes
 from tubes import Queue
+from tubes.errors import NoSuchTube
+from tubes.testing.suite import take
 from tubes.tube import Tube
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 
 class SomeConnection:
@@ -55,6 +60,50 @@ class RedisKit(ServerKit):
         assert not transact(lambda tx: driver.kick(tx, 0, now=now))
         assert not transact(lambda tx: driver.truncate(tx, 0))
         assert tube.statistics()["tasks"]["total"] == 2
+
+    @pytest.mark.parametrize("is_owner", [True, False], ids=["owner", "administrator"])
+    @pytest.mark.parametrize("has_token", [True, False], ids=["by token", "by id"])
+    @pytest.mark.parametrize("is_wanted", [1, 0], ids=["payload", "no payload"])
+    def test_an_ack_is_the_same_whatever_is_given_and_asked_for(
+        self, queue: Queue, tube: Tube, is_owner: bool, has_token: bool, is_wanted: int
+    ) -> None:
+        """Clients in other languages may mix it as they like."""
+        store: Any = queue.store
+        driver: Any = tube.driver
+        tube.put("x")
+        task, now = take(tube), queue.clock.now_ms()
+        id, token = f"{task.id:016d}", task.token if has_token else "-"
+        given = [store.session if is_owner else "-", id, token, is_wanted]
+        answer = store.transact(lambda tx: driver._write(tx, scripts.ACK, now, given))
+        assert answer[:2] == [b"ack", id.encode()] and answer[3] == (b'"x"' if is_wanted else b"")
+        assert tube.statistics()["tasks"]["total"] == 0
+
+    def test_a_drop_that_finds_taken_tasks_removes_nothing(self, queue: Queue, tube: Tube) -> None:
+        """Though there were none when the tube last looked."""
+        tube.put("x")
+        task = take(tube)
+        with pytest.raises(tubes.TubeBusy, match="1 of its tasks"):
+            queue.store.transact(lambda tx: tube.driver.drop(tx))
+        assert tube.ack(task).data == "x"
+
+    def test_a_dropped_tube_leaves_nothing_for_longer_than_a_day(self, queue: Queue, tube: Tube) -> None:
+        """Whatever comes later, of others that have it open."""
+        store: Any = queue.store
+        tag = f"{{{store._namespace}:{tube.record.id}}}:"
+        last, now = tube.put("x").id, queue.clock.now_ms()
+        with self.client.from_url(store._url.partition("?dead_after")[0]) as client:
+            for line in ("waiting", "seeking"):
+                client.zadd(f"{tag}{line}", {"stranger": 2**52})
+            tube.drop()
+            assert (
+                client.hget(store._keys[3], "task") == b"%d" % last
+            )  # after which the next tube's ids begin
+            with pytest.raises(NoSuchTube):
+                store.transact(lambda tx: tube.driver.take(tx, 1, owner=store.session, now=now))
+            store.add_calls([(tube.record.id, {"take": 1})])
+            left = {key.decode(): client.ttl(key) for key in client.scan_iter(match=f"{tag}*")}
+        assert {key.removeprefix(tag) for key in left} == {"meta", "bell", "room"}
+        assert all(0 < seconds <= 86_400 for seconds in left.values()), left
 
 
 class ClusterKit(RedisKit):

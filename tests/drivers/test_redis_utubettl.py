@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+import redis
 from redis_kit import RedisKit
 
 from tubes import Queue
@@ -23,3 +24,30 @@ class TestRedisUtubettl(RedisKit):
         task = tube.take(timeout=0)
         assert task is not None and task.utube == r"\xff" + "\\"
         assert tube.ack(task).data == 1
+
+    def test_tasks_of_all_come_back_by_priority_and_id(self, queue: Queue, tube: Tube) -> None:
+        tasks = [tube.put(n, pri=n * 5 % 3, utube=f"{n}") for n in range(20)]
+        assert len(tube.take_many(20, 0)) == 20
+        driver, now = tube.driver, queue.clock.now_ms()
+        changes = queue.store.transact(lambda tx: driver.release_owner(tx, None, 20, now=now))
+        came = [driver.normalize_task(change.raw).id for change in changes]
+        assert came == [task.id for task in sorted(tasks, key=lambda task: (task.pri, task.id))]
+
+    def test_nothing_of_a_temporary_tube_is_left_when_the_server_is_another(
+        self, queue: Queue, redis_url: str
+    ) -> None:
+        """In whatever state its tasks were."""
+        tube = queue.create_tube("brief", "utubettl", temporary=True)
+        driver: Any = tube.driver
+        tube.put_many("ab", utube="a")
+        tube.put("later", delay=5)
+        tube.bury(tube.put("aside", utube="b"))
+        assert tube.take(timeout=0)
+        with redis.Redis.from_url(redis_url) as client:
+            tag = f"{{tubes:{tube.record.id}}}:"
+            was = {key.decode().removeprefix(tag) for key in client.scan_iter(match=f"{tag}*")}
+            assert {"tasks", "states", "ready", "line", "busy", "held", "buried", "due"} <= was | {"ready"}
+            client.zadd(f"{tag}ready", {"0" * 16: 0})
+            assert queue.store.transact(lambda tx: driver._do(tx, scripts.EMPTY, "another")) == 1
+            left = {key.decode().removeprefix(tag) for key in client.scan_iter(match=f"{tag}*")}
+        assert left <= {"meta", "sessions", "calls"}

@@ -95,7 +95,10 @@ class Timing(Suite):
         self, tube: Tube, clock: FakeClock
     ) -> None:
         tube.put("x", ttl=20, ttr=10)
-        task = tube.release(take(tube), delay=5)
+        taken = take(tube)
+        clock.advance(1)
+        task = tube.release(taken, delay=5)
+        assert task.updated_at == after(taken.updated_at, 1)
         assert (task.state, task.ttl, task.due_at) == (State.DELAYED, 25, after(task.updated_at, 5))
         assert tube.take(0) is None
         clock.advance(5)
