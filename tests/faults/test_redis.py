@@ -685,6 +685,22 @@ def test_a_full_memory_is_emptied_by_taking(connect: Connect, server: RedisServe
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+def test_a_full_memory_refuses_no_script_that_adds_a_little(connect: Connect, server: RedisServer) -> None:
+    """Who waits says so, what was counted is kept, a lonely session ends, and a temporary tube is emptied."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifottl")
+    store: Any = queue.store
+    lonely = "f" * 32
+    server.command("HSET", "{tubes}:sessions", lonely, "0 -")
+    server.command("CONFIG SET", "maxmemory", 1)
+    assert store._run_on(tube.record.id, scripts.WAIT, "me", 1000, "t", 0) == 0
+    assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
+    assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
+    assert [store._run_on(tube.record.id, scripts.EMPTY, run) for run in ("one", "one", "other")] == [0, 0, 1]
+    with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
+        tube.put("no room")
+
+
 @pytest.mark.parametrize("durability", ["normal", "full"])
 def test_a_payload_beyond_what_redis_takes_is_an_error(
     connect: Connect, server: RedisServer, durability: str
