@@ -204,6 +204,10 @@ DAMAGES = (
     Damage("in no order", "fifottl", do("ZREM", "ready", id(1)), "orphan", deep=True),
     Damage("in no line", "utubettl", do("ZREM", "line", line("a", 1, 1)), "orphan", deep=True, follows="line"),
     Damage("held by no index", "fifo", both(taken(1), do("DEL", "held")), "orphan", deep=True),
+    Damage(
+        "taken in no busy sub-queue", "utubettl", both(take_one, do("DEL", "busy")),
+        "orphan", deep=True, follows="count,line",
+    ),
     Damage("buried nowhere", "fifottl", do("DEL", "buried"), "orphan", deep=True),
     Damage("never due", "utubettl", do("DEL", "due"), "orphan", deep=True),
     Damage("due at another time", "fifottl", do("ZADD", "due", 5, id(1)), "state", deep=True, follows="orphan"),
@@ -327,7 +331,7 @@ def test_who_waits_where_a_task_has_lost_its_record_is_told_so(type: str, patien
     assert sorted(drain(tube)) == [*range(9)]
 
 
-@pytest.mark.parametrize("count", ["abc", "", "1.5", "9" * 19, "007"])
+@pytest.mark.parametrize("count", ["abc", "", "1.5", "9" * 19, f"{2**63 - 1}", "007"])
 def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, patient: Patient) -> None:
     queue = patient.opened[0]
     damaged, other = fill(queue, "fifottl"), fill(queue, "fifo", "other")
@@ -485,10 +489,11 @@ def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Pati
     assert sum(len(drain(queue.tube[name])) for name in queue.tubes()) == 9
 
 
-def test_the_entry_of_a_session_that_lives_is_repaired(patient: Patient) -> None:
+@pytest.mark.parametrize("entry", ["torn", "x -"])
+def test_the_entry_of_a_session_that_lives_is_repaired(entry: str, patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     held = tube.take(timeout=0)
-    patient.do("HSET", ":sessions", patient.opened[0].identify().hex, "torn")
+    patient.do("HSET", ":sessions", patient.opened[0].identify().hex, entry)
     said = patient.doctor("--fix")
     assert (said.status, said.kinds) == (0, {"session"})
     assert held is not None and tube.ack(held).data == 0
