@@ -692,8 +692,11 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(connect: Connect, se
     store: Any = queue.store
     lonely = "f" * 32
     server.command("HSET", "{tubes}:sessions", lonely, "0 -")
+    tube.bury(tube.put("x"))
     server.command("CONFIG SET", "maxmemory", 1)
     assert store._run_on(tube.record.id, scripts.WAIT, "me", 1000, "t", 0) == 0
+    assert tube.kick() == 1
+    assert server.command("LLEN", f"{{tubes:{tube.record.id}}}:bell") == 1  # which calls who waits
     assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
     assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
     assert [store._run_on(tube.record.id, scripts.EMPTY, run) for run in ("one", "one", "other")] == [0, 0, 1]

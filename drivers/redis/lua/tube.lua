@@ -65,7 +65,7 @@ local function ring(who, bell, count)
   call('ZREMRANGEBYSCORE', who, '-inf', server_ms())
   local free = call('ZCARD', who) - call('LLEN', bell)
   for _ = 1, math.min(count, free) do
-    redis.pcall('LPUSH', bell, 1)  -- where the memory is full they look by themselves, later
+    call('LPUSH', bell, 1)
   end
 end
 
