@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -102,6 +103,7 @@ class RedisKit(ServerKit):
                 store.transact(lambda tx: tube.driver.take(tx, 1, owner=store.session, now=now))
             store.add_calls([(tube.record.id, {"take": 1})])
             left = {key.decode(): client.ttl(key) for key in client.scan_iter(match=f"{tag}*")}
+            assert abs(int(client.hget(f"{tag}meta", "dropped")) / 1000 - time.time()) < 60
         assert {key.removeprefix(tag) for key in left} == {"meta", "bell", "room"}
         assert all(0 < seconds <= 86_400 for seconds in left.values()), left
 

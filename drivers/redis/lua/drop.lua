@@ -12,7 +12,7 @@ local last = next_id and plus(next_id, -1) or call('HGET', META, 'gave') or '0'
 if taken > 0 or not exists() then return {taken, last} end
 local waiting, seeking = call('ZCARD', WAITING), call('ZCARD', SEEKING)
 call('UNLINK', unpack(KEYS))
-call('HSET', META, 'dropped', now, 'gave', last)
+call('HSET', META, 'dropped', server_ms(), 'gave', last)
 call('PEXPIRE', META, 86400000)
 for _ = 1, waiting do call('LPUSH', BELL, 1) end
 for _ = 1, seeking do call('LPUSH', ROOM, 1) end
