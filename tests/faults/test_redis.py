@@ -292,6 +292,21 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
     assert other.tube.jobs.ack(again).state is tubes.State.DONE
 
 
+def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
+    connect: Connect, server: RedisServer
+) -> None:
+    store: Any = connect(sweep=False).store
+    session, connection = store.session, store._connection  # it goes on in others by itself
+    beat = partial(store._ask, scripts.BEAT, connection)
+    assert beat() == 1
+    server.command("HSET", "{tubes}:sessions", session, "0 1")
+    assert beat() == 0
+    server.command("HSET", "{tubes}:sessions", session, "0 -")
+    assert beat() == 1
+    server.command("HDEL", "{tubes}:connections", connection)
+    assert beat() == 0
+
+
 def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connect: Connect) -> None:
     session = connect(sweep=False).identify()
     for _ in range(20):
@@ -699,6 +714,7 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(connect: Connect, se
     assert server.command("LLEN", f"{{tubes:{tube.record.id}}}:bell") == 1  # which calls who waits
     assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
     assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
+    queue.configure(session_ttr=5)
     assert [store._run_on(tube.record.id, scripts.EMPTY, run) for run in ("one", "one", "other")] == [0, 0, 1]
     with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
         tube.put("no room")
