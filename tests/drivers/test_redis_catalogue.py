@@ -1,0 +1,114 @@
+"""The scripts of the catalogue do what their heads say, for clients in any language."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import tubes
+from tubes.testing import FakeClock
+
+scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
+
+ENTRY = '{"type":"fifo","options":{},"temporary":false}'
+
+
+@pytest.fixture
+def ask(redis_db: str) -> Iterator[Callable[..., Any]]:
+    """``ask(script, *given)`` runs a script of the catalogue."""
+    with tubes.connect(redis_db, clock=FakeClock(), sweep=False) as queue:
+        store: Any = queue.store
+        yield store._ask
+
+
+@pytest.fixture
+def client(redis_db: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_db, decode_responses=True) as client:
+        yield client
+
+
+def session(client: redis.Redis, id: str) -> Any:
+    return client.hget("{tubes}:sessions", id)
+
+
+def connection(client: redis.Redis, id: str) -> Any:
+    return client.hget("{tubes}:connections", id)
+
+
+def test_a_session_ends_with_its_last_connection(ask: Callable[..., Any], client: redis.Redis) -> None:
+    assert ask(scripts.BEGIN_SESSION, "one", "s", 1000, "host/1 a") == 1
+    assert ask(scripts.BEGIN_SESSION, "two", "s", 5, "host/2") == 1
+    assert [session(client, "s"), connection(client, "one")] == ["1000 -", "s 0 host/1 a"]
+    assert ask(scripts.BEAT, "one") == 1
+    assert connection(client, "one") == "s 1 host/1 a"
+    alive = [ask(scripts.IS_ALIVE, *who) for who in (("one", "s"), ("one", "t"), ("three", "s"))]
+    assert alive == [1, 0, 0]
+    ask(scripts.LEAVE, "one", 5000)
+    assert [session(client, "s"), connection(client, "one")] == ["1000 -", None]
+    ask(scripts.LEAVE, "two", 6000)
+    assert session(client, "s") == "1000 7000"
+    ask(scripts.LEAVE, "two", 6500)
+    assert session(client, "s") == "1000 7000"
+    client.hset("{tubes}:connections", "two", "s 0 ")
+    assert ask(scripts.IS_ALIVE, "two", "s") == 0
+
+
+def test_the_ttr_of_a_session_is_set_whether_it_has_ended_or_not(
+    ask: Callable[..., Any], client: redis.Redis
+) -> None:
+    client.hset("{tubes}:sessions", mapping={"lives": "5 -", "ended": "5 70"})
+    for id in ("lives", "ended", "unknown"):
+        ask(scripts.SET_SESSION_TTR, id, 9)
+    assert [session(client, id) for id in ("lives", "ended", "unknown")] == ["9 -", "9 70", None]
+
+
+def test_a_session_is_joined_until_it_is_over(ask: Callable[..., Any], client: redis.Redis) -> None:
+    client.hset("{tubes}:sessions", "s", "1000 7000")
+    ask(scripts.BEGIN_SESSION, "one", "own", 50, "host/1")
+    assert ask(scripts.JOIN, "one", "unknown", 6000) == 0
+    assert ask(scripts.JOIN, "nobody", "s", 6000) == 0
+    assert ask(scripts.JOIN, "one", "s", 7000) == 0
+    assert [session(client, "s"), session(client, "own")] == ["1000 7000", "50 -"]
+    assert ask(scripts.JOIN, "one", "s", 6999) == 1
+    assert [session(client, "s"), session(client, "own")] == ["1000 -", "50 7049"]
+    assert [connection(client, "one"), connection(client, "nobody")] == ["s 0 host/1", None]
+
+
+def test_who_has_shown_a_sign_of_life_meanwhile_is_not_ended(
+    ask: Callable[..., Any], client: redis.Redis
+) -> None:
+    for id in ("one", "two"):
+        ask(scripts.BEGIN_SESSION, id, id, 1000, "host/1")
+    ask(scripts.BEAT, "one")
+    assert ask(scripts.END_SESSIONS, 5000, "one", 0, "two", 0, "three", 0) == []
+    assert [session(client, "one"), session(client, "two")] == ["1000 -", "1000 6000"]
+    assert ask(scripts.END_SESSIONS, 5999) == []
+    assert ask(scripts.END_SESSIONS, 6000) == [b"two"]
+    for id in ("one", "two"):
+        ask(scripts.FORGET_SESSION, id)
+    assert [session(client, "one"), session(client, "two")] == ["1000 -", None]
+
+
+def test_a_tube_is_added_once_and_goes_on_after_those_that_were_dropped(
+    ask: Callable[..., Any], client: redis.Redis
+) -> None:
+    def entry(name: str) -> Any:
+        stored: Any = client.hget("{tubes}:tubes", name)
+        return stored and [json.loads(stored)[word] for word in ("id", "order", "after", "type")]
+
+    assert ask(scripts.ADD_TUBE, "a", 7, ENTRY) == ask(scripts.ADD_TUBE, "a", 7, ENTRY) == b"0"
+    assert ask(scripts.ADD_TUBE, "a", 8, ENTRY) == b""
+    assert ask(scripts.ADD_TUBE, "b", 9, ENTRY) == b"0"
+    assert [entry("a"), entry("b")] == [[7, 1, 0, "fifo"], [9, 2, 0, "fifo"]]
+    assert ask(scripts.REMOVE_TUBE, "a", 8, 40) == 0
+    assert entry("a")
+    assert ask(scripts.REMOVE_TUBE, "a", 7, 30) == 1
+    assert ask(scripts.REMOVE_TUBE, "a", 7, 30) == 0
+    assert entry("a") is None
+    assert ask(scripts.ADD_TUBE, "a", 10, ENTRY) == ask(scripts.ADD_TUBE, "a", 10, ENTRY) == b"40"
+    assert entry("a") == [10, 3, 40, "fifo"]
