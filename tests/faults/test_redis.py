@@ -714,6 +714,7 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(connect: Connect, se
     assert server.command("LLEN", f"{{tubes:{tube.record.id}}}:bell") == 1  # which calls who waits
     assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
     assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
+    assert store._ask(scripts.BEAT, store._connection) == 1
     queue.configure(session_ttr=5)
     assert [store._run_on(tube.record.id, scripts.EMPTY, run) for run in ("one", "one", "other")] == [0, 0, 1]
     with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
