@@ -249,6 +249,21 @@ def test_a_session_is_joined_also_while_a_server_is_away(
         assert hot.ack(task)
 
 
+def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been away when the queue joined that session, and be back before the next beat."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("jobs", "redis", url=redis_db)
+        tube.put("x")
+        monkeypatch.setattr(type(tube.driver), "follow_session", lambda driver: None)
+        one.identify(two.identify())
+        task = tube.take(0)
+        assert task is not None and task.owner == two.identify()
+        assert two.tube.jobs.ack(task.id).data == "x"
+
+
 def test_a_session_that_is_joined_keeps_its_ttr(tmp_path: Path, redis_db: str) -> None:
     """As it does in the queue's own store, until it is set."""
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
@@ -423,6 +438,7 @@ def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, red
         assert len(ours.release_owner(None, two.identify().hex, 1, now=one.clock.now_ms())) == 1
         ours._suspects = True  # as somebody else does, later
         assert [task.data for task in tube.take_many(9, 0)] == ["a", "b"]
+        assert two.identify().hex not in ours._store._sessions().ends, "the session is not forgotten"
 
 
 def test_tubes_are_apart_also_when_the_server_forgot_what_it_had(
@@ -653,6 +669,17 @@ def test_a_tube_that_others_dropped_and_made_anew_leaves_nothing_open(tmp_path: 
         other.create_tube("jobs", "redis", url=redis_db).put("x")
         assert queue.tube.jobs.truncate() == 1
     assert {*hubs} == before
+
+
+def test_a_queue_that_is_closed_is_listened_for_no_longer(tmp_path: Path, redis_db: str) -> None:
+    """Else whoever opens and closes many beside one that stays would listen for more and more."""
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as stays:
+        tube: Any = stays.create_tube("jobs", "redis", url=redis_db)
+        sources = [*tube.driver._store._hub.listener._sources]
+        with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+            queue.tube.jobs.put("x")
+            assert len(tube.driver._store._hub.listener._sources) == len(sources) + 1
+        assert tube.driver._store._hub.listener._sources == sources
 
 
 def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_everything(
