@@ -234,6 +234,10 @@ DAMAGES = (
     Damage("no payload", "limfifottl", do("HDEL", "tasks", f"{id(1)}="), "ghost", deep=True, lost=(0,)),
     Damage("no payload in a sub-queue", "utube", do("HDEL", "tasks", f"{id(1)}="), "ghost", deep=True, lost=(0,)),
     Damage(
+        "no payload and no place", "fifo",
+        both(do("HDEL", "tasks", f"{id(1)}="), do("ZREM", "states", f"r{id(1)}")), "ghost", deep=True, lost=(0,),
+    ),
+    Damage(
         "no task", "utubettl", both(*(do("ZADD", key, 0, member) for key, member in GHOSTS)),
         "ghost", deep=True, follows="owner,line",
     ),
@@ -581,6 +585,7 @@ def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
     entry = patient.do("HGET", ":tubes", "jobs")
     patient.opened[0].drop_tube(tube)
     patient.do("HSET", ":tubes", "jobs", entry)
+    assert [finding.rule for finding in patient.examine()] == ["dropped"]
     said = patient.doctor("--fix")
     assert (said.status, said.kinds) == (0, {"ghost"})
     assert patient.opened[0].records() == []
