@@ -384,6 +384,24 @@ def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient)
     assert drain(tube) == [*range(9), "more"]
 
 
+def test_a_next_id_is_behind_all_tasks_though_those_in_another_state_are_lower(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    tube.bury(1)
+    patient.do("HSET", "meta", "next", 5)
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"count"})
+    assert tube.put("more").id == 10
+
+
+def test_a_buried_task_stays_so_when_its_record_is_cleared(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    tube.bury(1)
+    patient.edit(1, owner=NOBODY)
+    said = patient.doctor("--fix", "--deep")
+    assert (said.status, said.kinds) == (0, {"state"})
+    assert tube.peek(1).state is tubes.State.BURIED
+
+
 def test_a_tube_that_was_never_opened_gives_no_id_of_the_one_that_had_its_name(patient: Patient) -> None:
     """Who made it may have died before it was ready for use; who connects from then on makes it so."""
     queue = patient.opened[0]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -258,10 +259,13 @@ def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
         tube = one.create_tube("jobs", "redis", url=redis_db)
         tube.put("x")
         monkeypatch.setattr(type(tube.driver), "follow_session", lambda driver: None)
+        left = one.identify()
         one.identify(two.identify())
         task = tube.take(0)
         assert task is not None and task.owner == two.identify()
         assert two.tube.jobs.ack(task.id).data == "x"
+        driver: Any = tube.driver
+        assert left.hex not in driver._store._sessions().connected()
 
 
 def test_a_session_that_is_joined_keeps_its_ttr(tmp_path: Path, redis_db: str) -> None:
@@ -439,6 +443,7 @@ def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, red
         ours._suspects = True  # as somebody else does, later
         assert [task.data for task in tube.take_many(9, 0)] == ["a", "b"]
         assert two.identify().hex not in ours._store._sessions().ends, "the session is not forgotten"
+        assert not ours._suspects, "the next take looks again"
 
 
 def test_tubes_are_apart_also_when_the_server_forgot_what_it_had(
@@ -519,6 +524,30 @@ def test_a_wait_goes_by_the_server_s_clock_whatever_the_queue_s_own_says(
         assert commands() - before < 1000
 
 
+def test_who_comes_while_the_dead_are_looked_for_keeps_what_it_takes(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may take is read before who lives: whoever comes in between was not among the former."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("hot", "redis", url=redis_url)
+        tube.put("x")
+        ours: Any = tube.driver
+        read, taken, reads = ours._store._sessions, [], count(1)
+
+        def sessions() -> Any:
+            found = read()
+            if next(reads) == 2:  # the first is to find connections that are dead
+                taken.append(two.tube.hot.take(0))
+            return found
+
+        monkeypatch.setattr(ours._store, "_sessions", sessions)
+        ours._suspects = True
+        assert tube.take(0) is None
+        (task,) = taken
+        assert task is not None and two.tube.hot.ack(task).data == "x"
+
+
 def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
     tmp_path: Path, redis_url: str
 ) -> None:
@@ -536,6 +565,22 @@ def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
         finally:
             holder.send_signal(signal.SIGCONT)
             finish(holder)
+
+
+def test_who_waits_for_a_task_says_so_at_once(tmp_path: Path, redis_db: str) -> None:
+    """In Redis, so that others call him; not when the listener comes by."""
+    with (
+        tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue,
+        redis.Redis.from_url(redis_db) as client,
+        ThreadPoolExecutor() as others,
+    ):
+        tube: Any = queue.create_tube("jobs", "redis", url=redis_db)
+        take = others.submit(tube.take, timeout=2)
+        waiting = f"{{tubes_hosted:{tube.driver._record.id}}}:waiting"
+        eventually(lambda: take.done() or client.zcard(waiting))
+        assert client.zcard(waiting) == 1
+        tube.put("x")
+        assert take.result().data == "x"
 
 
 def test_who_waits_for_room_is_called_by_others(tmp_path: Path, redis_db: str) -> None:
