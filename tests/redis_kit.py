@@ -79,6 +79,13 @@ class RedisKit(ServerKit):
         assert answer[:2] == [b"ack", id.encode()] and answer[3] == (b'"x"' if is_wanted else b"")
         assert tube.statistics()["tasks"]["total"] == 0
 
+    def test_in_a_dropped_tube_there_is_nothing_to_take_nor_to_come(self, queue: Queue, tube: Tube) -> None:
+        """Who looks and finds nothing is told by the tube that it is gone, and the sweeper goes on."""
+        tube.put("x")
+        tube.drop()
+        assert not queue.store.read(tube.driver.can_take)
+        assert queue.store.read(tube.driver.next_due) is None
+
     def test_a_drop_that_finds_taken_tasks_removes_nothing(self, queue: Queue, tube: Tube) -> None:
         """Though there were none when the tube last looked."""
         tube.put("x")
