@@ -940,6 +940,17 @@ def test_full_durability_waits_once_for_a_script_that_the_server_does_not_know(
     assert max(took) < 1.4
 
 
+def test_a_connect_that_is_refused_leaves_nothing_open(own_redis_server: Callable[..., RedisServer]) -> None:
+    """Neither a connection nor a thread that listens."""
+    server = own_redis_server(fsync="no")
+    hubs = importlib.import_module("tubes.drivers.redis.hub").Hub._all
+    before = {*hubs}
+    with pytest.raises(tubes.NotSupported, match="appendfsync"):
+        tubes.connect(server.url, durability="full")
+    assert {*hubs} == before
+    eventually(lambda: len(server.command("CLIENT LIST")) == 1)
+
+
 def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServer]) -> None:
     """Without one, or without the command, it is not supported."""
     with pytest.raises(tubes.NotSupported, match=r"durability='full'.*WAITAOF"):
