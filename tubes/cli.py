@@ -451,7 +451,7 @@ def each(
             except (tubes.NotTaken, tubes.TaskNotFound) as error:
                 refused = True
                 say(str(error))
-        if is_json or verb == "peek":
+        if is_json or (tasks and verb == "peek"):
             print_tasks(tasks, f"Tasks in {name}, times in UTC", is_json)
     if refused:
         raise click.exceptions.Exit(REFUSED)
