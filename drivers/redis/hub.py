@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 from tubes.errors import StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
+from .driver import RedisDriver
 from .listener import Listener
 from .nodes import Nodes
-from .scripts import EMPTY, Keys
+from .scripts import EMPTY
 from .wire import Wire
 
 Server = tuple[str, str, float]
@@ -35,7 +37,7 @@ class Hub:
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self.listener = Listener(self.nodes, namespace, self.waiters)
-        self._emptied: dict[Keys, str] = {}
+        self._emptied: WeakKeyDictionary[RedisDriver, str] = WeakKeyDictionary()
 
     @classmethod
     def enter(cls, server: Server) -> Hub:
@@ -96,15 +98,11 @@ class Hub:
             cls._all = {}
             cls._lock = threading.Lock()
 
-    def empty_after_restart(self, wire: Wire, keys: Keys, now: int) -> None:
+    def empty_after_restart(self, wire: Wire, driver: RedisDriver, now: int) -> None:
         """What a temporary tube held before its server was started is gone."""
-        if self._emptied.get(keys) != wire.run_id:
-            wire.evaluate(EMPTY, keys, ("", now, 0, wire.run_id))
-            self._emptied[keys] = wire.run_id
-
-    def forget(self, keys: Keys) -> None:
-        """That tube was dropped."""
-        self._emptied.pop(keys, None)
+        if self._emptied.get(driver) != wire.run_id:
+            wire.evaluate(EMPTY, driver.keys, ("", now, 0, wire.run_id))
+            self._emptied[driver] = wire.run_id
 
     def _on_wait(self) -> None:
         self.listener.on_wait()

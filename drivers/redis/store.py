@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from tubes.clock import Clock, ServerClock, SystemClock
 from tubes.doctor import Check
@@ -58,9 +59,6 @@ NO_TRANSACTIONS = (
     "takes in one"
 )
 
-ALL_TUBES = 0
-"""No tube's number."""
-
 log = logging.getLogger("tubes.redis")
 
 
@@ -88,7 +86,7 @@ class StoreTx:
     def begin(self) -> None:
         """Each script is a transaction. Drivers that need one open may have no scripts: they have one order for all."""
         if self._held is not None:
-            self._held.append(self._store.hold(ALL_TUBES))
+            self._held.append(self._store.hold(self._store.order_of_all))
 
     def end(self) -> None:
         """The next one may come."""
@@ -97,7 +95,7 @@ class StoreTx:
 
     def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
         if self._held is not None:
-            self._held.append(self._store.hold(driver.number))
+            self._held.append(self._store.hold(self._store.order_of(driver)))
         return self._store.run(driver, script, given, most, is_repeatable=False)
 
     def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
@@ -140,7 +138,8 @@ class RedisStore(Renewable):
         return self._what
 
     def _open(self) -> None:
-        self._orders: dict[int, threading.RLock] = {}
+        self.order_of_all = threading.RLock()
+        self._orders: WeakKeyDictionary[RedisDriver, threading.RLock] = WeakKeyDictionary()
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
@@ -244,7 +243,7 @@ class RedisStore(Renewable):
 
         def use(wire: Wire) -> Any:
             if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
-                self._hub.empty_after_restart(wire, driver.keys, self.clock.now_ms())
+                self._hub.empty_after_restart(wire, driver, self.clock.now_ms())
             elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience, most)
             return wire.evaluate(script, keys, given, most)
@@ -285,9 +284,12 @@ class RedisStore(Renewable):
             except Refused as error:
                 raise self._translated(error) from error
 
-    def hold(self, tube: int) -> threading.RLock:
-        """Return a tube's lock, held: who calls back does so in the order of the tube's commits."""
-        lock = self._orders.get(tube) or self._orders.setdefault(tube, threading.RLock())
+    def order_of(self, driver: RedisDriver) -> threading.RLock:
+        """The lock of a tube, whose callbacks come in the order of its commits."""
+        return self._orders.get(driver) or self._orders.setdefault(driver, threading.RLock())
+
+    def hold(self, lock: threading.RLock) -> threading.RLock:
+        """Return the lock, held."""
         longest = self._hub.nodes.longest
         if not lock.acquire(timeout=min(longest, threading.TIMEOUT_MAX)):
             raise StoreUnavailable(
@@ -413,8 +415,6 @@ class RedisStore(Renewable):
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
         _, last = self._run_on(tube.id, scripts.DROP)
         self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
-        self._orders.pop(tube.id, None)
-        self._hub.forget(Keys.of_tube(self._namespace, tube.id))
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
         """There are no transactions here that another's step could come into."""

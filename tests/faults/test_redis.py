@@ -847,16 +847,20 @@ def test_what_follows_a_large_batch_is_given_no_more_time_than_otherwise(
         client.client_unpause()
 
 
-def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect) -> None:
+@pytest.mark.parametrize("is_dropped_by", ["itself", "another"])
+def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect, is_dropped_by: str) -> None:
     listener: Any = importlib.import_module("tubes.drivers.redis.listener")
-    queue = connect()
+    queue, other = connect(sweep=False), connect(sweep=False)
     store: Any = queue.store
 
     def come_and_go() -> list[int]:
         tube = queue.create_tube("jobs", "utubettl", temporary=True, on_task_change=lambda task, event: None)
         tube.put("x")
         tube.ack(tube.take(timeout=1) or 0)
-        tube.drop()
+        (queue if is_dropped_by == "itself" else other).drop_tube("jobs")
+        del tube
+        queue.sweep()
+        other.sweep()
         gc.collect()
         return [len(kept) for kept in (listener.Listener.drivers, store._hub._emptied, store._orders)]
 
