@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from faults.harness import eventually
 
 import tubes
 from tubes.task import milliseconds
@@ -77,6 +81,110 @@ def test_an_ack_stands_when_the_look_for_more_meets_a_store_that_is_away(
     assert tube.statistics()["calls"]["ack"] == 1
     with pytest.raises(tubes.StoreUnavailable):
         tube.take(timeout=0)
+
+
+@pytest.fixture
+def no_take_is_committed(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is away whenever a take is to be committed, and rolls it back."""
+    transact = tube.place.transact
+
+    def transact_or_fail(step: Any, on_commit: Any = None) -> Any:
+        def failing(tx: Any) -> Any:
+            tx.begin()
+            changes = step(tx)
+            if any(change.event is tubes.Event.TAKE for change in changes):
+                raise tubes.StoreUnavailable("the disk is full")
+            return changes
+
+        return transact(failing, on_commit)
+
+    monkeypatch.setattr(tube.place, "transact", transact_or_fail)
+
+
+def test_an_ack_stands_and_what_was_not_committed_is_not_taken(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    tube.put("held")
+    held = tube.take(timeout=0)
+    monkeypatch.setattr(tube._queue, "rescue_for", lambda taker: bool(taker.put("of the dead")))
+    request.getfixturevalue("no_take_is_committed")
+    assert tube.take(timeout=0, ack=held) is None
+    assert tube.statistics()["tasks"]["ready"] == 1
+
+
+def test_an_ack_stands_and_what_was_waited_for_and_not_committed_is_not_taken(
+    tube: tubes.Tube, clock: FakeClock, request: pytest.FixtureRequest
+) -> None:
+    tube.put("held")
+    held = tube.take(timeout=0)
+    request.getfixturevalue("no_take_is_committed")
+    with ThreadPoolExecutor(1) as executor:
+        taking = executor.submit(tube.take, ack=held)
+        eventually(lambda: clock.waiting == 1)
+        tube.put("next")
+        assert taking.result(20) is None
+    assert tube.statistics()["tasks"]["ready"] == 1
+
+
+def test_a_put_of_more_than_a_tube_can_hold_tells_that_it_is_gone(queue: tubes.Queue) -> None:
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1)
+    with pytest.raises(tubes.TubeFull):
+        tube.put_many("ab")
+    tube.drop()
+    with pytest.raises(tubes.NoSuchTube):
+        tube.put_many("ab")
+
+
+def test_an_ack_in_a_transaction_does_not_stand_by_itself(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tube.put("held")
+    held = tube.take(timeout=0)
+
+    def is_away(*_: object) -> None:
+        raise tubes.StoreUnavailable("no such server")
+
+    with pytest.raises(tubes.StoreUnavailable), tube._queue.transaction() as unit:
+        monkeypatch.setattr(tube._store, "has_tube", is_away)
+        tube.take(timeout=0, ack=held, unit=unit)
+    assert tube.tasks("t") == [held]
+
+
+def test_what_was_taken_in_a_transaction_that_is_over_is_not_given_back(tube: tubes.Tube) -> None:
+    """It was rolled back with it, or its commit has waited for that."""
+    tube.put("x")
+    with tube._queue.transaction() as unit:
+        task = tube.take(timeout=0, unit=unit)
+    assert task is not None
+    tube.give_back([task], unit)
+    assert tube.tasks("t") == [task]
+
+
+def test_what_is_stored_between_two_looks_at_the_counts_is_counted_once(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tube.put("x")
+    queue, counts = tube._queue, tube._store.counts
+    pending = counts.pending
+
+    def pending_and_stored(id: int) -> tuple[Mapping[str, int], int]:
+        seen = pending(id)
+        queue.flush_counts()
+        return seen
+
+    monkeypatch.setattr(counts, "pending", pending_and_stored)
+    assert tube.statistics()["calls"]["put"] == 1
+
+
+def test_the_sweeper_is_told_of_what_is_due_first(
+    tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ttl in (20, 5, 10):
+        tube.bury(tube.put("x", ttl=ttl))
+    told: list[int] = []
+    monkeypatch.setattr(tube._queue, "due_at", told.append)
+    assert tube.kick(3) == 3
+    assert told == [clock.now_ms() + 5000]
 
 
 def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: None, tmp_path: Path) -> None:

@@ -262,3 +262,91 @@ def test_who_waits_for_room_hears_that_the_tube_is_dropped(queue: tubes.Queue, c
     tube.drop()
     with pytest.raises(tubes.NoSuchTube, match="jobs"):
         waiter.data()
+
+
+def test_who_comes_to_be_first_in_line_for_room_sees_to_what_is_due(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("full", ttl=60)
+    first = Waiter(clock, tube.put, "first", timeout=5)
+    second = Waiter(clock, tube.put, "second", timeout=None)
+    clock.advance(5)
+    with pytest.raises(tubes.TubeFull):
+        first.data()
+    eventually(lambda: clock.waiting == 1)
+    clock.advance(55)
+    assert second.data() == "second"
+
+
+def test_who_waits_behind_others_takes_one_and_leaves_them_theirs(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    tube = queue.create_tube("jobs", "fifo")
+    waiters = queue.store.waiters
+    first = waiters.enter(tube.record.id)
+    second = Waiter(clock, tube.take_many, 5)
+    tube.put_many("abc")
+    second.join(20)
+    assert [task.data for task in second.answer] == ["a"]
+    waiters.leave(tube.record.id, first)
+
+
+def test_whose_time_is_over_tries_a_last_time_wherever_he_stands(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    tube = queue.create_tube("jobs", "fifo")
+    waiters = queue.store.waiters
+    first = waiters.enter(tube.record.id)
+    late = Waiter(clock, tube.take, timeout=5)
+    tube.put("x")  # which calls the first alone
+    clock.advance(5)
+    assert late.data() == "x"
+    waiters.leave(tube.record.id, first)
+
+
+def test_callbacks_hear_what_a_waiting_take_settles_while_it_goes_on_waiting(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    tube = queue.create_tube("jobs", "fifottl", ttr=60)
+    heard: list[tubes.Event] = []
+    tube.put("short", ttl=5)
+    tube.take(timeout=0)
+    tube.on_task_change(lambda task, event: heard.append(event))
+    waiter = Waiter(clock, tube.take)
+    clock.advance(5)
+    eventually(lambda: heard == [tubes.Event.TTL])
+    assert waiter.is_alive()
+    tube.put("next")
+    assert waiter.data() == "next"
+
+
+def test_who_waits_takes_what_a_rescue_had_to_leave(queue: tubes.Queue, clock: FakeClock) -> None:
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("held")
+    tube.take(timeout=0)
+    waiter = Waiter(clock, tube.take)
+    tube.ended.add(
+        queue.store.session
+    )  # as where another transaction has the task locked when its owner ends
+    queue.store.waiters.wake_first(tube.record.id)
+    assert waiter.data() == "held"
+
+
+def test_who_waits_for_room_goes_when_the_queue_closes_however_long_that_takes(
+    queue: tubes.Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looked when it had begun, and waited on, would wait for ever."""
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("full")
+    waiter = Waiter(clock, tube.put, "x", timeout=None)
+    leave = queue.store.leave
+
+    def leave_late() -> bool:
+        waiter.join(20)
+        return leave()
+
+    monkeypatch.setattr(queue.store, "leave", leave_late)
+    queue.close()
+    with pytest.raises(tubes.StoreUnavailable, match="closed"):
+        waiter.data()
