@@ -319,6 +319,31 @@ def test_a_queue_that_is_closed_inside_a_transaction_does_not_wait_for_a_sweep_t
         queue.close()
 
 
+def test_a_queue_that_is_closed_after_a_transaction_waits_for_the_sweep(
+    sqlite_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = sqlite_place.connect(sweep=True)
+    sweeping, left = threading.Event(), threading.Event()
+    leave, are_early = queue.store.leave, []
+
+    def tidy() -> None:
+        sweeping.set()
+        eventually(lambda: queue.is_closed)
+        are_early.append(left.wait(0.1))
+
+    def leave_and_say() -> bool:
+        left.set()
+        return leave()
+
+    monkeypatch.setattr(queue.store, "tidy", tidy)
+    monkeypatch.setattr(queue.store, "leave", leave_and_say)
+    with queue.transaction():
+        pass
+    assert sweeping.wait(20)
+    queue.close()
+    assert are_early == [False]
+
+
 @pytest.mark.parametrize("error", [KeyError, None])
 def test_a_queue_that_is_closed_over_a_result_leaves_nothing_locked(
     sqlite_place: Place, error: type[Exception] | None

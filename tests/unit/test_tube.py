@@ -187,6 +187,24 @@ def test_the_sweeper_is_told_of_what_is_due_first(
     assert told == [clock.now_ms() + 5000]
 
 
+def test_who_settles_what_is_due_learns_what_is_due_next(tube: tubes.Tube, clock: FakeClock) -> None:
+    for ttl in (5, 20):
+        tube.put("x", ttl=ttl)
+    clock.advance(5)
+    assert tube.expire() == (1, clock.now_ms() + 15_000)
+
+
+def test_all_are_released_once_also_where_others_go_on_taking(tube: tubes.Tube) -> None:
+    def take_again(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.RELEASE and task.attempts < 3:
+            tube.take(timeout=0)
+
+    tube.put("x")
+    tube.take(timeout=0)
+    tube.on_task_change(take_again)
+    assert tube.release_all() == 1
+
+
 def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: None, tmp_path: Path) -> None:
     """And counted, though nobody else has the store open."""
     url = f"sqlite:///{tmp_path / 'queue.db'}"

@@ -264,6 +264,16 @@ def test_who_waits_for_room_hears_that_the_tube_is_dropped(queue: tubes.Queue, c
         waiter.data()
 
 
+def test_nobody_waits_for_room_longer_than_he_wants_to(queue: tubes.Queue, clock: FakeClock) -> None:
+    """Whatever else is due later."""
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("full", ttl=60)
+    waiter = Waiter(clock, tube.put, "x", timeout=5)
+    clock.advance(5)
+    with pytest.raises(tubes.TubeFull):
+        waiter.data()
+
+
 def test_who_comes_to_be_first_in_line_for_room_sees_to_what_is_due(
     queue: tubes.Queue, clock: FakeClock
 ) -> None:
@@ -303,6 +313,35 @@ def test_whose_time_is_over_tries_a_last_time_wherever_he_stands(
     clock.advance(5)
     assert late.data() == "x"
     waiters.leave(tube.record.id, first)
+
+
+def test_who_comes_to_be_first_in_line_sees_to_what_is_due(queue: tubes.Queue, clock: FakeClock) -> None:
+    tube = queue.create_tube("jobs", "fifottl")
+    tube.put("x", delay=60)
+    first, second = Waiter(clock, tube.take, timeout=5), Waiter(clock, tube.take)
+    clock.advance(5)
+    first.join(20)
+    eventually(lambda: clock.waiting == 1)
+    clock.advance(55)
+    assert second.data() == "x"
+
+
+def test_what_a_look_takes_is_a_part_of_the_timeout(
+    queue: tubes.Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tube = queue.create_tube("jobs", "fifo")
+    can_take = tube.driver.can_take
+
+    def can_take_late(tx: Any) -> bool:
+        monkeypatch.undo()
+        clock.advance(3)
+        return can_take(tx)
+
+    monkeypatch.setattr(tube.driver, "can_take", can_take_late)
+    waiter = Waiter(clock, tube.take, timeout=5)
+    clock.advance(2)
+    waiter.join(20)
+    assert not waiter.is_alive()
 
 
 def test_callbacks_hear_what_a_waiting_take_settles_while_it_goes_on_waiting(
