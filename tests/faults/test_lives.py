@@ -275,14 +275,17 @@ def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
     eventually(lambda: told == ["ttl"])
 
 
-def test_who_waits_in_another_process_hears_that_the_tube_is_dropped(
+def test_all_who_wait_in_other_processes_hear_that_the_tube_is_dropped(
     deaf: None, connect: Connect, url: str, asleep: Callable[[tubes.Queue, str, str], Process]
 ) -> None:
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
-    other = asleep(queue, url, "jobs")
+    others = [asleep(queue, url, "jobs") for _ in range(2)]
     tube.drop()
-    assert other.wait(20) == 1  # its take has raised, and nobody looks by himself
+    assert [other.wait(20) for other in others] == [
+        1,
+        1,
+    ]  # their takes have raised, and nobody looks by himself
 
 
 def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(

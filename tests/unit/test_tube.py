@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from faults.harness import eventually
 
 import tubes
+from tubes.driver import TasksLocked
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
 
@@ -253,3 +256,66 @@ def test_a_task_of_another_tube_is_refused_in_a_batch_too(tube: tubes.Tube) -> N
     with pytest.raises(tubes.BadOption, match="not a task of tube 'jobs'"):
         tube.ack_many([ours, theirs])
     assert tube.tasks("t") == [ours]
+
+
+def test_what_a_transaction_of_unknown_outcome_took_is_given_back(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = tube._queue
+    transaction = queue.store.transaction
+
+    @contextmanager
+    def transaction_without_an_answer(on_commit: Callable[[], None]) -> Iterator[Any]:
+        with transaction(on_commit) as tx:
+            yield tx
+        raise tubes.OutcomeUnknown("the connection is lost")
+
+    tube.put("x")
+    monkeypatch.setattr(queue.store, "transaction", transaction_without_an_answer)
+    with pytest.raises(tubes.OutcomeUnknown), queue.transaction() as unit:
+        tube.take(timeout=0, unit=unit)
+    assert len(tube.tasks("t")) == 1
+    queue.sweep()
+    assert len(tube.tasks("r")) == 1
+
+
+def test_a_session_is_known_until_all_that_it_held_is_released(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And set aside meanwhile, so that nobody looks for it again and again."""
+
+    def are_locked(*_: Any, **__: Any) -> Any:
+        raise TasksLocked("others have them")
+
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, clock=clock, sweep=False) as queue:
+        store = queue.store
+        jobs = queue.create_tube("jobs", "fifo")
+        queue.create_tube("others", "fifo")
+        jobs.put("x")
+        with tubes.connect(url, clock=clock, sweep=False, session_ttr=5) as other:
+            assert other.tube.jobs.take(timeout=0) is not None
+            session = other.identify().hex
+        clock.advance(5)
+        with monkeypatch.context() as locking:
+            locking.setattr(jobs.driver, "release_owner", are_locked)
+            assert queue.sweep() == 0
+        assert store.set_aside == {session}
+        assert queue.sweep() == 1
+        assert store.set_aside == set()
+        assert queue.sweep() == 0
+        assert store.transact(partial(store.ended_sessions, now=clock.now_ms(), thoroughly=True)) == []
+
+
+def test_a_session_is_known_as_long_as_a_tube_cannot_be_opened_here(tmp_path: Path, clock: FakeClock) -> None:
+    """Its driver knows what it held there."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, clock=clock, sweep=False) as queue:
+        store = queue.store
+        store.transact(lambda tx: store.add_tube(tx, "later", "of_nobody", {}, temporary=False))
+        with tubes.connect(url, clock=clock, sweep=False, session_ttr=5) as other:
+            session = other.identify().hex
+        clock.advance(5)
+        queue.sweep()
+        queue.sweep()
+        assert store.set_aside == {session}
