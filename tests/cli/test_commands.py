@@ -46,6 +46,9 @@ def tubes_(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     """The command in this process, on a store of its own: fast, and all but signals and pipes are real."""
     monkeypatch.setenv("TUBES_URL", f"sqlite:///{tmp_path}/q.db")
     monkeypatch.delenv("TUBES_SESSION", raising=False)
+    monkeypatch.setattr(
+        "tubes.cli_output._secrets", set()
+    )  # else those of one test are kept in the next, too
 
     def command(*arguments: str) -> Said:
         status = run(arguments)
@@ -435,6 +438,15 @@ def test_a_password_is_never_printed_wherever_it_was_given(
     said = tubes_(*arguments)
     assert said.status == USAGE
     assert "cret" not in said.err + said.out and "***" in said.err
+
+
+def test_an_empty_url_in_the_environment_is_none(
+    tubes_: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUBES_URL", "")
+    monkeypatch.chdir(tmp_path)
+    assert tubes_("create", "jobs").status == 0
+    assert (tmp_path / "tubes.db").exists()
 
 
 def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None:

@@ -134,6 +134,21 @@ def test_an_interrupt_in_a_callback_reaches_the_caller_and_the_line_goes_on_late
     assert seen == [1, 2]
 
 
+def test_what_an_interrupt_has_left_in_the_line_is_told_at_the_close() -> None:
+    heard: list[object] = []
+
+    def interrupted(task: Task, event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with tubes.connect("sqlite://", sweep=False, session_ttr=60) as queue:
+        tube = queue.create_tube("jobs", "fifo", on_task_change=interrupted)
+        tube.add_listener(lambda task, event: heard.append(task.data))
+        with pytest.raises(KeyboardInterrupt):
+            tube.put("x")
+        assert heard == []
+    assert heard == ["x"]
+
+
 def test_a_coroutine_function_is_refused_where_nobody_would_await_it() -> None:
     async def callback(task: tubes.Task, event: tubes.Event) -> None: ...
 
