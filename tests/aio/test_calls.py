@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +400,30 @@ async def test_a_coroutine_function_is_awaited_one_change_at_a_time_in_order(url
         assert seen == [("begin", "a")]
         may_go_on.set()
     assert seen == [("begin", "a"), ("end", "a"), ("begin", "b"), ("end", "b")]  # the close did
+
+
+@awaited
+async def test_a_close_waits_for_the_callback_that_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else it does is over by then."""
+    is_closed, ended = asyncio.Event(), []
+
+    async def note(task: tubes.Task, event: tubes.Event) -> None:
+        await is_closed.wait()
+        await asyncio.sleep(0)
+        ended.append(task.data)
+
+    queue = await connect("sqlite://")
+    jobs = await queue.create_tube("jobs", "fifo", on_task_change=note)
+    await jobs.put("x")
+    close = queue._crew.close
+
+    async def close_and_say(work: Callable[[], None]) -> None:
+        await close(work)
+        is_closed.set()
+
+    monkeypatch.setattr(queue._crew, "close", close_and_say)
+    await queue.close()
+    assert ended == ["x"]
 
 
 def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None:

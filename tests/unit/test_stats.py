@@ -82,6 +82,19 @@ def test_a_flush_that_takes_long_has_stored_nothing(monkeypatch: pytest.MonkeyPa
     assert counts.pending(1) == ({"put": 1}, 1)
 
 
+def test_a_flush_that_failed_is_not_under_way_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 0.01)
+    counts = Counts()
+    counts.add(1, Event.PUT, 2)
+
+    def fails(deltas: object) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        counts.flush(fails)
+    assert counts.pending(1) == ({"put": 2}, 1)
+
+
 def test_what_is_on_its_way_is_counted_for_its_own_tube_until_its_own_flush_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -208,6 +208,27 @@ def test_all_are_released_once_also_where_others_go_on_taking(tube: tubes.Tube) 
     assert tube.release_all() == 1
 
 
+def test_what_is_taken_in_a_second_try_is_taken_once(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store runs a step again after a conflict."""
+    transact = tube.place.transact
+
+    def transact_again(step: Any, on_commit: Any = None) -> Any:
+        def conflicting(tx: Any) -> None:
+            tx.begin()
+            step(tx)
+            raise tubes.Conflict("somebody was faster")
+
+        with pytest.raises(tubes.Conflict):
+            transact(conflicting)
+        return transact(step, on_commit)
+
+    tube.put_many("ab")
+    monkeypatch.setattr(tube.place, "transact", transact_again)
+    assert [task.data for task in tube.take_many(5, timeout=0)] == ["a", "b"]
+
+
 def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: None, tmp_path: Path) -> None:
     """And counted, though nobody else has the store open."""
     url = f"sqlite:///{tmp_path / 'queue.db'}"

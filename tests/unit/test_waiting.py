@@ -69,8 +69,9 @@ def test_an_empty_line_is_forgotten() -> None:
     signal = waiters.enter("jobs")
     assert waiters
     assert waiters.count("jobs") == 1
+    waiters.wake("jobs")
     waiters.leave("jobs", signal)
-    assert not waiters
+    assert not waiters and not waiters._called
     assert (waiters.keys(), waiters.count("jobs")) == ([], 0)
 
 
