@@ -247,6 +247,7 @@ class Model:
     def do_create(self, step: Step, connection: int) -> Any:
         options = step.get("opts") or {}
         if is_refused(step, None):
+            self._note_overflow(options.get("ttl"), options.get("ttr"))
             known = known_options(step, None) or set()
             if any(is_nonsense(name, value) for name, value in options.items() if name in known):
                 self.partings.add("a tube with a nonsensical option")
@@ -297,6 +298,8 @@ class Model:
             return Failed("no_tube")
         options = step.get("opts") or {}
         if is_refused(step, box.type):
+            if box.timed:
+                self._note_overflow(options.get("ttl"), options.get("ttr"), options.get("delay"))
             if 0 < box.capacity <= len(box.items) and options.get("timeout"):
                 self.partings.add("a bad put that waits for room")
             return Failed("bad")
@@ -334,6 +337,10 @@ class Model:
         self._tell(box, "put", item)
         return item.seen()
 
+    def _note_overflow(self, *durations: Any) -> None:
+        if any(_is_number(duration) and duration > LONGEST for duration in durations):
+            self.partings.add("a duration that overflows")
+
     def _note_null(self, options: Mapping[str, Any]) -> None:
         if any(options.get(name, 0) is None for name in ("ttl", "ttr", "timeout")):
             self.partings.add("null for a duration")
@@ -344,6 +351,7 @@ class Model:
             return Failed("no_tube")
         timeout = step.get("timeout")
         if is_refused_value("timeout", timeout):
+            self._note_overflow(timeout)
             return Failed("bad")
 
         def try_it() -> Seen | None:
@@ -377,6 +385,8 @@ class Model:
         delay = (step.get("opts") or {}).get("delay")
         box, held = self.box(step), self._held(step, connection)
         if box is not None and is_refused(step, box.type):
+            if box.timed:
+                self._note_overflow(delay)
             if box.timed and not (delay is None or _is_number(delay) or isinstance(held, Failed)):
                 self.partings.add("a release that fails")
             return Failed("bad")
