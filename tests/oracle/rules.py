@@ -106,7 +106,7 @@ def another_type_is_an_error(recorded: Recorded) -> None:
 
 def a_refusal_comes_first(recorded: Recorded) -> None:
     """What is refused for an option is so before anything else is looked at."""
-    of_others = [Failed(kind) for kind in ("not_taken", "exists", "unknown_type")]
+    of_others = [Failed(kind) for kind in ("not_taken", "exists", "unknown_type", "unsupported")]
     if recorded.result in of_others and is_refused(recorded.step, recorded.type):
         recorded.result = Failed("bad")
 
