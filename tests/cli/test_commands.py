@@ -440,6 +440,21 @@ def test_a_password_is_never_printed_wherever_it_was_given(
     assert "cret" not in said.err + said.out and "***" in said.err
 
 
+def test_a_task_that_is_not_there_keeps_nobody_from_the_others(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "1")
+    said = tubes_("delete", "jobs", "--json", "99", "1")
+    assert (said.status, said.json()["id"]) == (REFUSED, 1)
+    assert "99" in said.err
+
+
+def test_calls_that_were_never_made_are_left_out_of_the_table(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "1")
+    shown = tubes_("stats", "jobs").out
+    assert "put" in shown and "kick" not in shown
+
+
 def test_an_empty_url_in_the_environment_is_none(
     tubes_: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
