@@ -155,9 +155,8 @@ class Nodes:
             wire: Wire | None = None
             address = at or self._address(keys)
             try:
-                wire = self._borrow(address)
-                if within is not None:
-                    wire.wait_for(within)
+                wire = self._borrow(address, within)
+                wire.wait_for(within)
                 answer = use(wire)
                 if self._away:
                     self._away.pop(address, None)
@@ -193,8 +192,6 @@ class Nodes:
                 raise
             finally:
                 if wire is not None:
-                    if within is not None:
-                        wire.wait_for(None)
                     self._give_back(address, wire)
             if real_monotonic() > until:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
@@ -207,7 +204,9 @@ class Nodes:
         An answer there is waited for no longer than for ``patience`` seconds.
         """
         patience = min(patience, self.patience)
-        return self._connect(self._address(keys), socket_timeout=patience, socket_connect_timeout=patience)
+        wire = self._connect(self._address(keys), patience)
+        wire.wait_for(patience)
+        return wire
 
     def note_away(self, keys: Keys, until: float) -> None:
         """Note that there was no answer from the node of these keys, if it was waited for until then."""
@@ -230,7 +229,7 @@ class Nodes:
         if self.is_cluster and now > until:
             self._away[address] = now + AWAY_FOR
 
-    def _borrow(self, address: Address | None) -> Wire:
+    def _borrow(self, address: Address | None, within: float | None = None) -> Wire:
         idle = self._idle.get(address)
         while idle:
             try:
@@ -240,14 +239,18 @@ class Nodes:
             if wire.is_idle:
                 return wire
             wire.close()
-        return self._connect(address)
+        return self._connect(address, within)
 
-    def _connect(self, address: Address | None, **other: Any) -> Wire:
-        settings = self._settings | other
+    def _connect(self, address: Address | None, within: float | None = None) -> Wire:
+        """Open a connection. ``within``: seconds for each step of that, where these are fewer than usual."""
+        settings = self._settings
+        if within is not None:
+            step = min(within, self.patience)
+            settings = settings | {"socket_timeout": step, "socket_connect_timeout": step}
         if address is not None:
             settings = settings | {"host": address[0], "port": address[1]}
         try:
-            return Wire(self._class(**settings))
+            return Wire(self._class(**settings), self.longest)
         except NOT_NOW:
             raise
         except (exceptions.RedisError, *UNFIT) as error:

@@ -75,9 +75,9 @@ LARGE = 1 << 20
 
 
 class Wire:
-    """Used by one thread at a time."""
+    """Used by one thread at a time. ``longest``: seconds that an answer is waited for, once it is open."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, longest: float) -> None:
         self._connection = connection
         self._run_id = ""
         self.is_lost = False
@@ -92,7 +92,8 @@ class Wire:
             raise Lost(str(error), was_sent=False) from error
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)
-        self._usual = self._patience = self._timeout = connection.socket_timeout
+        self._usual = self._patience = longest
+        self._timeout = connection.socket_timeout
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument], most: int = 0) -> Any:
         """Run a script, and return what it answers: text as bytes. ``most``: tasks that there may be in that."""
@@ -185,7 +186,7 @@ class Wire:
             self._connection.disconnect()
 
     def wait_for(self, seconds: float | None) -> None:
-        """Wait for an answer no longer than that from now on; ``None``: as long as it was made for."""
+        """Wait for an answer no longer than that from now on; ``None``: as long as for any."""
         self._patience = self._usual if seconds is None else min(seconds, self._usual)
 
     def _give_time(self, arguments: int) -> None:

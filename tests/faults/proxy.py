@@ -26,6 +26,8 @@ class Proxy:
         self.spoil_after: bytes | None = None
         self.hold_back: bytes | None = None
         self.is_silent = False
+        self.lost = 0
+        """Answers that it was silent about."""
         self._held: tuple[socket.socket, bytes] | None = None
         self._server = server
         self._tls = tls
@@ -93,5 +95,7 @@ class Proxy:
                     if self.spoil_after is not None and self.spoil_after in data:
                         self.spoil_after, is_spoiled = None, True
                     server.sendall(data)
-                elif not self.is_silent:
+                elif self.is_silent:
+                    self.lost += 1
+                else:
                     client.sendall(b"?" + data if is_spoiled else data)

@@ -217,8 +217,9 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     assert got and got[0] is not None and got[0].data == "y"
 
 
+@pytest.mark.parametrize("lost", ["in use", "being opened"])
 def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
-    server: RedisServer, proxy: Proxy
+    lost: str, server: RedisServer, proxy: Proxy
 ) -> None:
     """The answer to a beat is waited for no longer than until the next, however long others are."""
     far = f"redis://127.0.0.1:{proxy.port}?dead_after=3"
@@ -236,7 +237,11 @@ def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
             eventually(lambda: beat() != last)
 
         proxy.is_silent = True
-        beats()  # of which no answer comes
+        if lost == "in use":
+            beats()  # of which no answer comes
+        else:
+            store._hub.nodes._forget_idle(None)
+            eventually(lambda: proxy.lost)  # what the server said to a new connection
         proxy.is_silent = False
         beats()
         assert queue.tube.jobs.ack(task).id == task.id
