@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -45,16 +45,20 @@ _given: dict[str, str] = {}
 
 
 class Reach:
-    """Calls to a server, and whether one of any tube there was waited for in vain just now."""
+    """Calls on a tube, and whether one of any tube on the same server was waited for in vain just now.
 
-    _hangs_until: ClassVar[dict[str, float]] = {}
+    ``node``: which one of a Cluster has the tube; ``None``: it is no Cluster, or that is not known yet.
+    """
 
-    def __init__(self, url: str) -> None:
+    _hangs_until: ClassVar[dict[tuple[str, Hashable], float]] = {}
+
+    def __init__(self, url: str, node: Callable[[], Hashable]) -> None:
         self._url = url
+        self._node = node
 
     def check(self) -> None:
         """Raise StoreUnavailable then. For what nobody waits for: each tube there would cost as long a wait."""
-        if real_monotonic() < self._hangs_until.get(self._url, 0.0):
+        if real_monotonic() < self._hangs_until.get((self._url, self._node()), 0.0):
             raise StoreUnavailable(f"{described(self._url)} cannot be used: it did not answer a moment ago")
 
     def call(self, work: Callable[[], T]) -> T:
@@ -65,9 +69,10 @@ class Reach:
         except StoreError:
             ended = real_monotonic()
             if ended - began > PATIENCE:
-                self._hangs_until[self._url] = ended + AWAY_FOR
+                self._hangs_until[self._url, self._node()] = ended + AWAY_FOR
             raise
-        self._hangs_until.pop(self._url, None)
+        if self._hangs_until:
+            self._hangs_until.pop((self._url, self._node()), None)
         return done
 
 
@@ -89,7 +94,7 @@ class RedisTube:
         self._hosted = tube
         self._id = tube.id
         self._url: str = tube.options["url"]
-        self._reach = Reach(self._url)
+        self._reach = Reach(self._url, self._node)
         self.check_reachable = self._reach.check
         self._record = replace(tube, id=tube.options["number"])
         self._redis = RedisDriver(
@@ -269,6 +274,9 @@ class RedisTube:
                     opened.close()
             return self._opened
 
+    def _node(self) -> Hashable:
+        return None if self._opened is None else self._opened.node
+
     def _open(self) -> HostedStore:
         url = _with_password(self._url)
         try:
@@ -352,6 +360,11 @@ class HostedStore(RedisStore):
         super()._beat()
         if not (self._left or self._is_closed or self._is_stale):
             self.follow(self._host.session)
+
+    @property
+    def node(self) -> Hashable:
+        """Which node of a Cluster has the tube; ``None``: it is no Cluster."""
+        return self._hub.nodes.node_of(self._driver.keys)
 
     def last_given(self) -> int:
         """Return the last id that a dropped tube gave here."""

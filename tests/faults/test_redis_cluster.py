@@ -258,6 +258,25 @@ def test_a_tube_whose_node_is_away_is_not_made(cluster: RedisCluster) -> None:
         queue.create_tube(name, "fifo").put("x")
 
 
+def test_a_node_that_hangs_leaves_out_no_tube_of_type_redis_of_another(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tubes.drivers.redis.hosted.PATIENCE", 0.2)
+    away = next(n for n in cluster.nodes if n is not owner_of(cluster, int(key_slot(b"{tubes_hosted}"))))
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        made = [queue.create_tube(f"tube_{number}", "redis", url=cluster.url) for number in range(12)]
+
+        def is_away(tube: tubes.Tube) -> bool:
+            slot = int(key_slot(f"{{tubes_hosted:{tube.record.options['number']}}}".encode()))
+            return owner_of(cluster, slot) is away
+
+        there = [tube for tube in made if is_away(tube)]
+        with away.hung():
+            with pytest.raises(tubes.StoreError):
+                there[0].put("x")
+            assert queue.statistics().keys() == {tube.name for tube in made if tube not in there}
+
+
 def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_it(
     connect: Connect, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
