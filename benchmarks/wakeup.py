@@ -284,10 +284,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         places(options) as (ours, bare),
         Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
-        bar = progress.add_task("idling", total=options.puts * (1 if options.no_bare else 2))
         sides = [Side("tubes", OURS, ours, options.durability, options.waiters)]
         if not options.no_bare:
             sides.append(Side("bare", BARE[options.store], bare, options.durability, 1))
+        bar = progress.add_task("idling", total=options.puts * len(sides))
         time.sleep(min(options.idle, 1.0))
         began, cpu = time.monotonic(), [side.cpu() for side in sides]
         idle_cpu, idle_seconds = [0.0 for _ in sides], 0.0
@@ -295,7 +295,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             before, at = [side.cpu() for side in sides], time.monotonic()
             time.sleep(options.idle)
             idle_seconds += time.monotonic() - at
-            idle_cpu = [sum + one.cpu() - b for sum, one, b in zip(idle_cpu, sides, before, strict=True)]
+            idle_cpu = [
+                idle + one.cpu() - was for idle, one, was in zip(idle_cpu, sides, before, strict=True)
+            ]
             side.measure_one()
             progress.advance(bar)
         seconds = time.monotonic() - began

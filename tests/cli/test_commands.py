@@ -46,9 +46,7 @@ def tubes_(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     """The command in this process, on a store of its own: fast, and all but signals and pipes are real."""
     monkeypatch.setenv("TUBES_URL", f"sqlite:///{tmp_path}/q.db")
     monkeypatch.delenv("TUBES_SESSION", raising=False)
-    monkeypatch.setattr(
-        "tubes.cli_output._secrets", set()
-    )  # else those of one test are kept in the next, too
+    monkeypatch.setattr("tubes.cli_output._secrets", set())  # not also those of the tests before
 
     def command(*arguments: str) -> Said:
         status = run(arguments)

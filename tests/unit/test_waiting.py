@@ -366,9 +366,7 @@ def test_who_waits_takes_what_a_rescue_had_to_leave(queue: tubes.Queue, clock: F
     tube.put("held")
     tube.take(timeout=0)
     waiter = Waiter(clock, tube.take)
-    tube.ended.add(
-        queue.store.session
-    )  # as where another transaction has the task locked when its owner ends
+    tube.ended.add(queue.store.session)  # as where another transaction has locked the task meanwhile
     queue.store.waiters.wake_first(tube.record.id)
     assert waiter.data() == "held"
 
