@@ -131,7 +131,8 @@ class SqliteStore(Catalogue, Renewable):
                 self._locks = self._shared.locks
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.listener.add_check(self.deaths_suspected)
-                self.writer.holds_lock = self._shared.holds_lock
+                self._shared.writers.add(self.writer)
+                self.writer.check_not_locked_here = self._shared.check_not_locked_here
                 sqlite_joined.watch_first_savepoints()
             self.set_aside: set[str] = set()
             self._begin_session()

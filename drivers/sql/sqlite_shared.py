@@ -8,15 +8,18 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from tubes.clock import pause, real_monotonic
-from tubes.errors import StoreUnavailable
+from tubes.errors import StoreBusy, StoreUnavailable
 from tubes.stats import Counts
 
 from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lock_file import LockFile
+from .sqlite_writer import SqliteWriter
+
+T = TypeVar("T")
 
 FORK_WAITS = 5.0
 """Seconds that a fork waits at most for threads that are opening files."""
@@ -50,6 +53,8 @@ class SharedFile:
         self.waiters = self.listener.waiters
         self.joined: weakref.WeakSet[Any] = weakref.WeakSet()
         """Transactions of users in which this process has written."""
+        self.writers: weakref.WeakSet[SqliteWriter] = weakref.WeakSet()
+        """Those of the queues."""
         self._users = 0
 
     @classmethod
@@ -76,12 +81,20 @@ class SharedFile:
         file = file_at(path)
         return any(key[:2] == file for key in list(cls._all))
 
-    def holds_lock(self) -> bool:
-        """Tell whether this thread has the file's write lock in a transaction of the user's."""
+    def check_not_locked_here(self) -> None:
+        """Raise StoreBusy if this thread has the file's write lock: a call that waits for it would wait for itself."""
         thread = get_ident()
-        while True:
-            with suppress(RuntimeError):  # another thread has joined one, which ends a walk over the set
-                return any(tx.is_open and tx.thread == thread for tx in self.joined)
+        for shared in [shared for key, shared in list(self._all.items()) if key[:2] == self.key[:2]]:
+            if any(tx.is_open and tx.thread == thread for tx in _all_of(shared.joined)):
+                raise StoreBusy(
+                    "this thread's own transaction has locked the file, and the call would wait for it: "
+                    "pass connection= to the call"
+                )
+            if any(writer.is_held_by(thread) for writer in _all_of(shared.writers)):
+                raise StoreBusy(
+                    "this thread is inside a transaction of another queue on the same file, and the call would wait "
+                    "for it: make the call before or after, or use one queue for both"
+                )
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to."""
@@ -169,6 +182,12 @@ class SharedFile:
 
 os.register_at_fork(before=SharedFile.before_fork, after_in_child=SharedFile.forked)
 """Also of one that another thread is about to use."""
+
+
+def _all_of(them: weakref.WeakSet[T]) -> list[T]:
+    while True:
+        with suppress(RuntimeError):  # another thread has added one, which ends a walk over the set
+            return list(them)
 
 
 def file_at(path: str) -> tuple[int, int] | None:

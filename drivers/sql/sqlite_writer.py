@@ -114,8 +114,8 @@ class SqliteWriter:
         """How many shared the last commit with its leader."""
         self._lender: Lender | None = None
         self._tx = SqliteTx(self, db)
-        self.holds_lock: Callable[[], bool] = bool
-        """Tells whether this thread holds the file's write lock in a transaction of the user's."""
+        self.check_not_locked_here: Callable[[], None] = lambda: None
+        """Raises StoreBusy if this thread has the file's write lock through something else."""
         self.waits_until = float("inf")
         """When who stands in line gives up."""
         self.is_over = False
@@ -221,6 +221,10 @@ class SqliteWriter:
         tx.lender = self._lender
         return self._lender
 
+    def is_held_by(self, thread: int) -> bool:
+        """Whether this thread has the file's write lock in a ``transaction``."""
+        return self._holder == thread and self.db.in_transaction
+
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
         """The connection itself, for reads in a database that has no other."""
@@ -276,14 +280,7 @@ class SqliteWriter:
                 "a signal's handler ran in the middle of a call, or a fork's hook in that of a fork, and its own call "
                 "would wait for that for ever: let it make a note, or raise"
             )
-        self._refuse_to_wait_for_the_user()
-
-    def _refuse_to_wait_for_the_user(self) -> None:
-        if self.holds_lock():
-            raise StoreBusy(
-                "this thread's own transaction has locked the file, and the call would wait for it: "
-                "pass connection= to the call"
-            )
+        self.check_not_locked_here()
 
     def _take_turn(self) -> None:
         """Get the writer for this thread alone, until it gives up the turn."""
@@ -481,7 +478,7 @@ class SqliteWriter:
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
-        self._refuse_to_wait_for_the_user()
+        self.check_not_locked_here()
         began, nap = real_monotonic(), FIRST_PAUSE
         while True:
             interruptible(pause, nap)

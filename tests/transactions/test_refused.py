@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,7 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
     place = sqlite_place
     tube = place.tube()
     other = place.connect(busy_timeout=30).tube.jobs
+    elsewhere = place.connect(busy_timeout=30, namespace="elsewhere").create_tube("jobs", "fifo")
     with place.engine.connect() as connection, place.engine.connect() as second:
         tube.put("inside", connection=connection)
         began = time.monotonic()
@@ -246,6 +248,7 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
             lambda: tube.put("x"),
             lambda: other.put("x"),
             lambda: other.take(0),
+            lambda: elsewhere.put("x"),
             lambda: tube.put("x", connection=second),
             lambda: place.queue.transaction().__enter__(),
         ]
@@ -266,7 +269,35 @@ def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place
         shared.joined = Growing(lambda: sqlite_place.queue.join_transaction(two))
         unit = sqlite_place.queue.join_transaction(one)
         unit.tx.thread = 0
-        assert shared.holds_lock() and shared.joined.other.tx.thread != 0
+        with pytest.raises(tubes.StoreBusy):
+            shared.check_not_locked_here()
+        assert shared.joined.other.tx.thread != 0
+
+
+def test_a_call_of_another_queue_inside_a_transaction_of_this_one_is_refused_at_once(
+    sqlite_place: Place,
+) -> None:
+    """On the same file it would wait for itself, also for other tables there."""
+    place = sqlite_place
+    tube = place.tube()
+    others = [
+        place.connect(busy_timeout=30).tube.jobs,
+        place.connect(busy_timeout=30, namespace="elsewhere").create_tube("jobs", "fifo"),
+    ]
+    began = time.monotonic()
+    with place.queue.transaction() as unit:
+        tube.put("inside", unit=unit)
+        for other in others:
+            for call in (partial(other.put, "x"), partial(other.take, 0)):
+                with pytest.raises(tubes.StoreBusy, match="another queue on the same file"):
+                    call()
+        with pytest.raises(tubes.StoreBusy, match="another queue on the same file"):
+            place.connect(busy_timeout=30)
+    assert time.monotonic() - began < 5
+    for other in others:
+        other.put("outside")
+    assert [task.data for task in tube.tasks("r")] == ["inside", "outside"]
+    assert [task.data for task in others[1].tasks("r")] == ["outside"]
 
 
 def test_a_connection_inside_a_transaction_of_the_queue_is_refused_at_once(sqlite_place: Place) -> None:
