@@ -664,6 +664,21 @@ def test_the_machine_finds_nothing_where_there_is_nothing(
     assert outcomes.get("passed") == 1 and "failed" not in outcomes, outcomes
 
 
+def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester: pytest.Pytester) -> None:
+    """One of many that a test makes in a loop."""
+    type = Fault(IgnoresTokens, "", "").type
+    module = MODULE.format(module="ownership", suite="Ownership", type=type, features=PLAIN, examples=0)
+    pytester.makepyfile(module)
+    ran = pytester.runpytest_inprocess(
+        "-p", "no:randomly", "-p", "no:cacheprovider", "-k", "test_a_task_that_was_taken_again"
+    )
+    ran.stdout.fnmatch_lines(
+        [
+            "E*AssertionError: ack(<Task jobs:* taken 'x'>) must raise LeaseLost; it answered <Task jobs:* done 'x'>"
+        ]
+    )
+
+
 def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         f"from tubes.testing import ConformanceKit\nclass TestIt(ConformanceKit): type = {SOUND[PLAIN]!r}\n"

@@ -162,8 +162,7 @@ class Api(Suite):
         task = one.put("x")
         other.put("y")
         for verb in (other.peek, other.bury, other.delete, other.ack, other.release):
-            with pytest.raises(BadOption, match="other"):
-                verb(task)
+            assert "other" in refused(verb, task)
 
     def test_ids_grow_and_are_never_used_again(self, tube: Tube) -> None:
         last = tube.put("x").id
@@ -294,14 +293,14 @@ class Api(Suite):
         tube.bury(tube.put("buried"))
         tube.drop()
         assert tube.name not in queue.tubes()
-        verbs: list[Callable[[], Any]] = [
-            lambda: tube.put("x"), lambda: tube.take(0), lambda: tube.peek(1), lambda: tube.kick(), tube.drop,
-            lambda: tube.tasks("r"), lambda: tube.ack_many([1]), lambda: tube.ack(1), lambda: tube.release(1),
-            lambda: tube.bury(1), lambda: tube.delete(1), tube.release_all, tube.truncate, tube.statistics,
+        verbs: list[tuple[Callable[..., Any], Any]] = [
+            (tube.put, "x"), (tube.take, 0), (tube.peek, 1), (tube.kick, 1), (tube.tasks, "r"), (tube.ack_many, [1]),
+            (tube.ack, 1), (tube.release, 1), (tube.bury, 1), (tube.delete, 1),
         ]  # fmt: skip
-        for verb in verbs:
-            with pytest.raises(NoSuchTube, match=tube.name):
-                verb()
+        for verb, given in verbs:
+            assert tube.name in refused(verb, given, error=NoSuchTube)
+        for bare in (tube.drop, tube.release_all, tube.truncate, tube.statistics):
+            assert tube.name in refused(bare, error=NoSuchTube)
         anew = make_tube()
         assert anew.take(0) is None
         statistics = anew.statistics()
@@ -356,8 +355,7 @@ class Api(Suite):
             if getattr(self.features, feature):
                 tube.put("x", **options)
             else:
-                with pytest.raises(NotSupported, match=option):
-                    tube.put("x", **options)
+                assert option in refused(tube.put, "x", error=NotSupported, **options)
 
     def test_statistics_have_tarantools_keys_and_count_what_was_done(self, tube: Tube) -> None:
         tasks = tube.put_many("abcd")
@@ -378,11 +376,9 @@ class Api(Suite):
     def test_refused_calls_are_not_counted(self, tube: Tube) -> None:
         task = tube.put("x")
         for verb in (tube.ack, tube.release):
-            with pytest.raises(NotTaken):
-                verb(task.id)
+            refused(verb, task.id, error=NotTaken)
         for verb in (tube.delete, tube.bury):
-            with pytest.raises(TaskNotFound):
-                verb(task.id + 1)
+            refused(verb, task.id + 1, error=TaskNotFound)
         tube.take_many(3, 0)
         assert tube.take(0) is None
         calls = tube.statistics()["calls"]
@@ -410,15 +406,12 @@ class Api(Suite):
         other.bury(buried)
         before = other.statistics()
         for verb in (one.ack, one.release):
-            with pytest.raises(NotTaken):
-                verb(held.id)
+            refused(verb, held.id, error=NotTaken)
         for id in (held.id, buried.id):
             for verb in (one.peek, one.bury, one.delete):
-                with pytest.raises(TaskNotFound):
-                    verb(id)
+                refused(verb, id, error=TaskNotFound)
         if one.features.timed:
-            with pytest.raises(NotTaken):
-                one.touch(held.id, 1)
+            refused(one.touch, held.id, 1, error=NotTaken)
         assert (one.kick(9), one.ack_many([held.id]), one.release_all(), one.truncate()) == (0, [], 0, 0)
         assert [one.tasks(state) for state in STORED] == [[]] * len(STORED)
         assert other.statistics() == before

@@ -10,7 +10,7 @@ from tubes.errors import BadOption, NotSupported, NotTaken, TaskNotFound
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
 from tubes.testing.changes import Log
-from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, take, transactional
+from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, refused, take, transactional
 from tubes.tube import Tube
 
 
@@ -183,10 +183,8 @@ class Atomicity(Suite):
         task = tube.put("new", **self.apart(2))
         log.seen.clear()
         for ref in (old, old.id, UNKNOWN_ID):
-            with pytest.raises(NotTaken):
-                tube.take(0, ack=ref)
-            with pytest.raises(NotTaken):
-                tube.take(timeout=None, ack=ref)  # does not wait either
+            refused(tube.take, 0, ack=ref, error=NotTaken)
+            refused(tube.take, None, ack=ref, error=NotTaken)  # does not wait either
         assert [tube.peek(old.id), tube.peek(task.id)] == [old, task]
         assert log.seen == []
         assert tube.statistics()["tasks"]["taken"] == 0

@@ -24,6 +24,7 @@ UNKNOWN_ID = 10**15
 PATIENCE = 20.0
 """Real seconds after which something that must happen by itself has not."""
 
+E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])
 Connect = Callable[..., Queue]
 MakeTube = Callable[..., Tube]
@@ -201,15 +202,23 @@ def take(tube: Tube) -> Task:
     return task
 
 
+def refusal(call: Callable[..., object], *given: Any, error: type[E], **options: Any) -> E:
+    """Make a call that must raise this error; return that."""
+    try:
+        answer = call(*given, **options)
+    except error as said:
+        return said
+    named = [*map(repr, given), *(f"{name}={value!r}" for name, value in options.items())]
+    raise AssertionError(
+        f"{getattr(call, '__name__', call)}({', '.join(named)}) must raise {error.__name__}; it answered {answer!r}"
+    )
+
+
 def refused(
     call: Callable[..., object], *given: Any, error: type[Exception] = BadOption, **options: Any
 ) -> str:
     """Make a call that must be refused; return what is said."""
-    try:
-        call(*given, **options)
-    except error as said:
-        return str(said)
-    raise AssertionError(f"{given!r} {options!r} was not refused")
+    return str(refusal(call, *given, error=error, **options))
 
 
 def take_all(tube: Tube) -> list[Task]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import wraps
 from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
 
@@ -144,6 +145,7 @@ class _Facing:
         if not inspect.iscoroutinefunction(found):
             return found
 
+        @wraps(found)
         def call(*args: Any, **kwargs: Any) -> Any:
             if _is_in_callback():
                 return getattr(self._awaited._plain, name)(*args, **kwargs)
