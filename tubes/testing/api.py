@@ -19,7 +19,7 @@ from tubes.tube import Tube
 
 PAYLOADS = [
     None, True, 0, -1, 2**53 + 1, 2**70, 0.1, 0.1 + 0.2, 1.0, -1e300, "", "text", "ä\0\U0001f40d", [], [1, [2, [3]]],
-    {}, {"a": {"b": [None, False]}}, b"", b"\0\xff bytes", b"[1]", "[1]", "null", "x" * 100_000,
+    {}, {"a": {"b": [None, False]}}, b"", b"\0\xff bytes", b" \r\n", b"[1]", "[1]", "null", "x" * 100_000,
 ]  # fmt: skip
 
 
@@ -490,7 +490,9 @@ class Api(Suite):
         if self.features.timed:
             assert done(driver.touch, [*tasks, tasks[0]], 1_000) == ids(tasks)  # each once
         assert done(driver.ack, tasks[:2]) == ids(tasks[:2])
-        assert done(driver.release, tasks[2:], delay_ms=0) == ids(tasks[2:])
+        assert done(driver.release, tasks[2:4], delay_ms=0) == ids(tasks[2:4])
+        delay_ms = 1_000 if self.features.timed else 0
+        assert done(driver.release, tasks[4:], delay_ms=delay_ms) == ids(tasks[4:])
         for free in (tasks[2:3], tasks[2:]):  # nobody's, so whoever asks
             assert done(driver.ack, free) == done(driver.release, free, delay_ms=0) == []
             if self.features.timed:

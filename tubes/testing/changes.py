@@ -65,7 +65,9 @@ class Changes(Suite):
         assert [task.state.value for task in tasks] == list("rtr!rt-r-")
         log.check()
 
-    def test_every_change_says_when_it_was_made(self, tube: Tube, log: Log, clock: FakeClock) -> None:
+    def test_every_change_says_when_it_was_made_and_is_stored_as_it_is_told(
+        self, queue: Queue, tube: Tube, log: Log, clock: FakeClock
+    ) -> None:
         put = tube.put("x")
         steps: list[Callable[[], object]] = [
             lambda: tube.take(0),
@@ -78,10 +80,17 @@ class Changes(Suite):
             lambda: tube.ack(put.id),
         ]
         if self.features.timed:
-            steps.insert(1, lambda: tube.touch(put.id, 1))
+            steps[1:1] = [
+                lambda: tube.touch(put.id, 1),
+                lambda: tube.release(put.id, delay=1),
+                queue.sweep,
+                lambda: tube.take(0),
+            ]
         for step in steps:
             clock.advance(1)
             step()
+            told = log.seen[-1][1]
+            assert told.state is State.DONE or tube.peek(put.id) == told
         passed = [(task.updated_at - put.created_at).seconds for _, task in log.seen]
         assert passed == [*range(len(steps) + 1)]
         assert {task.created_at for _, task in log.seen} == {put.created_at}

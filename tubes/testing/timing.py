@@ -99,7 +99,9 @@ class Timing(Suite):
         clock.advance(1)
         task = tube.release(taken, delay=5)
         assert task.updated_at == after(taken.updated_at, 1)
-        assert (task.state, task.ttl, task.due_at) == (State.DELAYED, 25, after(task.updated_at, 5))
+        assert (task.state, task.due_at) == (State.DELAYED, after(task.updated_at, 5))
+        assert (task.ttl, task.ttr) == (25, 10)
+        assert tube.peek(task.id) == task
         assert tube.take(0) is None
         clock.advance(5)
         again = take(tube)
