@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -11,7 +12,18 @@ from tubes.errors import NotSupported, TubeFull
 from tubes.queue import Queue
 from tubes.task import Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, needs, refusal, refused, take, transactional, until, without
+from tubes.testing.suite import (
+    MakeTube,
+    Suite,
+    ids,
+    needs,
+    refusal,
+    refused,
+    take,
+    transactional,
+    until,
+    without,
+)
 from tubes.tube import Tube
 
 
@@ -46,6 +58,16 @@ class Capacity(Suite):
         until(lambda: clock.waiting == waiting + 1)
         return thread, got
 
+    def room_in(self, tube: Tube) -> int:
+        """How many more can be put; they are deleted again."""
+        put: list[Task] = []
+        with suppress(TubeFull):
+            while len(put) < 9:
+                put.append(tube.put("more", **self.apart(100 + len(put))))
+        for task in put:
+            tube.delete(task)
+        return len(put)
+
     @needs("bounded")
     def test_a_put_into_a_full_tube_is_refused_and_nothing_is_stored(self, full: Tube) -> None:
         before = full.statistics()
@@ -75,6 +97,70 @@ class Capacity(Suite):
         assert full.kick() == 1
         with pytest.raises(TubeFull):
             full.put("x")
+
+    @needs("bounded")
+    @pytest.mark.parametrize("how", ["release", "bury", "kick", "release_all", "release_owner", "ack_many"])
+    def test_what_stays_makes_no_room(
+        self, queue: Queue, make_tube: MakeTube, clock: FakeClock, how: str
+    ) -> None:
+        tube = make_tube(capacity=3)
+        driver, owner = tube.driver, queue.store.session
+        for n in range(2):
+            tube.put(n, **self.apart(n))
+        held, other = tube.take_many(2, 0)
+        if how in ("bury", "kick"):
+            tube.bury(held)
+            if how == "kick":
+                tube.kick()
+        elif how == "release_all":
+            tube.release_all()
+        elif how == "release_owner":
+            now = clock.now_ms()
+            queue.store.transact(lambda tx: driver.release_owner(tx, owner, 9, now=now))
+        else:
+            tube.release(held)
+        if how == "ack_many":
+            assert ids(tube.ack_many([held, other])) == [other.id]
+        assert self.room_in(tube) == (2 if how == "ack_many" else 1)
+
+    @needs("bounded", "timed")
+    @pytest.mark.parametrize("how", ["touch", "delayed release", "delay", "ttr"])
+    def test_what_stays_makes_no_room_as_time_goes_by(
+        self, queue: Queue, make_tube: MakeTube, clock: FakeClock, how: str
+    ) -> None:
+        tube = make_tube(capacity=3)
+        tube.put("x", ttr=5)
+        task = take(tube)
+        if how == "touch":
+            tube.touch(task, 1)
+        elif how == "ttr":
+            clock.advance(5)
+        else:
+            tube.release(task, delay=2)
+            clock.advance(2 if how == "delay" else 1)
+        queue.sweep()
+        assert self.room_in(tube) == 2
+
+    @needs("bounded", "timed")
+    @pytest.mark.parametrize("end", ["delete", "ttl"])
+    @pytest.mark.parametrize("state", ["ready", "taken", "buried", "delayed"])
+    def test_what_is_gone_makes_room_in_whatever_state_it_was(
+        self, queue: Queue, make_tube: MakeTube, clock: FakeClock, state: str, end: str
+    ) -> None:
+        tube = make_tube(capacity=2)
+        task = tube.put("x", ttl=5)
+        if state == "taken":
+            take(tube)
+        elif state == "buried":
+            tube.bury(task)
+        elif state == "delayed":
+            tube.release(take(tube), delay=9)
+        if end == "delete":
+            tube.delete(task.id)
+        else:
+            clock.advance(14)
+            queue.sweep()
+        assert self.room_in(tube) == 2
 
     @needs("bounded", "timed")
     def test_a_delayed_task_takes_room(self, make_tube: MakeTube) -> None:

@@ -30,12 +30,14 @@ class Log:
         return [event.value for event, _ in self.seen]
 
     def check(self) -> None:
-        """Every event moved its task along a line of the TRANSITIONS table."""
+        """Every event moved its task along a line of the TRANSITIONS table, and what is done awaits nothing."""
         states: dict[int, State | None] = {}
         for event, task in self.seen:
             step = (states.get(task.id), event, task.state)
             assert step in TRANSITIONS, f"{step} is no legal move"
             states[task.id] = task.state
+            if task.state is State.DONE:
+                assert (task.due_at, task.owner, task.token) == (None, None, None)
 
 
 class Changes(Suite):
@@ -55,7 +57,8 @@ class Changes(Suite):
         tube.kick()
         again = take(tube)
         acked = tube.ack(again)
-        other = tube.put("y")
+        options: dict[str, Any] = {"ttl": 50} if self.features.timed else {}
+        other = tube.put("y", **options)
         deleted = tube.delete(other)
         assert log.names() == ["put", "take", "release", "bury", "kick", "take", "ack", "put", "delete"]
         tasks = [task for _, task in log.seen]
