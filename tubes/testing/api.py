@@ -49,6 +49,13 @@ class Api(Suite):
         assert [task.data for task in tasks] == PAYLOADS
         assert [tube.peek(task.id).data for task in tasks] == PAYLOADS
 
+    def test_many_that_are_taken_and_acked_carry_every_kind_of_payload(self, tube: Tube) -> None:
+        tasks = [tube.put(data, **self.apart(n)) for n, data in enumerate(PAYLOADS)]
+        expected = [task.data for task in self.in_order(tasks)]
+        taken = tube.take_many(len(tasks), 0)
+        assert [task.data for task in taken] == expected
+        assert [task.data for task in tube.ack_many(taken)] == expected
+
     def test_a_step_stores_each_task_as_it_is_given(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
         """Those of a put of many have the same options; to a driver that is no promise."""
         timed, grouped, pri = self.features.timed, self.features.grouped, int(self.features.priority)

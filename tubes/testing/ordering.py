@@ -109,6 +109,14 @@ class Ordering(Suite):
                 tube.release(task)
         assert ids(take_all(tube)) == expected
 
+    def test_a_clock_that_steps_back_changes_no_place(self, tube: Tube, clock: FakeClock) -> None:
+        tasks = []
+        for n in range(4):
+            tasks.append(tube.put(n, **self.apart(n)))
+            clock.step(-60)
+        tube.release(take(tube))
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
     def test_order_holds_after_many_comings_and_goings(self, tube: Tube) -> None:
         expected = self.put_some(tube, 12)
         for n, task in enumerate(tube.take_many(6, 0)):
