@@ -351,6 +351,16 @@ class Changes(Suite):
         assert log.names()[2:] == ["take"]
 
     @needs("timed")
+    def test_a_take_that_finds_nothing_has_settled_and_told_what_is_due(
+        self, tube: Tube, log: Log, clock: FakeClock
+    ) -> None:
+        tube.put("over", ttl=1)
+        clock.advance(1)
+        assert tube.take(0) is None
+        assert log.names() == ["put", "ttl"]
+        assert tube.statistics()["tasks"]["total"] == 0
+
+    @needs("timed")
     def test_a_touch_is_one_event(self, tube: Tube, log: Log) -> None:
         tube.put("x", ttr=5)
         task = take(tube)

@@ -109,6 +109,25 @@ class Ordering(Suite):
                 tube.release(task)
         assert ids(take_all(tube)) == expected
 
+    def test_ids_are_numbers_also_where_they_grow_by_a_digit(self, tube: Tube) -> None:
+        """As text, 10 comes before 9. Nothing is told of that in a store that gave a great many ids before."""
+        last = tube.put("x").id
+        missing = 10 ** len(str(last)) - 3 - last
+        if 0 < missing < 10_000:
+            tube.put_many([None] * missing)
+        tube.truncate()
+        tasks = self.put_some(tube, 6)
+        expected = ids(self.in_order(tasks))
+        assert ids(tube.tasks(State.READY)) == ids(tasks)
+        assert [task.id for _ in range(2) for task in tube.take_many(3, 0)] == expected
+        for task in tasks:
+            tube.bury(task.id)
+        kicked: list[int] = []
+        tube.on_task_change(lambda task, event: kicked.append(task.id))
+        tube.kick(6)
+        assert kicked == expected
+        assert ids(take_all(tube)) == expected
+
     def test_a_clock_that_steps_back_changes_no_place(self, tube: Tube, clock: FakeClock) -> None:
         tasks = []
         for n in range(4):
