@@ -351,6 +351,38 @@ class Changes(Suite):
         assert log.names()[2:] == ["take"]
 
     @needs("timed")
+    def test_an_ack_comes_before_what_its_take_settles(self, tube: Tube, log: Log, clock: FakeClock) -> None:
+        """Also of a task whose ttr is over: nobody has looked before."""
+        for n in range(2):
+            tube.put(n, ttr=3, **self.apart(n))
+        held, late = tube.take_many(2, 0)
+        log.seen.clear()
+        clock.advance(3)
+        task = tube.take(0, ack=held)
+        assert task is not None and task.id == late.id
+        assert [(event.value, told.id) for event, told in log.seen] == [
+            ("ack", held.id), ("ttr", late.id), ("take", late.id),
+        ]  # fmt: skip
+
+    @needs("timed")
+    def test_no_other_verb_settles_anything(self, tube: Tube, log: Log, clock: FakeClock) -> None:
+        tube.put("held", **self.apart(0))
+        held = take(tube)
+        due = tube.put("due", delay=1, **self.apart(1))
+        clock.advance(1)
+        log.seen.clear()
+        assert tube.put("new", **self.apart(2)).data == "new"
+        assert [task.data for task in tube.put_many("ab", **self.apart(3))] == ["a", "b"]
+        tube.touch(held, 1)
+        tube.release(held)
+        tube.bury(held.id)
+        assert tube.kick(9) == 1
+        tube.delete(held.id)
+        assert tube.release_all() == 0
+        assert tube.peek(due.id) == due
+        assert log.names() == ["put", "put", "put", "touch", "release", "bury", "kick", "delete"]
+
+    @needs("timed")
     def test_a_take_that_finds_nothing_has_settled_and_told_what_is_due(
         self, tube: Tube, log: Log, clock: FakeClock
     ) -> None:

@@ -92,12 +92,15 @@ class Reopening(Suite):
         tube.put_many("wxyz")
         assert len(tube.tasks(State.READY)) == 4
 
-    def test_a_temporary_tube_is_emptied_by_nobody_who_comes_while_it_is_open(
+    def test_a_temporary_tube_is_emptied_by_nobody_who_comes_or_goes_while_it_is_open(
         self, make_tube: MakeTube, make_queue: Connect
     ) -> None:
         tube = make_tube(temporary=True)
         tasks = tube.put_many("ab")
-        assert make_queue().tube[tube.name].tasks(State.READY) == tasks
+        other = make_queue()
+        assert other.tube[tube.name].tasks(State.READY) == tasks
+        assert tube.tasks(State.READY) == tasks
+        other.close()
         assert tube.tasks(State.READY) == tasks
 
     def test_a_session_that_sleeps_through_it_can_be_joined(

@@ -76,6 +76,14 @@ class Timing(Suite):
         assert ids(take_all(tube)) == ids(self.in_order(tasks))
 
     @needs("timed")
+    def test_a_task_that_is_released_with_a_delay_keeps_its_place(self, tube: Tube, clock: FakeClock) -> None:
+        tasks = [tube.put(n, **self.apart(n)) for n in range(4)]
+        for task in tube.take_many(2, 0):
+            tube.release(task, delay=2)
+        clock.advance(2)
+        assert ids(take_all(tube)) == ids(self.in_order(tasks))
+
+    @needs("timed")
     def test_a_delay_is_added_to_the_ttl(self, tube: Tube, clock: FakeClock) -> None:
         task = tube.put("x", delay=60.1, ttl=80)
         assert task.ttl == 140.1
