@@ -35,6 +35,16 @@ class Groups(Suite):
         assert take(tube).id == second.id
 
     @needs("grouped")
+    def test_what_is_put_into_a_busy_sub_queue_waits(self, tube: Tube) -> None:
+        tube.put("head", utube="a")
+        head = take(tube)
+        behind = [tube.put("alone", utube="a"), *tube.put_many("ab", utube="a")]
+        assert tube.take(0) is None
+        assert tube.take_many(5, 0) == []
+        tube.ack(head)
+        assert ids(tube.take_many(5, 0)) == ids(self.in_order(behind))[:1]
+
+    @needs("grouped")
     def test_others_go_past_a_busy_sub_queue(self, tube: Tube) -> None:
         tasks = [tube.put(utube, utube=utube) for utube in "aabbc"]
         heads = self.in_order(
