@@ -395,6 +395,18 @@ class TruncatesNothingDelayed(Sound):
         return len(refs)
 
 
+class TruncatesNothingTaken(Sound):
+    """So that its tubes cannot be dropped."""
+
+    def truncate(self, tx: Any, limit: int) -> int:
+        refs: list[Ref] = []
+        for state in (State.READY, State.BURIED, State.DELAYED):
+            raws = self.inner.tasks_by_state(tx, state, after=-1, limit=limit - len(refs))
+            refs += [Ref(self.inner.normalize_task(raw).id) for raw in raws]
+        self.inner.delete(tx, refs, owner=None, now=0)
+        return len(refs)
+
+
 class SeesWhatIsDelayed(Sound):
     def can_take(self, tx: Any) -> bool:
         return bool(self.inner.can_take(tx) or self.inner.count(tx)[State.DELAYED])
@@ -677,6 +689,12 @@ def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester:
             "E*AssertionError: ack(<Task jobs:* taken 'x'>) must raise LeaseLost; it answered <Task jobs:* done 'x'>"
         ]
     )
+
+
+def test_a_test_that_cannot_clean_up_is_in_no_other_s_way(pytester: pytest.Pytester) -> None:
+    register_driver("untidy", factory(TruncatesNothingTaken, PLAIN))
+    outcomes = run(pytester, "ordering.Ordering", "test_a_released_task", "untidy", PLAIN)
+    assert (outcomes["passed"], outcomes["errors"]) == (2, 2) and "failed" not in outcomes
 
 
 def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytester: pytest.Pytester) -> None:

@@ -150,10 +150,19 @@ class Suite:
             if queue is not cleaner:
                 queue.close()
         if self.shared and queues:
-            with cleaner or self.connect(store_url, clock) as queue:
-                for name in set(queue.tubes()) - before:
-                    queue.tube[name].truncate()
-                    queue.tube[name].drop()
+            try:
+                with cleaner or self.connect(store_url, clock) as queue:
+                    for name in set(queue.tubes()) - before:
+                        queue.tube[name].truncate()
+                        queue.tube[name].drop()
+            except BaseException:
+                self._leave_store()
+                raise
+
+    def _leave_store(self) -> None:
+        """Have the next test make another: what this one has left there would be in the way of all."""
+        if "_store_url" in vars(type(self)):
+            del type(self)._store_url
 
     def _usable(self, queues: list[Queue]) -> Queue | None:
         """One that can clean up, which saves connecting once more; not one that a failed test left waiting."""
