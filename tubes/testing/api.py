@@ -447,14 +447,15 @@ class Api(Suite):
         tube.put("x", **self.apart(1))
         assert can_take()
 
-    def test_what_takes_many_steps_is_done_whole(self, tube: Tube) -> None:
+    def test_what_takes_many_steps_is_done_whole(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
         count = STEP_LIMIT + 50
+        grouped, now = self.features.grouped, clock.now_ms()
+        items = [NewTask(f"{n}", n, 0, f"{n}" if grouped else None) for n in range(count)]
+        assert len(queue.store.transact(lambda tx: tube.driver.put(tx, items, now=now))) == count
+        assert len(tube.take_many(count, 0)) == count
+        assert tube.release_all() == count
+        assert len(tube.ack_many(tube.take_many(count, 0))) == count
         tube.put_many(range(count))
-        if not tube.features.grouped:
-            assert len(tube.take_many(count, 0)) == count
-            assert tube.release_all() == count
-            assert len(tube.ack_many(tube.take_many(count, 0))) == count
-            tube.put_many(range(count))
         assert tube.truncate() == count
         assert tube.statistics()["tasks"]["total"] == 0
         tube.put_many(range(count))
