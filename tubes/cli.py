@@ -73,7 +73,7 @@ class Target:
     def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
         """Open the store. Only who makes something may make its file and tables: a mistyped path is no empty queue."""
         path = unquote(re.sub(r"^sqlite(\+\w+)?:///", "", self.url))
-        is_made = makes_file or path in (unquote(self.url), "", ":memory:")
+        is_made = makes_file or "?" in self.url or path in (unquote(self.url), "", ":memory:")
         if not is_made and not Path(path).exists():
             raise tubes.StoreUnavailable(
                 f"there is no file {path}; 'tubes create' makes it with its first tube"

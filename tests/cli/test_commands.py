@@ -350,6 +350,7 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["--namespace", "my-shop", "ls"], USAGE, "bad namespace 'my-shop'"),
         (["--namespace", "my-shop", "migrate", "--sql"], USAGE, "bad namespace 'my-shop'"),
         (["--url", "nonsense", "ls"], USAGE, "sqlite:///tasks.db"),
+        (["--url", "sqlite:///jobs.db?timeout=3", "ls"], USAGE, "bad SQLite URL 'sqlite:///jobs.db?timeout=3'"),
         (["--url", "nosql://x", "ls"], USAGE, "there are: postgresql, redis, rediss, sqlite, unix"),
         (["--url", "sqlite:////nowhere/at/all.db", "ls"], UNAVAILABLE, "/nowhere/at/all.db"),
     ],
