@@ -303,6 +303,32 @@ async def test_transactions_inside_others_wait_for_nobody(postgres_db: str) -> N
         assert len(await jobs.take_many(100, 0)) == aio.MOST_TRANSACTIONS + 2
 
 
+@awaited
+async def test_one_inside_another_after_the_next_waits_for_nobody(
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outer one keeps its thread and its place when an inner one is over."""
+    monkeypatch.setattr(aio, "MOST_TRANSACTIONS", 1)
+    async with connect(postgres_db) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        async with queue.transaction() as outer:
+            for n in range(2):
+                async with queue.transaction() as inner:
+                    await jobs.put(n, unit=inner)
+            await jobs.put(2, unit=outer)
+        assert [task.data for task in await jobs.take_many(5, 0)] == [0, 1, 2]
+
+
+@awaited
+async def test_transactions_one_after_another_share_a_thread(sql_url: str) -> None:
+    before = threading.enumerate()
+    async with connect(sql_url) as queue:
+        for _ in range(20):
+            async with queue.transaction():
+                pass
+        assert sum(thread.name == "tubes-aio" for thread in threads_since(before)) == 2  # and that of the connect
+
+
 def test_a_queue_may_outlast_a_loop_also_where_transactions_wait_for_their_turn(sql_url: str) -> None:
     async def transactions(queue: aio.Queue) -> int:
         jobs = await queue.get_tube("jobs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import logging
 import os
 import pty
 import re
@@ -20,7 +21,7 @@ import pytest
 from redis_servers import RedisServer
 
 import tubes
-from tubes.cli import REFUSED, UNAVAILABLE, USAGE, cli, run
+from tubes.cli import REFUSED, UNAVAILABLE, USAGE, Told, cli, run
 from tubes.payload import why_unreadable
 
 from .conftest import Shell, values
@@ -84,9 +85,23 @@ def test_a_tube_is_created_with_its_options(tubes_: Command) -> None:
     assert said.status == 0
     options = {"ttl_ms": 60000, "ttr_ms": 5500, "pri": 3}
     assert said.json() == {"name": "sites", "type": "utubettl", "options": options}
-    assert tubes_("create", "sites", "utubettl").status == REFUSED
+    refused = tubes_("create", "sites", "utubettl")
+    assert refused.status == REFUSED and "pass --if-not-exists" in refused.err
     assert tubes_("create", "sites", "utubettl", "--if-not-exists").status == 0
     assert tubes_("create", "sites", "fifo", "--if-not-exists").status == REFUSED
+
+
+def test_a_temporary_tube_is_empty_when_nobody_uses_the_store(tubes_: Command) -> None:
+    for name, more in (("short", ["--temporary"]), ("kept", [])):
+        assert tubes_("create", name, *more).status == 0
+        tubes_("put", name, "1")
+    ready = {name: counts["tasks"]["ready"] for name, counts in tubes_("stats", "--json").json().items()}
+    assert ready == {"short": 0, "kept": 1}
+
+
+def test_a_store_in_memory_is_there(tubes_: Command) -> None:
+    for url in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
+        assert tubes_("ls", "--json", "--url", url) == Said(0, "", "")
 
 
 def test_the_store_may_be_named_before_or_after_the_command(tubes_: Command, tmp_path: Path) -> None:
@@ -148,6 +163,8 @@ def test_ls_says_when_there_may_be_more(tubes_: Command) -> None:
     assert "the first 2 are shown" in tubes_("ls", "jobs", "--limit", "2").err
     assert "the first 1 are shown" in tubes_("ls", "jobs", "--limit", "1", "--state", "ready").err
     assert tubes_("ls", "jobs", "--limit", "1", "--json").err == ""
+    tubes_("bury", "jobs", "1")
+    assert tubes_("ls", "jobs", "--limit", "2").err == ""  # one of each state
 
 
 def test_ls_shows_what_a_terminal_would_obey_as_what_it_is(tubes_: Command) -> None:
@@ -202,14 +219,36 @@ def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
     assert tubes_("ls", "sites").out.count('""') == 1
 
 
-def test_ls_shows_a_tube_whose_type_is_not_registered_here(tubes_: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("type", ["foreign", "", "redis"])
+def test_ls_shows_a_tube_whose_type_is_not_registered_here(type: str, tubes_: Command, tmp_path: Path) -> None:
+    """Or needs an option that its entry does not have."""
     tubes_("create", "jobs")
     with sqlite3.connect(tmp_path / "q.db") as db:
-        db.execute("UPDATE tubes_tube SET type = 'foreign'")
+        db.execute("UPDATE tubes_tube SET type = ?", (type,))
     db.close()
-    assert "foreign (not registered here)" in tubes_("ls").out
+    assert f" {type or '?'} (not registered here)" in tubes_("ls").out
     assert tubes_("ls", "--json").json()["tasks"] is None
     assert tubes_("put", "jobs", "1").status == USAGE
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_a_tube_that_is_dropped_meanwhile_hides_no_other(
+    command: str, tubes_: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tubes.Queue.tubes
+
+    def list_and_drop(queue: tubes.Queue) -> list[str]:
+        names = listed(queue)
+        with tubes.connect(f"sqlite:///{tmp_path}/q.db", sweep=False) as other:
+            other.drop_tube("gone")
+        return names
+
+    tubes_("create", "gone")
+    tubes_("create", "jobs")
+    monkeypatch.setattr(tubes.Queue, "tubes", list_and_drop)
+    said = tubes_(command)
+    assert (said.status, said.err) == (0, "")
+    assert "jobs" in said.out and "gone" not in said.out
 
 
 def test_what_can_be_read_can_be_shown(tubes_: Command, tmp_path: Path) -> None:
@@ -243,6 +282,7 @@ def test_bury_kick_peek_and_delete_ask_for_no_session(tubes_: Command) -> None:
     tubes_("create", "jobs")
     tubes_("put", "jobs", "1")
     assert tubes_("bury", "jobs", "1", "--json").json()["state"] == "buried"
+    assert tubes_("kick", "jobs", "0").out == "0\n"
     assert tubes_("kick", "jobs", "5").out == "1\n"
     assert tubes_("kick", "jobs", "--json").json() == {"kicked": 0}
     assert tubes_("peek", "jobs", "1", "--json").json()["state"] == "ready"
@@ -251,7 +291,7 @@ def test_bury_kick_peek_and_delete_ask_for_no_session(tubes_: Command) -> None:
     assert (said.status, said.out) == (REFUSED, "")
 
 
-def test_release_and_touch_need_the_session_that_took(tubes_: Command) -> None:
+def test_release_touch_and_ack_need_the_session_that_took(tubes_: Command) -> None:
     tubes_("create", "jobs", "fifottl", "--ttl", "600", "--ttr", "60")
     tubes_("put", "jobs", "1")
     session = tubes_("take", "jobs").json()["session"]
@@ -264,6 +304,10 @@ def test_release_and_touch_need_the_session_that_took(tubes_: Command) -> None:
     assert said.status == REFUSED
     assert "task 7" in said.err
     assert said.json()["state"] == "delayed"
+    tubes_("put", "jobs", "2")
+    task = tubes_("take", "jobs").json()
+    acked = tubes_("ack", "jobs", str(task["id"]), "--session", task["session"], "--json").json()
+    assert (acked["id"], acked["state"]) == (task["id"], "done")
 
 
 def test_drop_refuses_while_tasks_are_taken(tubes_: Command) -> None:
@@ -289,8 +333,9 @@ def test_migrate_prints_sql_that_makes_the_tables(tubes_: Command, tmp_path: Pat
 
 
 def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
-    assert tubes_("migrate").status == 0
-    tubes.connect(f"sqlite:///{tmp_path}/q.db", migrate=False).close()
+    for namespace in ("tubes", "mine"):
+        assert tubes_("migrate", "--namespace", namespace).status == 0
+        tubes.connect(f"sqlite:///{tmp_path}/q.db", namespace=namespace, migrate=False).close()
 
 
 def test_on_redis_there_is_nothing_to_migrate(tubes_: Command, redis_db: str) -> None:
@@ -373,6 +418,7 @@ def test_a_mistyped_path_is_told_and_makes_no_file(tubes_: Command, tmp_path: Pa
         said = tubes_("--url", f"sqlite:///{tmp_path}/mistyped.db", *arguments)
         assert said.status == UNAVAILABLE
         assert "there is no file" in said.err and "mistyped.db" in said.err and "tubes create" in said.err
+    assert tubes_("--url", f"sqlite+pysqlite:///{tmp_path}/mistyped.db", "ls").status == UNAVAILABLE
     said = tubes_("--url", f"sqlite:///{tmp_path}/\x1b[31m.db", "ls")
     assert "\\x1b[31m.db" in said.err and "\x1b" not in said.err  # it colours no terminal
     assert list(tmp_path.iterdir()) == []
@@ -409,6 +455,7 @@ def test_a_file_that_is_no_database_is_told(tubes_: Command, tmp_path: Path) -> 
         "sqlite://me:s3%40cret@host/x",
         "nosql://me:s3%40cret@host/x",
         "me:s3%40cret@[host",
+        "host/x?password=s3cret",
         "postgresql://me:s3%40cret@host/x?no_such=1",
     ],
 )
@@ -437,6 +484,12 @@ def test_a_password_is_never_printed_wherever_it_was_given(
     said = tubes_(*arguments)
     assert said.status == USAGE
     assert "cret" not in said.err + said.out and "***" in said.err
+
+
+def test_of_a_long_value_that_is_none_the_beginning_is_told(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    said = tubes_("put", "jobs", "{" + "x" * 5000)
+    assert said.status == USAGE and "{" + "x" * 56 + "..." in said.err and len(said.err) < 300
 
 
 def test_a_task_that_is_not_there_keeps_nobody_from_the_others(tubes_: Command) -> None:
@@ -468,6 +521,14 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None
     assert said.returncode == 0
     assert said.stderr.startswith(b"tubes: warning: tube 'short' has a ttl and no ttr")
     assert said.stderr.count(b"\n") == 1
+
+
+def test_what_is_logged_is_one_line_with_the_error(capfd: pytest.CaptureFixture[str]) -> None:
+    told = Told()
+    told.emit(logging.makeLogRecord({"msg": "%s failed", "args": ("it",)}))
+    error = OSError("no room")
+    told.emit(logging.makeLogRecord({"msg": "so did this", "exc_info": (OSError, error, None)}))
+    assert capfd.readouterr().err == "tubes: it failed\ntubes: so did this (no room)\n"
 
 
 def test_a_warning_ends_nothing_where_warnings_are_errors(shell: Shell) -> None:

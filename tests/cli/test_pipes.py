@@ -184,6 +184,15 @@ def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jo
     assert count(jobs, "total") == 2
 
 
+def test_what_a_killed_take_was_to_ack_is_ready_again_at_once(shell: Shell, jobs: tubes.Tube) -> None:
+    jobs.put("x" * 1_000_000)  # there it is stuck
+    process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE)
+    eventually(lambda: count(jobs, "taken") == 1)
+    process.kill()
+    process.wait()
+    assert jobs.take(timeout=20) is not None
+
+
 def test_no_signal_leaves_a_task_taken_that_take_was_to_ack(jobs: tubes.Tube) -> None:
     """Wherever its handler raises: the session may be one that goes on."""
     jobs.put_many(range(200))
