@@ -6,16 +6,17 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from aio.running import awaited, connect, in_line, threads_since, until
+from aio.running import PATIENCE, awaited, connect, in_line, threads_since, until
 from faults.harness import eventually
 
 import tubes
-from tubes import aio
+from tubes import aio, bridge
 from tubes.testing import FakeClock
 
 
@@ -77,8 +78,12 @@ async def test_its_threads_end_with_the_queue(sql_url: str) -> None:
     before = threading.enumerate()
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
-        async with queue.transaction() as unit:
-            await jobs.put("x", unit=unit)
+
+        async def put_in_transaction() -> None:
+            async with queue.transaction() as unit:
+                await jobs.put("x", unit=unit)
+
+        await asyncio.gather(*[put_in_transaction() for _ in range(3)])
         await asyncio.gather(*[jobs.put(n) for n in range(20)])
         assert threads_since(before)
     await until(lambda: not threads_since(before))
@@ -151,6 +156,20 @@ async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None
         kept = [len(worker._naps) for worker in queue._crew._all()]
         assert sum(kept) < 100
     assert await waiting is None
+
+
+@awaited
+async def test_a_call_gets_into_the_shortest_line() -> None:
+    crew, may_end = bridge.Crew(2), [threading.Event(), threading.Event()]
+    busy = [asyncio.create_task(crew.run(partial(each.wait, PATIENCE))) for each in may_end]
+    await until(lambda: len(crew._all()) == 2 and not any(map(bridge.Worker.line_length, crew._all())))
+    behind = [asyncio.create_task(crew.run(lambda: "x")) for _ in busy]
+    await asyncio.sleep(0)
+    may_end[1].set()
+    assert await behind[1] == "x" and not behind[0].done()
+    may_end[0].set()
+    assert await asyncio.gather(*busy, *behind) == [True, True, "x", "x"]
+    crew.disband()
 
 
 @awaited
@@ -326,7 +345,9 @@ async def test_transactions_one_after_another_share_a_thread(sql_url: str) -> No
         for _ in range(20):
             async with queue.transaction():
                 pass
-        assert sum(thread.name == "tubes-aio" for thread in threads_since(before)) == 2  # and that of the connect
+        assert (
+            sum(thread.name == "tubes-aio" for thread in threads_since(before)) == 2
+        )  # and that of the connect
 
 
 def test_a_queue_may_outlast_a_loop_also_where_transactions_wait_for_their_turn(sql_url: str) -> None:

@@ -22,6 +22,7 @@ from redis_servers import RedisServer
 
 import tubes
 from tubes.cli import REFUSED, UNAVAILABLE, USAGE, Told, cli, run
+from tubes.cli_output import keep_secret, without_secrets
 from tubes.payload import why_unreadable
 
 from .conftest import Shell, values
@@ -220,7 +221,9 @@ def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
 
 
 @pytest.mark.parametrize("type", ["foreign", "", "redis"])
-def test_ls_shows_a_tube_whose_type_is_not_registered_here(type: str, tubes_: Command, tmp_path: Path) -> None:
+def test_ls_shows_a_tube_whose_type_is_not_registered_here(
+    type: str, tubes_: Command, tmp_path: Path
+) -> None:
     """Or needs an option that its entry does not have."""
     tubes_("create", "jobs")
     with sqlite3.connect(tmp_path / "q.db") as db:
@@ -395,7 +398,11 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["--namespace", "my-shop", "ls"], USAGE, "bad namespace 'my-shop'"),
         (["--namespace", "my-shop", "migrate", "--sql"], USAGE, "bad namespace 'my-shop'"),
         (["--url", "nonsense", "ls"], USAGE, "sqlite:///tasks.db"),
-        (["--url", "sqlite:///jobs.db?timeout=3", "ls"], USAGE, "bad SQLite URL 'sqlite:///jobs.db?timeout=3'"),
+        (
+            ["--url", "sqlite:///jobs.db?timeout=3", "ls"],
+            USAGE,
+            "bad SQLite URL 'sqlite:///jobs.db?timeout=3'",
+        ),
         (["--url", "nosql://x", "ls"], USAGE, "there are: postgresql, redis, rediss, sqlite, unix"),
         (["--url", "sqlite:////nowhere/at/all.db", "ls"], UNAVAILABLE, "/nowhere/at/all.db"),
     ],
@@ -484,6 +491,14 @@ def test_a_password_is_never_printed_wherever_it_was_given(
     said = tubes_(*arguments)
     assert said.status == USAGE
     assert "cret" not in said.err + said.out and "***" in said.err
+
+
+def test_a_password_is_hidden_as_it_is_written_and_as_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another URL may be a part of it."""
+    monkeypatch.setattr("tubes.cli_output._secrets", set())
+    for password in ("s3", "s3%40cret"):
+        keep_secret(f"redis://me:{password}@host/0")
+    assert without_secrets("s3%40cret, s3@cret, s3") == "***, ***, ***"
 
 
 def test_of_a_long_value_that_is_none_the_beginning_is_told(tubes_: Command) -> None:

@@ -10,7 +10,9 @@ import sqlite3
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +22,9 @@ from interpreter import Process
 
 import tubes
 from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
-from tubes.cli_pipes import BATCH, Taking
+from tubes.cli_pipes import BATCH, Putting, Taking, shown
+from tubes.payload import parse
+from tubes.testing import FakeClock
 
 from .conftest import Shell, values
 
@@ -105,21 +109,68 @@ def test_input_that_does_not_wait_is_waited_for(shell: Shell, jobs: tubes.Tube) 
 def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
     with shell.connect() as queue:
         queue.create_tube("few", "limfifottl", capacity=3)
-        put = shell.run("put", "few", "--json", input=b"1\n2\n3\n4\n5\n")
+        put = shell.run("put", "few", "--json", input=b"1\n2\n3\n\n5\n6\n")
         assert put.returncode == REFUSED
         assert [task["data"] for task in values(put.stdout)] == [1, 2, 3]
-        assert b"3 put; line 4" in put.stderr
+        assert b"3 put; line 5 and what follows it were not" in put.stderr
         assert b"'few' is full" in put.stderr
 
 
+def test_an_end_of_which_nobody_knows_is_told_with_its_lines(
+    jobs: tubes.Tube, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the commit that was under way, and no others."""
+
+    def lose(*_: Any, **__: Any) -> Any:
+        raise tubes.OutcomeUnknown("the connection was lost in the commit")
+
+    def lines() -> Iterator[list[bytes]]:
+        yield [b"0"] * BATCH
+        monkeypatch.setattr(jobs, "put_many", lose)
+        yield [b"bad", *[b"1"] * BATCH, b"2"]
+
+    monkeypatch.setattr("tubes.cli_pipes.incoming", lines)
+    with pytest.raises(tubes.OutcomeUnknown):
+        Putting(jobs, parse, {}, False).run()
+    told = "whether lines 502 to 1001 were, nobody knows; what follows them was not"
+    assert f"ended early, 500 put; {told}" in capfd.readouterr().err
+
+
 def test_bytes_go_in_and_come_out_as_base64(shell: Shell, jobs: tubes.Tube) -> None:
-    put = shell.run("put", "jobs", "--bytes", input=b"AP8=\nnot base64\naGVsbG8=\n")
+    put = shell.run("put", "jobs", "--bytes", input=b"AP8=\nnot base64\naGVs*bG8=\naGVsbG8=\r\n")
     assert put.returncode == BAD_INPUT
-    assert b"line 2: not base64" in put.stderr
+    assert b"line 2: not base64" in put.stderr and b"line 3: not base64" in put.stderr
     assert [task.data for task in jobs.tasks("r")] == [b"\x00\xff", b"hello"]
     taken = values(shell.run("take", "jobs", "--ack", "--count", "2").stdout)
     assert [task["bytes"] for task in taken] == ["AP8=", "aGVsbG8="]
     assert not any("data" in task for task in taken)
+
+
+def test_a_line_has_all_of_a_task() -> None:
+    clock = FakeClock()
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "utubettl")
+        put = jobs.put({"a": 1}, pri=3, ttl=60, ttr=20, utube="u")
+        clock.advance(10)
+        jobs.release(jobs.take(0) or put)
+        clock.advance(5)
+        task = jobs.take(0)
+        assert task is not None and task.due_at is not None
+        assert shown(task) == {
+            "id": put.id,
+            "tube": "jobs",
+            "state": "taken",
+            "data": {"a": 1},
+            "pri": 3,
+            "utube": "u",
+            "created_at": put.created_at.isoformat(),
+            "updated_at": (put.created_at + timedelta(seconds=15)).isoformat(),
+            "due_at": (put.created_at + timedelta(seconds=35)).isoformat(),
+            "ttl": 60.0,
+            "ttr": 20.0,
+            "attempts": 2,
+            "session": str(queue.identify()),
+        }
 
 
 def test_take_without_ack_keeps_the_task_for_a_session_that_other_commands_can_join(
@@ -233,6 +284,17 @@ def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) 
         assert b"was printed, but its ttl or ttr was over" in process.stderr.read()
         assert process.wait(20) == REFUSED
         assert count(jobs, "ready") == 1
+
+
+def test_a_take_that_is_ended_has_nothing_to_give_back_where_the_time_was_over(shell: Shell) -> None:
+    with shell.connect() as queue:
+        jobs = queue.create_tube("jobs", "fifottl")
+        jobs.put("x" * 1_000_000, ttr=0.1)  # there it is stuck
+        process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        eventually(lambda: jobs.statistics()["calls"]["ttr"] == 1)
+        process.terminate()
+        assert process.wait(20) == TERMINATED
+        assert process.stderr is not None and process.stderr.read() == b""
 
 
 def test_take_prints_as_many_as_it_was_asked_for_in_however_many_commits(

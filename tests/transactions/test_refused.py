@@ -155,6 +155,16 @@ def test_wrong_arguments_are_refused_before_a_transaction_begins(place: Place) -
         assert not connection.in_transaction()
 
 
+def test_the_connection_of_another_queue_s_unit_is_refused(place: Place) -> None:
+    """Which would not hear of the end of what is joined to it."""
+    tube, other = place.tube(), place.connect().tube.jobs
+    with place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        with pytest.raises(tubes.BadOption, match="another queue's"):
+            other.put("y", connection=unit.connection)
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_a_unit_and_a_connection_are_too_many(place: Place) -> None:
     tube = place.tube()
     with place.engine.connect() as connection, place.queue.transaction() as unit:
@@ -260,6 +270,25 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
         connection.commit()
         tube.put("outside")
     assert place.changes == [("put", "inside"), ("put", "outside")]
+
+
+def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_transaction(
+    sqlite_place: Place,
+) -> None:
+    """Which may be another than the one that began it."""
+    tube = sqlite_place.tube()
+    other = sqlite_place.connect(busy_timeout=30).tube.jobs
+    began = time.monotonic()
+    with sqlite_place.engine.connect() as connection:
+        first = threading.Thread(target=tube.put, args=("first",), kwargs={"connection": connection})
+        first.start()
+        first.join()
+        tube.put("second", connection=connection)
+        with pytest.raises(tubes.StoreBusy, match="pass connection="):
+            other.put("x")
+        connection.commit()
+    assert time.monotonic() - began < 5
+    assert sqlite_place.changes == [("put", "first"), ("put", "second")]
 
 
 def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place: Place) -> None:
@@ -489,6 +518,15 @@ def test_a_transaction_that_has_failed_commits_nothing(postgres_place: Place) ->
             connection.execute(INSERT, [{"what": "twice"}, {"what": "twice"}])
         connection.commit()
     assert postgres_place.changes == [("put", "b")]
+
+
+@pytest.mark.parametrize("setting", ["array_nulls", "standard_conforming_strings"])
+def test_settings_that_change_what_arrays_mean_change_no_task(postgres_place: Place, setting: str) -> None:
+    tube, given = postgres_place.tube(), ["text", b"a\\b\x00c", "NULL", {"a": "\\"}]
+    with postgres_place.engine.begin() as connection:
+        connection.execute(sa.text(f"SET LOCAL {setting} = off"))
+        tube.put_many(given, connection=connection)
+    assert [task.data for task in tube.tasks("r")] == given
 
 
 def test_what_the_connection_s_encoding_cannot_carry_is_an_error_of_ours(postgres_place: Place) -> None:
