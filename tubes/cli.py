@@ -149,7 +149,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
+        if args and args[0] not in self.commands:
             raise click.UsageError(f"no command {args[0]!r}{suggestion(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
 

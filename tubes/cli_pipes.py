@@ -71,7 +71,8 @@ class Putting:
                     for text in lines:
                         number += 1
                         self._add(number, text)
-                    self._store()  # what has come is stored before more is waited for
+                    if self._waiting:
+                        self._store()  # what has come is stored before more is waited for
         except BaseException as error:
             say(f"ended early, {self._stored} put; {self._where(error)}")
             raise
@@ -82,7 +83,7 @@ class Putting:
     def _where(self, error: BaseException) -> str:
         first = self._waiting[0][0] if self._waiting else self._next
         if isinstance(error, tubes.OutcomeUnknown):
-            last = self._waiting[: self._batch][-1][0]
+            last = self._waiting[-1][0]
             return f"whether lines {first} to {last} were, nobody knows; what follows them was not"
         return f"line {first} and what follows it were not"
 
@@ -97,15 +98,13 @@ class Putting:
             self._store()
 
     def _store(self) -> None:
-        while self._waiting:
-            count = min(self._batch, len(self._waiting))
-            try:
-                self._put(count)
-            except TypeError:  # JSON that cannot be carried, such as NaN: find it
-                self._put_one_by_one(count)
+        try:
+            self._put(len(self._waiting))
+        except TypeError:  # JSON that cannot be carried, such as NaN: find it
+            self._put_one_by_one()
 
-    def _put_one_by_one(self, count: int) -> None:
-        for _ in range(count):
+    def _put_one_by_one(self) -> None:
+        while self._waiting:
             try:
                 self._put(1)
             except TypeError as error:
