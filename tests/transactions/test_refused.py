@@ -437,8 +437,11 @@ def test_a_queue_whose_connections_run_no_triggers_is_refused(own_postgres_db: s
     engine.dispose()
 
 
+@pytest.mark.parametrize("is_bare", [False, True])
 @pytest.mark.parametrize("sets", ["SET LOCAL", "SET"])
-def test_a_unit_whose_connection_runs_no_triggers_is_refused(own_postgres_db: str, sets: str) -> None:
+def test_a_unit_whose_connection_runs_no_triggers_is_refused(
+    own_postgres_db: str, sets: str, is_bare: bool
+) -> None:
     """As long as it does not; the next unit is not meant."""
     admin = sa.make_url(own_postgres_db).set(username="postgres").render_as_string()
     with tubes.connect(admin, migrate=True, sweep=False) as queue:
@@ -447,7 +450,8 @@ def test_a_unit_whose_connection_runs_no_triggers_is_refused(own_postgres_db: st
         task = tube.take(timeout=0)
         assert task is not None
         with queue.transaction() as unit:
-            unit.connection.exec_driver_sql(f"{sets} Session_Replication_Role = replica")
+            statement = f"{sets} Session_Replication_Role = replica"
+            unit.connection.exec_driver_sql(statement, execution_options={"no_parameters": is_bare})
             for call in (lambda: tube.ack(task, unit=unit), lambda: tube.put_many(["c", "d"], unit=unit)):
                 with pytest.raises(tubes.BadOption, match="session_replication_role = replica") as caught:
                     call()
