@@ -513,7 +513,8 @@ def test_a_crash_empties_the_temporary_table_and_sets_no_id_back(
 def differences(url: str, leave_out: Callable[..., bool] | None) -> set[tuple[str, str]]:
     """What autogenerate would do to a database for an application that has one table."""
     models = sa.MetaData()
-    sa.Table("tubes_order", models, sa.Column("id", sa.BigInteger, primary_key=True))
+    order = sa.Table("tubes_order", models, sa.Column("id", sa.BigInteger, primary_key=True))
+    sa.Index("tubes_task", order.c.id)  # named as a table of ours
     with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
         context = MigrationContext.configure(connection, opts={"include_object": leave_out})
         found = compare_metadata(context, models)
@@ -525,7 +526,11 @@ def test_autogenerate_leaves_our_tables_alone(postgres_db: str, db: psycopg.Conn
     bring_up(postgres_db)
     bring_up(postgres_db, "mine")
     db.execute("CREATE TABLE tubes_left_over (id integer)")
-    asked = {("add_table", "tubes_order"), ("remove_table", "tubes_left_over")}
+    asked = {
+        ("add_table", "tubes_order"),
+        ("add_index", "tubes_task"),
+        ("remove_table", "tubes_left_over"),
+    }
     mine = {("remove_table", f"mine_{table}") for table in TABLES}
     ours, theirs = include_object(), include_object("mine")
     assert differences(postgres_db, lambda *of: ours(*of) and theirs(*of)) == asked
