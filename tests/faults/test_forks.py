@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from faults.harness import TYPES, Connect, Growing, eventually, run
 
 import tubes
@@ -532,6 +533,35 @@ def test_a_fork_waits_for_a_thread_that_opens_a_file(
     held.close()
     opening.join(10)
     assert said == "x" if is_done else "forked while" in said
+
+
+def test_a_child_makes_a_store_though_another_thread_was_about_to(tmp_path: Path) -> None:
+    alone = importlib.import_module("tubes.migrations.running")._alone
+
+    def child() -> Any:
+        signal.alarm(10)
+        with tubes.connect(f"sqlite:///{tmp_path}/new.db", sweep=False) as queue:
+            return queue.tubes()
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(alone.acquire).result()
+        try:
+            assert in_child(child) == []
+        finally:
+            other.submit(alone.release).result()
+
+
+def test_a_child_joins_a_transaction_though_another_thread_was_about_to(connect: Connect, db: Path) -> None:
+    joined = importlib.import_module("tubes.drivers.sql.joined")
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+
+    def child() -> Any:
+        signal.alarm(10)
+        with sa.create_engine(f"sqlite:///{db}").begin() as connection:
+            return tube.put("x", connection=connection).data
+
+    with joined._watching:
+        assert in_child(child) == "x"
 
 
 def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:

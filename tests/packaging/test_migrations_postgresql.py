@@ -375,9 +375,12 @@ def test_the_printed_sql_makes_the_same(
 
 
 def test_the_printed_sql_makes_everything_or_nothing(postgres_db: str, db: psycopg.Connection) -> None:
+    """Also through what runs it statement by statement."""
+    script = print_sql("tubes", "postgresql")
+    assert script.startswith("BEGIN;") and script.rstrip().endswith("COMMIT;")
     db.execute("CREATE TABLE tubes_temporary_task (mine integer)")
     with pytest.raises(psycopg.errors.DuplicateTable):
-        db.execute(print_sql("tubes", "postgresql").encode())
+        db.execute(script.encode())
     db.execute("ROLLBACK")
     assert relations(db) == {"tubes_temporary_task"}
 
