@@ -187,8 +187,11 @@ def empty_database(url: str) -> None:
             "SELECT nspname FROM pg_namespace WHERE nspname <> 'information_schema' AND nspname !~ '^pg_'"
         )
         for (schema,) in schemas.fetchall():
-            db.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
-        db.execute("CREATE SCHEMA public")
+            if schema == "public" and db.info.server_version < 150000:  # whose owner is not the database's
+                db.execute("DROP OWNED BY CURRENT_USER CASCADE")
+            else:
+                db.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+        db.execute("CREATE SCHEMA IF NOT EXISTS public")
 
 
 def cut(db: psycopg.Connection, *, share: float = 1.0, but: Sequence[int] = (), within: float = 20.0) -> None:
