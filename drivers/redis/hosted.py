@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from tubes.clock import SystemClock, real_monotonic
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
@@ -421,4 +421,6 @@ def _with_password(url: str) -> str:
     password = os.environ.get(PASSWORD)
     if password is None:
         return url
-    return f"{url}{'&' if '?' in url else '?'}password={quote(password, safe='')}"
+    parts = urlsplit(url)
+    user, _, place = parts.netloc.rpartition("@")  # many a redis-py decodes what is in the query twice
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}"))

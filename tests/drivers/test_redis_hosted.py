@@ -118,6 +118,25 @@ def test_no_password_is_stored(
         assert task is not None and task.data == "x"
 
 
+@pytest.mark.parametrize(
+    ("url", "complete"),
+    [
+        ("redis://host:6379/0", "redis://:a%252Fb%40@host:6379/0"),
+        ("rediss://me@host?socket_keepalive=1", "rediss://me:a%252Fb%40@host?socket_keepalive=1"),
+        ("unix:///a@b/redis.sock?db=0", "unix://:a%252Fb%40@/a@b/redis.sock?db=0"),
+    ],
+)
+def test_a_password_from_the_environment_stands_where_any_redis_py_decodes_it_once(
+    url: str, complete: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value in the query is decoded twice by 5.2, and by many that came after."""
+    hosted = importlib.import_module("tubes.drivers.redis.hosted")
+    monkeypatch.setenv(hosted.PASSWORD, "a%2Fb@")
+    assert hosted._with_password(url) == complete
+    settings: Any = redis.ConnectionPool.from_url(complete).connection_kwargs
+    assert settings["password"] == "a%2Fb@" and settings.get("username") in (None, "me")
+
+
 def test_the_password_of_a_client_s_key_is_stored_as_little() -> None:
     urls = importlib.import_module("tubes.drivers.redis.urls")
     shown = "rediss://me@host/0?ssl_keyfile=key.pem"
