@@ -96,6 +96,7 @@ class Nodes:
         answers = []
         for address in self._all():
             try:
+                self._check_not_away(address)
                 answers.append(self.call(None, use, is_repeatable=True, at=address))
             except StoreUnavailable:
                 if not self.is_cluster:
@@ -107,8 +108,8 @@ class Nodes:
 
         For what nobody waits for: each tube there would cost as long a wait. A call that reaches the node ends it.
         """
-        if self._away and real_monotonic() < self._away.get(self._address(keys), 0.0):
-            raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
+        if self._away:
+            self._check_not_away(self._address(keys))
 
     def node_of(self, keys: Keys) -> Address | None:
         """Which node of a Cluster has these keys, as far as is known; ``None``: it is no Cluster."""
@@ -222,6 +223,10 @@ class Nodes:
         self._is_closed = True
         for address in list(self._idle):
             self._forget_idle(address)
+
+    def _check_not_away(self, address: Address | None) -> None:
+        if real_monotonic() < self._away.get(address, 0.0):
+            raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
 
     def _note_away(self, address: Address | None, until: float) -> None:
         """A node of a Cluster has not answered for as long as a server is waited for."""
