@@ -635,6 +635,14 @@ def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient)
     assert held is not None and tube.ack(held).data == 0
 
 
+def test_a_dead_owner_that_is_on_no_list_is_told_of_once_and_rescued_in_one_repair(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.take(1, owner=NOBODY)
+    assert [finding.session for finding in patient.examine()] == [NOBODY]
+    assert patient.doctor("--fix").status == 0
+    assert len(drain(tube)) == 9
+
+
 def test_the_dead_are_rescued_again_where_a_damaged_task_stopped_that(patient: Patient) -> None:
     """A script that ends with an error does not take back what it has done before."""
     tube = fill(patient.opened[0], "fifo")

@@ -316,7 +316,10 @@ def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connec
         assert joined == joiner.identify() == session
 
 
-def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Connect) -> None:
+@pytest.mark.parametrize("is_forgotten", [True, False], ids=["forgotten", "not forgotten yet"])
+def test_who_dies_between_being_let_in_and_looking_strands_nothing(
+    connect: Connect, is_forgotten: bool
+) -> None:
     """Another thread takes in the session that is over: in the moment before it is put off the list again."""
     queue, other = connect(sweep=False), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
@@ -330,7 +333,8 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(connect: Conn
             other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
             for session in other.store.ended_sessions(None, store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs._release_some(session)
-                other.store.forget_session(None, session)
+                if is_forgotten:
+                    other.store.forget_session(None, session)
         else:
             given = (tube.driver.flags, 0, 0, store.session, 1, 1000)  # type: ignore[attr-defined]
             if len(seen) == 2:
