@@ -110,7 +110,7 @@ class RedisTube:
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what is stored: the URL without its password, the tube's number in Redis, after which id its begin."""
         url = given.get("url")
-        if not isinstance(url, str) or url.partition("://")[0].lower() not in ("redis", "rediss", "unix"):
+        if not isinstance(url, str) or url.partition("://")[0] not in ("redis", "rediss", "unix"):
             raise BadOption(
                 "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
             )

@@ -86,7 +86,7 @@ queue.close()
 
 def test_it_needs_a_server(tmp_path: Path) -> None:
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
-        for url in (None, "", "sqlite://", 7):
+        for url in (None, "", "sqlite://", "REDIS://nowhere", 7):
             with pytest.raises(tubes.BadOption, match="redis://"):
                 queue.create_tube("hot", "redis", url=url)
         with pytest.raises(tubes.StoreUnavailable, match="nowhere"):
