@@ -28,6 +28,7 @@ from redis_servers import RedisServer
 
 import tubes
 import tubes.aio
+from tubes.driver import Ref
 from tubes.waiting import room
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
@@ -163,6 +164,28 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
     run("import sys, tubes\nwith tubes.connect(sys.argv[1]) as q: q.tube.jobs.put('came')", url)
     thread.join(20)
     assert [task and task.data for task in got] == ["came"]
+
+
+@pytest.mark.usefixtures("no_floor")
+@pytest.mark.parametrize("type", ["limfifottl", "redis"])
+def test_room_that_comes_while_who_wants_it_is_about_to_say_so_is_seen(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, type: str
+) -> None:
+    """Nobody is called, for nobody waits yet as far as the server knows."""
+    listener = importlib.import_module("tubes.drivers.redis.listener").Listener
+    host = "sqlite://" if type == "redis" else server.url
+    more: dict[str, Any] = {"url": server.url} if type == "redis" else {}
+    with tubes.connect(host, sweep=False) as queue, ThreadPoolExecutor() as others:
+        tube = queue.create_tube("jobs", type, capacity=1, **more)
+        given = [Ref(tube.put("first").id, None)]
+        wait, now = listener._wait, queue.clock.now_ms()
+
+        def waits_late(self: Any, ear: Any) -> None:
+            tube.place.transact(lambda tx: tube.driver.delete(tx, given, owner=None, now=now))
+            wait(self, ear)
+
+        monkeypatch.setattr(listener, "_wait", waits_late)
+        assert others.submit(tube.put, "second", timeout=20).result(timeout=10).data == "second"
 
 
 @pytest.mark.usefixtures("no_floor")

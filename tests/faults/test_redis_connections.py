@@ -563,6 +563,7 @@ def test_a_signal_s_handler_may_call_while_the_server_of_a_hosted_tube_is_waited
             call_while_busy(server, handler, lambda: tube.put("x"))
         assert closes or [task.data for task in tube.tasks("r")] == ["y", "x"]
     assert server.command("HLEN", "{tubes_hosted}:connections") == 0
+    eventually(lambda: server.command("INFO", "clients")["connected_clients"] == 1, within=5)
 
 
 def call_while_busy(
