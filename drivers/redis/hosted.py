@@ -233,7 +233,7 @@ class RedisTube:
 
     def can_take(self, tx: Any) -> bool:
         self._store.listen()
-        return self._has_work() or self._look(self._redis.can_take)
+        return self._look(self._redis.can_take)
 
     def count(self, tx: Any) -> Mapping[State, int]:
         return self._look(self._redis.count)
