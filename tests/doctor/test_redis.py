@@ -597,6 +597,31 @@ def test_a_lost_tube_comes_back_with_the_type_that_its_keys_have(patient: Patien
         assert [len(drain(after.tube[name])) for name in lost] == [9] * 5
 
 
+def test_a_lost_tube_of_which_only_ready_tasks_are_left_may_have_priorities(patient: Patient) -> None:
+    """Nobody can tell; a type that has them is right for those that have none, too."""
+    tube = patient.opened[0].create_tube("jobs", "utubettl")
+    tube.put("second", utube="a", pri=2)
+    patient.do("HDEL", ":tubes", "jobs")
+    assert patient.doctor("--fix").status == 0
+    assert patient.examine(deep=True) == []
+    with tubes.connect(patient.url, sweep=False) as after:
+        tube = after.tube[f"lost_{patient.number}"]
+        tube.put("first", utube="a", pri=1)
+        assert drain(tube) == ["first", "second"]
+
+
+def test_a_lost_tube_comes_back_though_its_next_id_is_lost_too(patient: Patient) -> None:
+    fill(patient.opened[0], "fifo")
+    assert patient.number
+    patient.do("DEL", "meta")
+    patient.do("HDEL", ":tubes", "jobs")
+    assert patient.doctor("--fix").status == 0
+    with tubes.connect(patient.url, sweep=False) as after:
+        tube = after.tube[f"lost_{patient.number}"]
+        assert tube.put("more").id == 10
+        assert len(drain(tube)) == 10
+
+
 def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     drain(tube)

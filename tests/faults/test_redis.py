@@ -189,6 +189,37 @@ def test_room_that_comes_while_who_wants_it_is_about_to_say_so_is_seen(
 
 
 @pytest.mark.usefixtures("no_floor")
+def test_who_waits_on_a_connection_that_is_cut_waits_on_another(
+    connect: Connect, server: RedisServer
+) -> None:
+    """At once, not when an answer should have come."""
+    thread, got = waiting(connect(busy_timeout=90).create_tube("jobs", "fifo"))
+    until_wait(server, 1)
+    server.command("CLIENT", "KILL", "TYPE", "normal")
+    until_wait(server, 1)
+    connect().tube.jobs.put("came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+def test_a_bell_that_is_no_list_is_not_waited_at_without_a_rest(
+    connect: Connect, server: RedisServer
+) -> None:
+    """Others have overwritten it. The answer to each wait is an error that comes at once."""
+
+    def waits() -> int:
+        return int(server.command("INFO", "commandstats").get("cmdstat_blpop", {"calls": 0})["calls"])
+
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    server.command("SET", f"{{tubes:{tube.record.id}}}:bell", "torn")
+    waiting(tube, timeout=3)
+    eventually(waits)
+    began, first = time.monotonic(), waits()
+    eventually(lambda: waits() >= first + 3)
+    assert time.monotonic() - began > 0.5
+
+
+@pytest.mark.usefixtures("no_floor")
 def test_a_call_for_who_was_called_already_goes_to_another_process(
     connect: Connect, server: RedisServer
 ) -> None:
