@@ -62,12 +62,9 @@ def parsed(url: str) -> tuple[str, float]:
 
 
 def described(url: str) -> str:
-    """A server for the reader of a message: no secret of the URL, also where these are not written as they should."""
-    scheme, _, rest = url.partition("://")
-    base, _, query = rest.partition("?")
-    at = rest if "@" in query and "@" not in base else base  # a password may have a ? in it
-    place = at.rpartition("@")[2].partition("?")[0].partition("#")[0]
-    return f"Redis at {scheme}://{place}"
+    """A server for the reader of a message, by a URL that was checked: without what may be secret in it."""
+    parts = urlsplit(url)
+    return f"Redis at {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def without_passwords(url: str) -> tuple[str, bool]:

@@ -378,15 +378,16 @@ def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "place"),
     [
-        "redis://127.0.0.1:1?username=a@b",
-        "unix:///nowhere/a@b/redis.sock",
-        "redis://a%40b:s3cret@127.0.0.1:1/0",
+        ("redis://127.0.0.1:1?username=a@b", "redis://127.0.0.1:1"),
+        ("unix:///nowhere/a@b/redis.sock", "unix:///nowhere/a@b/redis.sock"),
+        ("redis://a%40b:s3cret@127.0.0.1:1/0", "redis://127.0.0.1:1/0"),
     ],
 )
-def test_an_at_may_stand_where_it_ends_nothing(url: str) -> None:
-    assert isinstance(refused(url), tubes.StoreUnavailable)
+def test_an_at_may_stand_where_it_ends_nothing(url: str, place: str) -> None:
+    error = refused(url)
+    assert isinstance(error, tubes.StoreUnavailable) and f"Redis at {place} cannot" in str(error)
 
 
 @pytest.mark.parametrize("path", ["jobs", "1x", "-1", "1/2", "O"])
