@@ -597,17 +597,30 @@ def test_a_lost_tube_comes_back_with_the_type_that_its_keys_have(patient: Patien
         assert [len(drain(after.tube[name])) for name in lost] == [9] * 5
 
 
-def test_a_lost_tube_of_which_only_ready_tasks_are_left_may_have_priorities(patient: Patient) -> None:
-    """Nobody can tell; a type that has them is right for those that have none, too."""
-    tube = patient.opened[0].create_tube("jobs", "utubettl")
-    tube.put("second", utube="a", pri=2)
+@pytest.mark.parametrize(("type", "more"), [("fifottl", {}), ("utubettl", {"utube": "a"})])
+def test_a_lost_tube_of_which_only_ready_tasks_are_left_may_have_priorities(
+    patient: Patient, type: str, more: Any
+) -> None:
+    """Where nobody can tell; a type that has them is right for those that have none, too."""
+    tube = patient.opened[0].create_tube("jobs", type)
+    tube.put("second", pri=2, **more)
     patient.do("HDEL", ":tubes", "jobs")
     assert patient.doctor("--fix").status == 0
     assert patient.examine(deep=True) == []
     with tubes.connect(patient.url, sweep=False) as after:
         tube = after.tube[f"lost_{patient.number}"]
-        tube.put("first", utube="a", pri=1)
+        tube.put("first", pri=1, **more)
         assert drain(tube) == ["first", "second"]
+
+
+def test_a_lost_tube_comes_back_though_there_is_nothing_in_it(patient: Patient) -> None:
+    """An id that it gives was not given before."""
+    tube = fill(patient.opened[0], "fifo")
+    drain(tube)
+    patient.do("HDEL", ":tubes", "jobs")
+    assert patient.doctor("--fix").status == 0
+    with tubes.connect(patient.url, sweep=False) as after:
+        assert after.tube[f"lost_{patient.number}"].put("more").id == 10
 
 
 def test_a_lost_tube_comes_back_though_its_next_id_is_lost_too(patient: Patient) -> None:

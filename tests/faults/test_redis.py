@@ -145,6 +145,36 @@ def test_a_session_ttr_that_could_not_be_stored_is_not_set(connect: Connect, ser
     server.start()
 
 
+def test_a_session_that_is_begun_anew_has_the_ttr_that_was_set_last(
+    connect: Connect, server: RedisServer
+) -> None:
+    queue = connect(sweep=False)
+    queue.configure(session_ttr=60)
+    lost = queue.identify()
+    end_and_go_on(queue.store)
+    assert queue.identify() != lost
+    assert server.command("HGET", "{tubes}:sessions", queue.identify().hex) == b"60000 -"
+
+
+@pytest.mark.usefixtures("no_floor")
+def test_who_is_called_again_and_again_waits_on_one_connection(connect: Connect, server: RedisServer) -> None:
+    tube = connect(busy_timeout=90).create_tube("jobs", "fifo")
+    other = connect().tube.jobs
+
+    def blocked() -> set[str]:
+        return {client["id"] for client in server.command("CLIENT LIST") if client["cmd"] == "blpop"}
+
+    waited = set()
+    for number in range(5):
+        thread, got = waiting(tube)
+        until_wait(server, 1)
+        waited |= blocked()
+        other.put(number)
+        thread.join(20)
+        assert [task and task.data for task in got] == [number]
+    assert len(waited) == 1
+
+
 @pytest.mark.usefixtures("no_floor")
 def test_who_is_called_for_nothing_says_again_that_he_waits(
     connect: Connect, server: RedisServer, url: str
