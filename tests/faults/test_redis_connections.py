@@ -219,7 +219,7 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
 
 @pytest.mark.parametrize("lost", ["in use", "being opened"])
 def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
-    lost: str, server: RedisServer, proxy: Proxy
+    lost: str, server: RedisServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to a beat is waited for no longer than until the next, however long others are."""
     far = f"redis://127.0.0.1:{proxy.port}?dead_after=3"
@@ -236,10 +236,18 @@ def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
             last = beat()
             eventually(lambda: beat() != last)
 
-        proxy.is_silent = True
+        def evaluates(keys: Any, script: Any, *given: Any, **more: Any) -> Any:
+            if script is scripts.BEAT:
+                monkeypatch.undo()
+                proxy.is_silent = True
+            return evaluate(keys, script, *given, **more)
+
         if lost == "in use":
-            beats()  # of which no answer comes
+            evaluate = store._evaluate
+            monkeypatch.setattr(store, "_evaluate", evaluates)
+            eventually(lambda: proxy.lost)  # the answer to a beat
         else:
+            proxy.is_silent = True
             store._hub.nodes._forget_idle(None)
             eventually(lambda: proxy.lost)  # what the server said to a new connection
         proxy.is_silent = False
