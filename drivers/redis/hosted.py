@@ -353,7 +353,7 @@ class HostedStore(RedisStore):
 
     def _end_connection(self) -> None:
         self._reach.check()
-        self._reach.call(super()._end_connection)
+        super()._end_connection()
 
     def _beat(self) -> None:
         """Also hear of the session here, of which nobody could be told while the server was away."""

@@ -173,6 +173,10 @@ def test_a_server_that_is_away_disturbs_no_other_tube(
         assert cold.statistics()["calls"]["ttl"] == 1
         with pytest.raises(tubes.StoreUnavailable):
             queue.statistics("hot")
+        with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", clock=clock, sweep=False) as other:
+            with pytest.raises(tubes.StoreUnavailable) as caught:
+                other.tube.hot.put("z")
+            assert "PASSWORD" not in str(caught.value)  # that is not what is the matter
         with pytest.raises(tubes.StoreError):
             hot.put("z")
         server.start()
@@ -388,6 +392,20 @@ def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
         assert queue.statistics() == {}
         queue.tube.c.put("x")
         assert queue.statistics().keys() == names
+
+
+def test_a_server_that_hangs_is_waited_for_once_by_a_close(
+    own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
+    server = own_redis_server()
+    queue = tubes.connect("sqlite://", sweep=False)
+    for name in ("a", "b", "c", "d"):
+        queue.create_tube(name, "redis", url=server.url)
+    with server.hung():
+        began = time.monotonic()
+        queue.close()
+        assert time.monotonic() - began < 2  # an answer is waited for 1.1 s
 
 
 def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answer(
