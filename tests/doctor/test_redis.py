@@ -529,6 +529,7 @@ ENTRY = {"id": 7, "order": 9, "after": 0, "type": "fifo", "options": {}, "tempor
     [
         "{broken",
         "[]",
+        "[" * 100_000,
         *(json.dumps(ENTRY | {word: "x"}) for word in ("id", "order", "options")),
     ],
 )
@@ -725,6 +726,17 @@ def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient)
     assert tube.statistics()["calls"]["release"] == 1
 
 
+def test_what_a_session_holds_that_may_come_back_is_left_to_it(patient: Patient) -> None:
+    fill(patient.opened[0], "fifo")
+    with patient.connect(session_ttr=60) as worker:
+        session, held = worker.identify(), worker.tube.jobs.take(timeout=0)
+    assert held is not None
+    assert patient.examine(deep=True) == []
+    assert patient.doctor("--fix").status == 0
+    patient.opened[0].identify(session)
+    assert patient.opened[0].tube.jobs.ack(held).id == held.id
+
+
 def test_a_waiting_consumer_is_woken_by_a_repair(deaf: None, patient: Patient) -> None:
     fill(patient.opened[0], "utube")
     patient.do("DEL", "ready")
@@ -804,9 +816,12 @@ def test_tubes_on_all_nodes_of_a_cluster_are_examined(redis_cluster: str) -> Non
         assert len([*Doctor(queue).repair()]) == 4 * 3
         assert len([*Doctor(queue, deep=True).repair()]) == 4 * 9
         assert [*Doctor(queue, deep=True).examine()] == []
-        for number in range(4):
-            assert len(drain(queue.tube[f"jobs{number}"])) == 9
-            queue.drop_tube(f"jobs{number}")
+        with redis.RedisCluster.from_url(redis_cluster) as client:
+            client.delete("{doctors}:tubes")
+        assert [finding.kind for finding in Doctor(queue).repair()] == [Kind.ORPHAN] * 4
+        for number in numbers:
+            assert len(drain(queue.tube[f"lost_{number}"])) == 9
+            queue.drop_tube(f"lost_{number}")
 
 
 def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient) -> None:

@@ -59,6 +59,16 @@ def until_wait(server: RedisServer, count: int) -> None:
     eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
 
 
+def blocked(server: RedisServer) -> set[str]:
+    """The connections that wait for a call."""
+    return {client["id"] for client in server.command("CLIENT LIST") if client["cmd"] == "blpop"}
+
+
+def waits_of(server: RedisServer) -> int:
+    """How many waits have ended, in vain or not."""
+    return int(server.command("INFO", "commandstats").get("cmdstat_blpop", {"calls": 0})["calls"])
+
+
 # The server ends, or forgets
 
 
@@ -156,19 +166,42 @@ def test_a_session_that_is_begun_anew_has_the_ttr_that_was_set_last(
     assert server.command("HGET", "{tubes}:sessions", queue.identify().hex) == b"60000 -"
 
 
+def test_a_number_that_others_have_overwritten_is_damage_and_not_a_server_that_is_away(
+    connect: Connect, server: RedisServer
+) -> None:
+    """Else who waits would wait on for ever."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    server.command("HSET", f"{{tubes:{tube.record.id}}}:meta", "next", "torn")
+    with pytest.raises(tubes.StoreError, match="something where a number must be") as caught:
+        tube.put("x")
+    assert caught.type is tubes.StoreError
+
+
+def test_who_waits_for_long_waits_on_one_connection(
+    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.listener"), "FLOOR", 0.05)
+    waiting(connect(sweep=False).create_tube("jobs", "fifo"), timeout=10)
+    waited = set[str]()
+
+    def has_waited_often() -> bool:
+        waited.update(blocked(server))
+        return waits_of(server) > 5
+
+    eventually(has_waited_often)
+    assert len(waited) == 1
+
+
 @pytest.mark.usefixtures("no_floor")
 def test_who_is_called_again_and_again_waits_on_one_connection(connect: Connect, server: RedisServer) -> None:
     tube = connect(busy_timeout=90).create_tube("jobs", "fifo")
     other = connect().tube.jobs
 
-    def blocked() -> set[str]:
-        return {client["id"] for client in server.command("CLIENT LIST") if client["cmd"] == "blpop"}
-
-    waited = set()
+    waited = set[str]()
     for number in range(5):
         thread, got = waiting(tube)
         until_wait(server, 1)
-        waited |= blocked()
+        waited |= blocked(server)
         other.put(number)
         thread.join(20)
         assert [task and task.data for task in got] == [number]
@@ -237,15 +270,12 @@ def test_a_bell_that_is_no_list_is_not_waited_at_without_a_rest(
 ) -> None:
     """Others have overwritten it. The answer to each wait is an error that comes at once."""
 
-    def waits() -> int:
-        return int(server.command("INFO", "commandstats").get("cmdstat_blpop", {"calls": 0})["calls"])
-
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     server.command("SET", f"{{tubes:{tube.record.id}}}:bell", "torn")
     waiting(tube, timeout=3)
-    eventually(waits)
-    began, first = time.monotonic(), waits()
-    eventually(lambda: waits() >= first + 3)
+    eventually(lambda: waits_of(server))
+    began, first = time.monotonic(), waits_of(server)
+    eventually(lambda: waits_of(server) >= first + 3)
     assert time.monotonic() - began > 0.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import threading
 import time
@@ -18,6 +19,7 @@ from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
 
 import tubes
+import tubes.aio
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
@@ -523,6 +525,29 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
         assert told[2:] == [(here.name, "meanwhile")]
         assert len(failed) == 4 and max(took for _, took in failed) < 4.5
         assert any("before this one" in str(error) for error, _ in failed)
+
+
+def test_awaited_calls_to_a_node_that_hangs_hold_up_no_tube_of_another(cluster: RedisCluster) -> None:
+    """Each node has threads of its own, of which there are as many as a queue has."""
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-node-timeout", 60_000)
+
+    async def seconds_of_a_put(here: str, there: str, node: RedisServer) -> float:
+        async with tubes.aio.connect(catalogue.url, busy_timeout=2, sweep=False) as queue:
+            tube, away = await queue.get_tube(here), await queue.get_tube(there)
+            with node.hung():
+                calls = [asyncio.create_task(away.put("x")) for _ in range(50)]
+                await asyncio.sleep(0.1)  # until they are under way, in real threads
+                began = time.monotonic()
+                await tube.put("meanwhile")
+                took = time.monotonic() - began
+            await asyncio.gather(*calls, return_exceptions=True)
+            return took
+
+    catalogue = owner_of(cluster, SESSIONS)
+    with tubes.connect(catalogue.url, sweep=False) as queue:
+        here, there = on_two_nodes(queue, cluster)
+        assert asyncio.run(seconds_of_a_put(here.name, there.name, owner_of(cluster, slot_of(there)))) < 1
 
 
 def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) -> None:

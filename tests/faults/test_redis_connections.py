@@ -440,6 +440,13 @@ def test_an_option_that_there_is_not_is_refused_by_its_name(redis_url: str, name
         tubes.connect(f"{redis_url}{joined}{name}=1")
 
 
+@pytest.mark.parametrize("given", ["", "0", "soon", "86401"])
+def test_a_time_to_be_dead_after_that_can_be_none_is_refused(redis_url: str, given: str) -> None:
+    joined = "&" if "?" in redis_url else "?"
+    with pytest.raises(tubes.BadOption, match="dead_after must be seconds"):
+        tubes.connect(f"{redis_url}{joined}dead_after={given}")
+
+
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
 def test_a_host_that_none_can_be_called_is_one_that_is_not_there(host: str) -> None:
     with pytest.raises(tubes.StoreUnavailable, match="label"):
