@@ -30,11 +30,12 @@ def check_url(url: str) -> None:
         raise no_url() from None
     base, _, query = url.partition("?")
     place = base.partition("://")[2].partition("/")
-    torn_by_path = not base.startswith("unix:") and "@" in place[2]
+    is_socket = base.startswith("unix:")
+    torn_by_path = "@" in place[2] and not (is_socket and place[0][-1:] in ("", "@"))
     torn_by_query = "@" in query and "=" not in query.partition("@")[0]
     if "#" in url or torn_by_path or torn_by_query:
         raise no_url()
-    if not base.startswith("unix:") and not _DATABASE.fullmatch(place[2]):
+    if not is_socket and not _DATABASE.fullmatch(place[2]):
         raise BadOption(
             "the store's URL names no database: its path is a number, as in redis://host:6379/0", option="url"
         )

@@ -370,6 +370,8 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
         "redis://worker:1234#s3cret@127.0.0.1",
         "redis://worker:1234?s3cret@127.0.0.1",
         "redis://worker:1234/s3cret@127.0.0.1/0",
+        "unix://worker:1234/s3cret@/nowhere/redis.sock",
+        "unix://worker:1@1234/s3cret@/nowhere/redis.sock",
         "redis://127.0.0.1:1?password=1234#s3cret",
         "redis://[s3cret]x:1",
         "redis://127.0.0.1:1?no_such_option=s3cret",
