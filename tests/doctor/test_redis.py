@@ -422,6 +422,14 @@ def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
         assert "the same number" in said.findings[0]["what"]
 
 
+@pytest.mark.parametrize("damage", [("HSET", "tasks", id(1), "torn"), ("HDEL", "tasks", id(1) + "=")])
+def test_a_task_that_is_wrong_by_itself_is_told_of_once(damage: tuple[str, ...], patient: Patient) -> None:
+    """Though all that leads to it is looked at."""
+    fill(patient.opened[0], "utubettl")
+    patient.do(*damage)
+    assert [finding.task for finding in patient.examine(deep=True)] == [1]
+
+
 def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
     fill(patient.opened[0], "utube")
     patient.do("HSET", "tasks", "7", "what?")

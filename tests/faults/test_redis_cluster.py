@@ -276,7 +276,9 @@ def test_a_node_that_hangs_leaves_out_no_tube_of_type_redis_of_another(
         with away.hung():
             with pytest.raises(tubes.StoreError):
                 there[0].put("x")
+            began = time.monotonic()
             assert queue.statistics().keys() == {tube.name for tube in made if tube not in there}
+            assert time.monotonic() - began < 1  # an answer is waited for 1.2 s
 
 
 def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_it(
