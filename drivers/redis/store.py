@@ -697,7 +697,7 @@ class RedisStore(Renewable):
 
     def _numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
         """The numbers of the tubes to which the next keys belong, about so many; and where to go on."""
-        place = re.compile(rf"{{{self._namespace}:(\d+)}}:")
+        place = re.compile(rf"{{{self._namespace}:([1-9][0-9]{{0,15}})}}:")  # as new_number gives them
         keys, after = self._hub.nodes.scan(f"{{{self._namespace}:*", after, limit)
         found = [place.match(key.decode(errors="replace")) for key in keys]
         return {int(each[1]) for each in found if each}, after

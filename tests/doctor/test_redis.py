@@ -644,6 +644,17 @@ def test_a_lost_tube_comes_back_though_its_next_id_is_lost_too(patient: Patient)
         assert len(drain(tube)) == 10
 
 
+@pytest.mark.parametrize(
+    "number", ["0", "007", "9" * 17, "9" * 20, "9" * 5000], ids=["0", "007", "17", "20", "5000"]
+)
+def test_a_number_that_no_tube_ever_had_is_that_of_no_lost_tube(number: str, patient: Patient) -> None:
+    """Others may have keys that look like a tube's. The entry of such a one could not be read, nor stop the repair."""
+    fill(patient.opened[0], "fifo")
+    patient.client.hset(f"{{tubes:{number}}}:meta", "next", "5")
+    assert patient.doctor("--fix").status == 0
+    assert [record.name for record in patient.opened[0].records()] == ["jobs"]
+
+
 def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     drain(tube)
