@@ -632,6 +632,16 @@ def test_a_lost_tube_comes_back_though_there_is_nothing_in_it(patient: Patient) 
         assert after.tube[f"lost_{patient.number}"].put("more").id == 10
 
 
+def test_a_lost_tube_comes_back_beside_one_of_the_name_that_it_would_get(patient: Patient) -> None:
+    fill(patient.opened[0], "fifo")
+    name = f"lost_{patient.number}"
+    patient.do("HDEL", ":tubes", "jobs")
+    patient.opened[0].create_tube(name, "fifo")
+    assert patient.doctor("--fix").status == 0
+    with tubes.connect(patient.url, sweep=False) as after:
+        assert len(drain(after.tube[f"{name}_"])) == 9
+
+
 def test_a_lost_tube_comes_back_though_its_next_id_is_lost_too(patient: Patient) -> None:
     fill(patient.opened[0], "fifo")
     assert patient.number

@@ -94,13 +94,19 @@ def test_it_needs_a_server(tmp_path: Path) -> None:
         assert queue.tubes() == []
 
 
+@pytest.mark.parametrize("stands", ["in the query", "before the host"])
 def test_no_password_is_stored(
-    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    own_redis_server: Callable[..., RedisServer],
+    monkeypatch: pytest.MonkeyPatch,
+    stands: str,
 ) -> None:
     server = own_redis_server()
     with redis.Redis.from_url(server.url) as client:
         client.config_set("requirepass", "open,sesame")
     with_password = f"{server.url}&password=open%2Csesame"
+    if stands == "before the host":
+        with_password = server.url.replace("://", "://:open%2Csesame@")
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store) as queue:
         tube = queue.create_tube("hot", "redis", url=with_password)

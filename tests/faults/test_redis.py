@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -886,6 +887,24 @@ def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     assert [task and task.data for task in got] == ["came"]
 
 
+def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
+    connect: Connect, server: RedisServer
+) -> None:
+    """The name of its host leads to another by now, maybe, which is the master."""
+
+    def ours() -> set[str]:
+        return {client["id"] for client in server.command("CLIENT LIST") if "client" not in client["cmd"]}
+
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    before = ours()
+    server.command("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(tubes.StoreError, match=r"(?i)read.?only"):
+        tube.put("x")
+    eventually(lambda: not before & ours())
+    server.command("REPLICAOF", "NO", "ONE")
+    assert tube.put("x").id == 1
+
+
 def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server: RedisServer) -> None:
     """Nobody knows what became of a put, and a look fails, after busy_timeout and a second; then all goes on."""
     queue = connect(busy_timeout=0.2, sweep=False)
@@ -984,6 +1003,17 @@ def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect, is_
 
     before = come_and_go()
     assert [come_and_go() for _ in range(3)] == [before] * 3
+
+
+def test_a_queue_that_was_closed_beside_another_is_forgotten(connect: Connect, url: str) -> None:
+    """Though the thread that showed that it lives goes on for the other."""
+    connect(sweep=False)
+    queue = tubes.connect(url, sweep=False)
+    store = weakref.ref(queue.store)
+    queue.close()
+    del queue
+    gc.collect()
+    assert store() is None
 
 
 # Callbacks
