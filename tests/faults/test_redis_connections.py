@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +218,11 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     assert got and got[0] is not None and got[0].data == "y"
 
 
-@pytest.mark.parametrize("lost", ["in use", "being opened"])
+@pytest.mark.parametrize("lost", ["by the beat", "by a look", "by the clock", "being opened"])
 def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
     lost: str, server: RedisServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to a beat is waited for no longer than until the next, however long others are."""
+    """What a beat asks is waited for no longer than until the next, however long others are."""
     far = f"redis://127.0.0.1:{proxy.port}?dead_after=3"
     with tubes.connect(f"{server.url}&dead_after=3") as other, tubes.connect(far, sweep=False) as queue:
         other.create_tube("jobs", "fifo").put("x")
@@ -236,16 +237,17 @@ def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
             last = beat()
             eventually(lambda: beat() != last)
 
-        def evaluates(keys: Any, script: Any, *given: Any, **more: Any) -> Any:
-            if script is scripts.BEAT:
+        def falls_silent(name: str, *given: Any, **more: Any) -> Any:
+            if name == "_learn_time" or given[1] is {"by the beat": scripts.BEAT}.get(lost, scripts.SESSIONS):
                 monkeypatch.undo()
                 proxy.is_silent = True
-            return evaluate(keys, script, *given, **more)
+            return asked[name](*given, **more)
 
-        if lost == "in use":
-            evaluate = store._evaluate
-            monkeypatch.setattr(store, "_evaluate", evaluates)
-            eventually(lambda: proxy.lost)  # the answer to a beat
+        if lost != "being opened":
+            name = "_learn_time" if lost == "by the clock" else "_evaluate"
+            asked = {name: getattr(store, name)}
+            monkeypatch.setattr(store, name, partial(falls_silent, name))
+            eventually(lambda: proxy.lost)
         else:
             proxy.is_silent = True
             store._hub.nodes._forget_idle(None)
