@@ -73,6 +73,7 @@ class Target:
     def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
         """Open the store. Only who makes something may make its file and tables: a mistyped path is no empty queue."""
         path = unquote(re.sub(r"^sqlite(\+\w+)?:///", "", self.url))
+        # a URL with a query is for connect to refuse: it names no file
         is_made = makes_file or "?" in self.url or path in (unquote(self.url), "", ":memory:")
         if not is_made and not Path(path).exists():
             raise tubes.StoreUnavailable(

@@ -164,7 +164,7 @@ async def test_a_call_gets_into_the_shortest_line() -> None:
     busy = [asyncio.create_task(crew.run(partial(each.wait, PATIENCE))) for each in may_end]
     await until(lambda: len(crew._all()) == 2 and not any(map(bridge.Worker.line_length, crew._all())))
     behind = [asyncio.create_task(crew.run(lambda: "x")) for _ in busy]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # until they stand in line
     may_end[1].set()
     assert await behind[1] == "x" and not behind[0].done()
     may_end[0].set()
@@ -456,7 +456,7 @@ async def test_a_close_waits_for_the_callback_that_is_awaited(monkeypatch: pytes
 
     async def note(task: tubes.Task, event: tubes.Event) -> None:
         await is_closed.wait()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # so that a close that waits for nothing would be over before
         ended.append(task.data)
 
     queue = await connect("sqlite://")

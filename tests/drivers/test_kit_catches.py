@@ -386,25 +386,21 @@ class AcksTheReady(Sound):
 
 
 class TruncatesNothingDelayed(Sound):
+    truncated = (State.READY, State.TAKEN, State.BURIED)
+
     def truncate(self, tx: Any, limit: int) -> int:
         refs: list[Ref] = []
-        for state in (State.READY, State.TAKEN, State.BURIED):
+        for state in self.truncated:
             raws = self.inner.tasks_by_state(tx, state, after=-1, limit=limit - len(refs))
             refs += [Ref(self.inner.normalize_task(raw).id) for raw in raws]
         self.inner.delete(tx, refs, owner=None, now=0)
         return len(refs)
 
 
-class TruncatesNothingTaken(Sound):
+class TruncatesNothingTaken(TruncatesNothingDelayed):
     """So that its tubes cannot be dropped."""
 
-    def truncate(self, tx: Any, limit: int) -> int:
-        refs: list[Ref] = []
-        for state in (State.READY, State.BURIED, State.DELAYED):
-            raws = self.inner.tasks_by_state(tx, state, after=-1, limit=limit - len(refs))
-            refs += [Ref(self.inner.normalize_task(raw).id) for raw in raws]
-        self.inner.delete(tx, refs, owner=None, now=0)
-        return len(refs)
+    truncated = (State.READY, State.BURIED, State.DELAYED)
 
 
 class SeesWhatIsDelayed(Sound):
