@@ -128,6 +128,7 @@ class SqliteStore(Catalogue, Renewable):
                         f"{self._what} cannot be used: it was replaced while it was being opened; connect again"
                     )
                 self._reader = self._connect()
+                self.writer.log.use(self._shared.hold, CHECKPOINT_PAGES[self._durability])
                 self._locks = self._shared.locks
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
                 self._shared.listener.add_check(self.deaths_suspected)
@@ -164,7 +165,7 @@ class SqliteStore(Catalogue, Renewable):
                 raise StoreUnavailable(f"{self._what} cannot be used: it stays in {mode} mode, not WAL")
         for setting in (
             f"synchronous={self._durability.upper()}",
-            f"wal_autocheckpoint={CHECKPOINT_PAGES[self._durability]}",
+            "wal_autocheckpoint=0",  # see sqlite_log
             "foreign_keys=ON",
             "recursive_triggers=OFF",
             "secure_delete=OFF",
@@ -378,8 +379,12 @@ class SqliteStore(Catalogue, Renewable):
         if size < self._long_log:
             return
         self._long_log = 2 * size  # if somebody reads for longer than that: not again at once
+
+        def write(tx: SqliteTx) -> None:
+            tx.only_run(self._sql.set_session, self.session_ttr_ms, self.session)
+
         with suppress(sqlite3.Error, StoreError):  # such as a full disk: calls that write something say so
-            if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout)):
+            if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout), write):
                 self._long_log = LONG_LOG
 
     # Examining

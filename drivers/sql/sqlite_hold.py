@@ -4,7 +4,7 @@ SQLite shows by a POSIX lock on the database that a process has it open, and the
 But such a lock is dropped as soon as *any* descriptor of the file is closed in that process: by a copy, a checksum, an
 upload. The next visitor that comes and goes then takes itself for the last, and removes a log that is still written to.
 So the same bytes are locked once more, by a lock that belongs to one descriptor: see
-docs/decisions/a-second-lock-on-the-database.md.
+docs/decisions/a-second-lock-on-the-database.md. The byte behind them says who may copy the log: see sqlite_log.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import ClassVar
 SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite shows that it has a database open (os_unix.c)."""
 
+COPIES_LOG = SHARED_FIRST + SHARED_SIZE
+"""The byte that who copies the log has locked. SQLite uses none of that page."""
+
 DESCRIPTORS = "/proc/self/fd"
 
 
@@ -36,18 +39,33 @@ class Hold:
         self._process = os.getpid()
         with self._lock:
             kept = _same_file(self._kept, os.stat(path))
-            self._fd: int | None = kept[0] if kept else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd: int | None = kept[0] if kept else os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._kept.discard(self._fd)
+        self._copies_log: object = None
         self._all.add(self)
         self.take()
 
     def take(self) -> None:
         """Hold the database; also when it is held."""
-        self._set(fcntl.F_RDLCK)
+        self._set(fcntl.F_RDLCK, SHARED_FIRST, SHARED_SIZE)
 
     def let_go(self) -> None:
         """Hold it no longer: SQLite is about to close it, and looks whether anybody else has it open."""
-        self._set(fcntl.F_UNLCK)
+        self._set(fcntl.F_UNLCK, SHARED_FIRST, SHARED_SIZE)
+
+    def claim(self, who: object) -> bool:
+        """Lock for somebody in this process what only one may do, which is to copy the log; tell whether it is free."""
+        with self._lock:
+            if self._copies_log in (None, who) and self._set(fcntl.F_WRLCK, COPIES_LOG, 1):
+                self._copies_log = who
+            return self._copies_log is who
+
+    def disclaim(self, who: object) -> None:
+        """Leave it to others."""
+        with self._lock:
+            if self._copies_log is who:
+                self._set(fcntl.F_UNLCK, COPIES_LOG, 1)
+                self._copies_log = None
 
     def close(self) -> None:
         """Close the descriptor, unless somebody in this process has the file open, such as a user's connection."""
@@ -73,12 +91,18 @@ class Hold:
                 hold._fd = None
         cls._kept, cls._lock = set(), threading.Lock()
 
-    def _set(self, kind: int) -> None:
+    def _set(self, kind: int, first: int, size: int) -> bool:
+        """Lock these bytes, or let go of them; tell whether no other has them."""
         command = getattr(fcntl, "F_OFD_SETLK", None)
         if command is not None and self._fd is not None:
-            lock = struct.pack("hhllil", kind, os.SEEK_SET, SHARED_FIRST, SHARED_SIZE, 0, 0)
-            with suppress(OSError):  # where the file system has no such locks, SQLite's own must do
+            lock = struct.pack("hhllil", kind, os.SEEK_SET, first, size, 0, 0)
+            try:
                 fcntl.fcntl(self._fd, command, lock)
+            except (BlockingIOError, PermissionError):
+                return False
+            except OSError:  # where the file system has no such locks, SQLite's own must do
+                pass
+        return True
 
 
 def _descriptors() -> Collection[int]:

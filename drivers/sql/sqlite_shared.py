@@ -44,7 +44,7 @@ class SharedFile:
         namespace = key[2]
         self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}", path)
         try:
-            self._hold = Hold(path)
+            self.hold = Hold(path)
         except BaseException:
             self.locks.close()
             raise
@@ -67,7 +67,7 @@ class SharedFile:
             if shared is None:
                 shared = cls._all[key] = SharedFile(path, key)
             shared._users += 1
-            shared._hold.take()
+            shared.hold.take()
             return shared
 
     @classmethod
@@ -110,7 +110,7 @@ class SharedFile:
         """A queue is about to close its connections to the database; the last one removes the log."""
         with self._all_lock:
             if self._users == 1:
-                self._hold.let_go()
+                self.hold.let_go()
 
     def release(self) -> None:
         """One queue less; the last one closes it."""
@@ -122,7 +122,7 @@ class SharedFile:
         self.listener.stop()
         with self._all_lock:  # so that nobody opens the file between a look for others and its end
             self.locks.close()
-            self._hold.close()
+            self.hold.close()
 
     @classmethod
     def forget_all(cls) -> None:

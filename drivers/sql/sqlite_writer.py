@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import pairwise
 from threading import get_ident
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from tubes.interrupts import guarded, interruptible, postponed
 
 from .lending import Lender
 from .sqlite_errors import is_busy, translated
+from .sqlite_log import LogCopying
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
 
@@ -114,6 +115,7 @@ class SqliteWriter:
         """How many shared the last commit with its leader."""
         self._lender: Lender | None = None
         self._tx = SqliteTx(self, db)
+        self.log = LogCopying()
         self.check_not_locked_here: Callable[[], None] = lambda: None
         """Raises StoreBusy if this thread has the file's write lock through something else."""
         self.waits_until = float("inf")
@@ -131,6 +133,9 @@ class SqliteWriter:
             return guarded(self._transact_among_others, work, on_commit)
         try:
             with self._turn:  # entered and left whole, whatever signal comes
+                if self.log.is_due():
+                    with self.log.after_commit(self.db):
+                        return self._run_alone(work, on_commit)
                 return self._run_alone(work, on_commit)
         finally:
             if self._line:
@@ -185,7 +190,8 @@ class SqliteWriter:
                 )
             with self._translating():
                 try:
-                    self.db.execute("COMMIT")
+                    with self._maybe_copying():
+                        self.db.execute("COMMIT")
                 except sqlite3.IntegrityError as error:  # of the user's own tables: ours are checked at once
                     raise StoreError(f"{self._what}: {error}") from error
             on_commit()
@@ -237,14 +243,21 @@ class SqliteWriter:
         finally:
             self._give_up_turn()
 
-    def shorten_log(self, patience: float) -> bool:
-        """Copy the write-ahead log into the file and cut it off; tell whether all who read were done in time."""
+    def shorten_log(self, patience: float, write: Callable[[SqliteTx], object]) -> bool:
+        """Copy the write-ahead log into the file and cut it off; tell whether there is no need to wait for readers.
+
+        ``write`` adds something to the log first: see ``sqlite_log``.
+        """
         with self.held() as db:
-            db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
+            if not self.log.claim():
+                return True  # somebody is at it
             try:
+                write(SqliteTx(self, db))
+                db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
                 is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             finally:
                 db.execute("PRAGMA busy_timeout=0")
+                self.log.disclaim()
         return not is_busy
 
     # Around a fork
@@ -395,7 +408,8 @@ class SqliteWriter:
         if member.alone or not self._line:
             self._company = 0
             try:
-                return self._run_alone(member.work, member.on_commit)  # type: ignore[arg-type]
+                with self._maybe_copying():
+                    return self._run_alone(member.work, member.on_commit)  # type: ignore[arg-type]
             finally:
                 self._give_up_turn()
         batch = [member]
@@ -409,7 +423,8 @@ class SqliteWriter:
                     self._gather(batch)
                 self._run(batch[index])
                 index += 1
-            self.db.execute("COMMIT")
+            with self._maybe_copying():
+                self.db.execute("COMMIT")
         except BaseException as error:
             failure = error
             self._roll_back()
@@ -502,6 +517,10 @@ class SqliteWriter:
                 member.is_settled = True
                 member.stir()
         return StoreBusy(why)
+
+    def _maybe_copying(self) -> AbstractContextManager[None]:
+        """Around a commit: SQLite copies the log after it, if that is due."""
+        return self.log.after_commit(self.db) if self.log.is_due() else nullcontext()
 
     def _roll_back(self) -> None:
         with suppress(sqlite3.Error):

@@ -1,0 +1,127 @@
+"""One connection at a time copies the write-ahead log into the database: docs/decisions/one-copies-the-log.md."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.harness import Connect, heard
+
+import tubes
+
+ANOTHER = """
+import fcntl, os, struct, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhllil", fcntl.F_WRLCK, os.SEEK_SET, 0x40000200, 1, 0, 0))
+print("copies", flush=True)
+sys.stdin.readline()
+"""
+"""A program that keeps all others from copying the log of a database."""
+
+
+def begun(db: Path) -> int:
+    """How often the log was begun anew, as it says itself."""
+    return int.from_bytes(db.with_name(f"{db.name}-wal").read_bytes()[12:16])
+
+
+def copies(queue: tubes.Queue) -> list[int]:
+    """From how many pages on the connections of a queue copy the log by themselves; 0: never."""
+    store: Any = queue.store
+    return [db.execute("PRAGMA wal_autocheckpoint").fetchone()[0] for db in (store.writer.db, store._reader)]
+
+
+def put_long(tube: tubes.Tube, count: int) -> None:
+    for _ in range(count):
+        tube.put("x" * 20_000)
+
+
+def test_nobody_copies_the_log_while_another_may(
+    connect: Connect, db: Path, process: Callable[..., Any]
+) -> None:
+    """It goes on growing meanwhile, and is begun anew when the other is gone, also if that was killed."""
+    tube = connect(durability="full", sweep=False).create_tube("jobs", "fifo")
+    another = process(ANOTHER, db)
+    assert heard(another) == "copies"
+    was = begun(db)
+    put_long(tube, 200)
+    assert begun(db) == was and db.with_name(f"{db.name}-wal").stat().st_size > 4_000_000
+    another.send_signal(signal.SIGKILL)
+    another.wait()
+    put_long(tube, 150)  # 128 until it asks again
+    assert begun(db) == was + 1
+    assert tube._queue.statistics("jobs")["tasks"]["ready"] == 350
+
+
+def by_itself(queue: tubes.Queue, tube: tubes.Tube) -> None:
+    put_long(tube, 150)
+
+
+def in_a_transaction(queue: tubes.Queue, tube: tubes.Tube) -> None:
+    for _ in range(150):
+        with queue.transaction() as unit:
+            tube.put("x" * 20_000, unit=unit)
+
+
+def with_other_threads(queue: tubes.Queue, tube: tubes.Tube) -> None:
+    threads = [threading.Thread(target=put_long, args=(tube, 150)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("put", [by_itself, in_a_transaction, with_other_threads])
+def test_every_way_to_commit_copies_the_log(
+    connect: Connect, db: Path, put: Callable[[tubes.Queue, tubes.Tube], None]
+) -> None:
+    """Now and then, and no other commit of any connection does."""
+    queue = connect(durability="full", sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    assert copies(queue) == [0, 1000]
+    was = begun(db)
+    put(queue, tube)
+    assert begun(db) > was
+    assert copies(queue) == [0, 1000]
+
+
+def test_two_queues_of_one_process_do_not_copy_at_once(connect: Connect, db: Path) -> None:
+    """Nor do those of two namespaces."""
+    shared = importlib.import_module("tubes.drivers.sql.sqlite_shared").SharedFile
+    connect()
+    connect(namespace="other")
+    ours, others = shared.open(str(db), "tubes"), shared.open(str(db), "other")
+    try:
+        assert ours.hold.claim("a") and ours.hold.claim("a")
+        assert not ours.hold.claim("b") and not others.hold.claim("b")
+        ours.hold.disclaim("b")  # whose it is not
+        assert not others.hold.claim("b")
+        ours.hold.disclaim("a")
+        assert others.hold.claim("b") and not ours.hold.claim("a")
+        others.hold.disclaim("b")
+        assert ours.hold.claim("a")
+    finally:
+        ours.release()
+        others.release()
+
+
+def test_a_commit_that_fails_leaves_the_log_to_others(connect: Connect, db: Path) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    store.writer.db.execute(
+        "CREATE TRIGGER never BEFORE INSERT ON tubes_task BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    with pytest.raises(tubes.StoreError), queue.transaction() as unit:
+        store.writer.log._left = 0
+        tube.put(1, unit=unit)
+    with pytest.raises(tubes.StoreError):
+        store.writer.log._left = 0
+        tube.put(1)
+    assert copies(queue)[0] == 0
+    assert store.writer.log._left > 0 and store._shared.hold.claim("another")
+    store._shared.hold.disclaim("another")
