@@ -24,6 +24,9 @@ SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 COPIES_LOG = SHARED_FIRST + SHARED_SIZE
 """The byte that who copies the log has locked. SQLite uses none of that page."""
 
+SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("l") == 8 else None
+"""Linux's; its argument is packed here as on a system of 64 bits."""
+
 DESCRIPTORS = "/proc/self/fd"
 
 
@@ -93,11 +96,10 @@ class Hold:
 
     def _set(self, kind: int, first: int, size: int) -> bool:
         """Lock these bytes, or let go of them; tell whether no other has them."""
-        command = getattr(fcntl, "F_OFD_SETLK", None)
-        if command is not None and self._fd is not None:
+        if SET_LOCK is not None and self._fd is not None:
             lock = struct.pack("hhllil", kind, os.SEEK_SET, first, size, 0, 0)
             try:
-                fcntl.fcntl(self._fd, command, lock)
+                fcntl.fcntl(self._fd, SET_LOCK, lock)
             except (BlockingIOError, PermissionError):
                 return False
             except OSError:  # where the file system has no such locks, SQLite's own must do
