@@ -36,7 +36,7 @@ from .joined import join
 from .sqlite_errors import translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import Alone, LockFile
-from .sqlite_names import check_one_name
+from .sqlite_names import check_one_name, warn_of_other_hosts
 from .sqlite_shared import SharedFile, file_at
 from .sqlite_tx import ReadTx, SqliteTx
 from .sqlite_writer import SqliteWriter
@@ -90,6 +90,8 @@ class SqliteStore(Catalogue, Renewable):
         self._sql: Statements = statements(DIALECT, namespace)
         self._long_log = LONG_LOG
         self._is_parked = False
+        if self.path is not None:
+            warn_of_other_hosts(self.path, self._what)
         with SharedFile.opening(self.path):
             self._open(migrate=migrate is not False)
 

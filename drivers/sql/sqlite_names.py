@@ -1,4 +1,4 @@
-"""Whether all who use a database file find the same log and the same locks beside it.
+"""Whether all who may use a database file find the same log and the same locks beside it.
 
 SQLite names its write-ahead log after the path by which it opened the file, as we do the lock file. Symbolic links are
 followed. But where a file has two names of its own, those who came by the one do not see what those who came by the
@@ -10,14 +10,22 @@ from __future__ import annotations
 import os
 import re
 import stat
+import warnings
 
-from tubes.errors import StoreUnavailable
+from tubes.errors import StoreUnavailable, TubesWarning
 
 MOUNTS = "/proc/self/mountinfo"
 """All that is mounted where this process looks, as Linux tells it; see proc_pid_mountinfo(5)."""
 
+OF_SEVERAL_HOSTS = {
+    b"9p", b"afs", b"beegfs", b"ceph", b"cifs", b"gfs2", b"gpfs", b"lustre", b"nfs", b"nfs4", b"ocfs2", b"smb3",
+    b"vboxsf", b"virtiofs", b"fuse.ceph-fuse", b"fuse.gcsfuse", b"fuse.glusterfs", b"fuse.juicefs", b"fuse.rclone",
+    b"fuse.s3fs", b"fuse.sshfs", b"fuse.vmhgfs-fuse",
+}  # fmt: skip
+"""File systems that other hosts may have mounted as well, or whose other side is another kernel."""
 
-def check_one_name(path: str, what: str, mounts: str = MOUNTS) -> None:
+
+def check_one_name(path: str, what: str) -> None:
     """Raise StoreUnavailable for a file that has hard links, or that was mounted without its folder."""
     try:
         status = os.stat(path)
@@ -30,17 +38,44 @@ def check_one_name(path: str, what: str, mounts: str = MOUNTS) -> None:
             f"{what} cannot be used: it has {status.st_nlink} names (hard links), and SQLite keeps a log for each, "
             "which those who use another do not see; leave it one, and use symbolic links"
         )
-    if _is_mounted(path, mounts):
+    if _is_mounted(path):
         raise StoreUnavailable(
             f"{what} cannot be used: it is mounted by itself, and its log would lie where others do not see it; "
             "mount its folder"
         )
 
 
-def _is_mounted(path: str, mounts: str) -> bool:
+def _is_mounted(path: str) -> bool:
     name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(path))
     try:
-        with open(mounts, "rb") as lines:
+        with open(MOUNTS, "rb") as lines:
             return any(line.split(b" ", 5)[4] == name for line in lines)
     except OSError:  # no Linux
         return False
+
+
+def warn_of_other_hosts(path: str, what: str) -> None:
+    """Warn of a database on a file system that hosts are known to share: they do not see each other's locks and log."""
+    try:
+        device = os.stat(os.path.dirname(path)).st_dev
+    except OSError:  # SQLite says why it cannot be used
+        return
+    kind = _file_system(b"%d:%d" % (os.major(device), os.minor(device)))
+    if kind in OF_SEVERAL_HOSTS:
+        warnings.warn(
+            f"{what} lies on {kind.decode()}: where processes of two hosts use it, the file is damaged, and each task "
+            "may be taken twice; put it on a local disk, or use PostgreSQL or Redis",
+            TubesWarning,
+            stacklevel=4,
+        )
+
+
+def _file_system(device: bytes) -> bytes:
+    try:
+        with open(MOUNTS, "rb") as lines:
+            for line in lines:
+                if line.split(b" ", 3)[2] == device:
+                    return line.partition(b" - ")[2].split(b" ", 1)[0]
+    except OSError:  # no Linux
+        pass
+    return b""
