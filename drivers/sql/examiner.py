@@ -30,9 +30,9 @@ from ..examining import (
     portions,
 )
 from .driver import SqlTx
-from .examiner_statements import Looks, looks
+from .examiner_statements import Looks, looks, rebuilding
 from .rules import Facts, Wrong, no_numbers, wrongs
-from .statements import Statements, statements
+from .statements import Statement, Statements, statements
 
 MOST_FRONTS = 1000
 """Tasks in front of one sub-queue that one transaction sees to."""
@@ -502,6 +502,10 @@ class Tasks(SqlCheck):
 # What all the rest stands on
 
 
+OF_INDEX = re.compile(r"\bindex (.+)$")
+"""What SQLite says of an index: ``row 7 missing from index NAME``, ``wrong # of entries in index NAME``, and others."""
+
+
 class Schema(SqlCheck):
     """The indexes and triggers, without which no order is kept. ``sql`` is what makes them."""
 
@@ -541,10 +545,34 @@ class Sequences(SqlCheck):
 
 
 class File(SqlCheck):
-    """A SQLite file by itself: all of its pages are read, in one step."""
+    """A SQLite file by itself: all of its pages are read, in one step, and if they are whole, what is in its indexes.
+
+    An index that does not have what its table has is built anew. Verbs that look there miss a task, or find one that is
+    not there.
+    """
 
     name = "file"
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        told = [text for (text,) in tx.rows(self._store.looks().check_file) if text != "ok"]
-        return Look([Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text) for text in told])
+        looks = self._store.looks()
+        told = _told(tx, looks.check_pages) or _told(tx, looks.check_indexes)
+        broken = [found[1] for text in told if (found := OF_INDEX.search(text))]
+        if len(broken) < len(told):  # what an index would be made of may be damaged
+            return Look([Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text) for text in told])
+        what = "the index {} does not have what its table has"
+        return Look(
+            [
+                Finding(Kind.DAMAGE, what.format(name), "build it anew", rule=name)
+                for name in dict.fromkeys(broken)
+            ]
+        )
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        is_so = finding in self.look(tx, None, 0, now=now).findings
+        if is_so and not dry:
+            tx.run(rebuilding(self._store.dialect, finding.rule))
+        return is_so
+
+
+def _told(tx: SqlTx, check: Statement) -> list[str]:
+    return [text for (text,) in tx.rows(check) if text != "ok"]

@@ -55,7 +55,8 @@ class Looks:
     count_anew: Statement
     # Schema
     made: Statement
-    check_file: Statement
+    check_pages: Statement
+    check_indexes: Statement
     # Sequences of a server
     behind: Statement
     catch_up: Statement
@@ -238,7 +239,16 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         ),
         count_anew=make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event"),
         made=make(made),
-        check_file=make("PRAGMA quick_check(100)"),
+        check_pages=make("PRAGMA quick_check(100)"),
+        check_indexes=make("PRAGMA integrity_check(100)"),
         behind=make(f"SELECT name, highest {behind} ORDER BY name"),
         catch_up=make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name"),
     )
+
+
+def rebuilding(dialect: Dialect, index: str) -> Statement:
+    """Build an index anew, whatever its name. With that of its schema, or a collation of this name would be meant."""
+    quoted = dialect.identifier_preparer.quote_identifier(index).replace(
+        ":", r"\:"
+    )  # no parameter begins there
+    return Statement(sa.text(f"REINDEX main.{quoted}"), dialect)

@@ -93,6 +93,28 @@ class Patient(AnyPatient):
         with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
             return db.execute(text, given).fetchall()
 
+    def behind(self, index: str, text: str) -> None:
+        """Run one statement that an index does not hear of. Nobody has the file open."""
+        (row,) = self.sql("SELECT * FROM sqlite_master WHERE name = ?", index)
+        assert self.path is not None
+        for statement, given in (
+            ("DELETE FROM sqlite_master WHERE name = ?", (index,)),
+            (text, ()),
+            ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", row),
+        ):
+            with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
+                db.execute("PRAGMA writable_schema = ON")
+                db.execute(statement, given)
+
+    def overwrite(self, index: str) -> None:
+        """Damage the first page of an index. Nobody has the file open."""
+        (root,) = self.sql("SELECT rootpage FROM sqlite_master WHERE name = ?", index)[0]
+        (size,) = self.sql("PRAGMA page_size")[0]
+        assert self.path is not None
+        with self.path.open("r+b") as raw:
+            raw.seek((root - 1) * size)
+            raw.write(b"\xff" * 12)
+
     def rows(self, *tables: str) -> list[list[tuple[Any, ...]]]:
         """All that is in these tables, but for the beats of those who live."""
         columns = {"connection": "id, session, host, pid, started_ms"}

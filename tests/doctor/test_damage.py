@@ -457,18 +457,49 @@ def test_a_damaged_page_is_found(file: Patient) -> None:
     tube = file.opened[0].create_tube("jobs", "fifo")
     tube.put_many(["x" * 100] * 200)
     file.opened[0].close()
-    assert file.path is not None
-    root, size = (
-        file.sql(text)[0][0]
-        for text in ("SELECT rootpage FROM sqlite_master WHERE name = 'tubes_task_due'", "PRAGMA page_size")
-    )
-    with file.path.open("r+b") as raw:  # the only page of an index that is empty here
-        raw.seek((root - 1) * size)
-        raw.write(b"\xff" * 12)
+    file.overwrite("tubes_task_due")
     assert file.doctor().status == 0
     said = file.doctor("--deep")
     assert (said.status, said.kinds) == (1, {"damage"})
     assert "SQLite says" in said.findings[0]["what"]
+
+
+@pytest.mark.parametrize(
+    ("index", "change"),
+    [
+        ("tubes_task_front", "UPDATE tubes_task SET state = 'r', front = 1, place = 0 WHERE id = 1"),
+        ("tubes_task_due", "UPDATE tubes_task SET due_ms = due_ms + 1, ttl_ms = ttl_ms + 1 WHERE id = 2"),
+        ('a "b: c" index d', "INSERT INTO own VALUES ('x')"),
+    ],
+)
+def test_an_index_that_has_lost_something_is_built_anew(file: Patient, index: str, change: str) -> None:
+    """A task that is in its table, and not where a take looks, would never be taken."""
+    tube = file.opened[0].create_tube("jobs", "fifottl", ttl=3600, ttr=60)
+    tube.put_many([1, 2, 3])
+    tube.bury(1)
+    file.sql("CREATE TABLE own (x TEXT)")
+    file.sql('CREATE INDEX "a ""b: c"" index d" ON own (x)')
+    file.opened[0].close()
+    file.behind(index, change)
+    assert file.doctor().status == 0
+    said = file.doctor("--deep")
+    assert (said.status, said.kinds) == (1, {"damage"})
+    told = f"the index {index} does not have what its table has"
+    assert [finding["what"] for finding in said.findings] == [told]
+    said = file.doctor("--deep", "--fix")
+    assert said.status == 0
+    assert [(finding["what"], finding["repaired"]) for finding in said.findings] == [(told, True)]
+    assert file.sql("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_indexes_are_left_alone_where_a_page_is_damaged_too(file: Patient) -> None:
+    """What would be read to build them may be damaged as well."""
+    file.opened[0].create_tube("jobs", "fifo").put_many(["x" * 100] * 200)
+    file.opened[0].close()
+    file.behind("tubes_task_front", "DELETE FROM tubes_task WHERE id = 7")
+    file.overwrite("tubes_task_due")
+    said = file.doctor("--deep", "--fix")
+    assert (said.status, {finding["remedy"] for finding in said.findings}) == (1, {None})
 
 
 def test_room_that_was_miscounted_can_be_used_again(patient: Patient) -> None:
