@@ -44,6 +44,9 @@ from .statements import Statements, statements
 
 T = TypeVar("T")
 
+OLDEST = (3, 35, 0)
+"""The version of SQLite that knows all that the statements use: RETURNING came last."""
+
 PAGE_SIZE = 1024
 """Of a new file. A small task dirties a few pages, and a commit writes each of them whole: at 1024 instead of
 SQLite's 4096 bytes, put, take and ack cost a third less."""
@@ -79,6 +82,7 @@ class SqliteStore(Catalogue, Renewable):
         busy_timeout: float,
     ) -> None:
         super().__init__()
+        check_version(sqlite3.sqlite_version_info)
         self.clock = clock
         self.path = _path(url)
         self._what = "the in-memory database" if self.path is None else f"SQLite file {self.path}"
@@ -524,6 +528,15 @@ class SqliteStore(Catalogue, Renewable):
                 f"{self._what} cannot be used: it was deleted or replaced while it was open; connect again"
             )
         super().refresh()
+
+
+def check_version(found: tuple[int, ...]) -> None:
+    """Raise StoreUnavailable for a SQLite that is too old: a queue on it could put, and never take."""
+    if found < OLDEST:
+        version, oldest = (".".join(map(str, which)) for which in (found, OLDEST))
+        raise StoreUnavailable(
+            f"this Python's SQLite is {version}, and tubes needs {oldest} or newer: use a Python that has one"
+        )
 
 
 def _path(url: str) -> str | None:
