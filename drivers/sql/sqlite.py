@@ -38,6 +38,7 @@ from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import Alone, LockFile
 from .sqlite_names import check_one_name, warn_of_other_hosts
 from .sqlite_shared import SharedFile, file_at
+from .sqlite_statistics import notes
 from .sqlite_tx import ReadTx, SqliteTx
 from .sqlite_writer import SqliteWriter
 from .statements import Statements, statements
@@ -92,6 +93,7 @@ class SqliteStore(Catalogue, Renewable):
         self.session_ttr_ms = session_ttr_ms
         self.lost_sessions: set[str] = set()
         self._sql: Statements = statements(DIALECT, namespace)
+        self._notes = notes(DIALECT, namespace)
         self._long_log = LONG_LOG
         self._is_parked = False
         if self.path is not None:
@@ -257,6 +259,8 @@ class SqliteStore(Catalogue, Renewable):
 
         def step(tx: SqliteTx) -> int:
             now = self.clock.now_ms()
+            if self._notes.are_there(tx):
+                self._notes.forget(tx)
             others = [id for id, _ in tx.rows(self._sql.connections) if locks.is_alive(id)]
             if not others and is_first:
                 self._empty_temporary(tx)
@@ -377,9 +381,17 @@ class SqliteStore(Catalogue, Renewable):
     # Tidying
 
     def tidy(self) -> None:
+        if self.path is None:
+            return
+        with suppress(sqlite3.Error, StoreError):  # such as a full disk: calls that write something say so
+            if self.read(self._notes.are_there):
+                self.transact(self._notes.forget)
+        self._shorten_log()
+
+    def _shorten_log(self) -> None:
         """Let SQLite begin its log anew, which it does not by itself while there is always somebody who reads."""
         try:
-            size = 0 if self.path is None else os.path.getsize(f"{self.path}-wal")
+            size = os.path.getsize(f"{self.path}-wal")
         except OSError:
             return
         if size < self._long_log:
