@@ -91,6 +91,7 @@ class Patient(AnyPatient):
                 cursor = server.execute(text.replace("?", "%s").encode(), given)
                 return cursor.fetchall() if cursor.description else []
         with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
+            db.execute("PRAGMA foreign_keys=OFF")  # as it is, unless SQLite was built otherwise
             return db.execute(text, given).fetchall()
 
     def behind(self, index: str, text: str) -> None:
