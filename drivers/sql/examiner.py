@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from ..examining import (
 from .driver import SqlTx
 from .examiner_statements import Looks, looks, rebuilding
 from .rules import Facts, Wrong, no_numbers, wrongs
+from .sqlite_errors import base_code
 from .statements import Statement, Statements, statements
 
 MOST_FRONTS = 1000
@@ -545,27 +547,24 @@ class Sequences(SqlCheck):
 
 
 class File(SqlCheck):
-    """A SQLite file by itself: all of its pages are read, in one step, and if they are whole, what is in its indexes.
+    """A SQLite file by itself: all of its pages are read, in one step, and if they are whole, what is in our indexes.
 
-    An index that does not have what its table has is built anew. Verbs that look there miss a task, or find one that is
-    not there.
+    Where others made a table with a function or a collation of their own, it cannot be read whole: then our tables. An
+    index that does not have what its table has is built anew: verbs that look there miss a task, or find one too many.
     """
 
     name = "file"
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         looks = self._store.looks()
-        told = _told(tx, looks.check_pages) or _told(tx, looks.check_indexes)
-        broken = [found[1] for text in told if (found := OF_INDEX.search(text))]
-        if len(broken) < len(told):  # what an index would be made of may be damaged
-            return Look([Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text) for text in told])
-        what = "the index {} does not have what its table has"
-        return Look(
-            [
-                Finding(Kind.DAMAGE, what.format(name), "build it anew", rule=name)
-                for name in dict.fromkeys(broken)
-            ]
-        )
+        try:
+            told = _told(tx, [looks.check_file])
+        except sqlite3.OperationalError as error:
+            if base_code(error) != sqlite3.SQLITE_ERROR:
+                raise
+            told = _told(tx, looks.check_tables)
+        told = told or _told(tx, looks.check_indexes)
+        return Look([*dict.fromkeys(_of_file(text) for text in told)])
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
         is_so = finding in self.look(tx, None, 0, now=now).findings
@@ -574,5 +573,13 @@ class File(SqlCheck):
         return is_so
 
 
-def _told(tx: SqlTx, check: Statement) -> list[str]:
-    return [text for (text,) in tx.rows(check) if text != "ok"]
+def _told(tx: SqlTx, checks: Sequence[Statement]) -> list[str]:
+    return [text for check in checks for (text,) in tx.rows(check) if text != "ok"]
+
+
+def _of_file(text: str) -> Finding:
+    """What SQLite has said of its file."""
+    if found := OF_INDEX.search(text):
+        what = f"the index {found[1]} does not have what its table has"
+        return Finding(Kind.DAMAGE, what, "build it anew", rule=found[1])
+    return Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text)

@@ -55,8 +55,9 @@ class Looks:
     count_anew: Statement
     # Schema
     made: Statement
-    check_pages: Statement
-    check_indexes: Statement
+    check_file: Statement
+    check_tables: Sequence[Statement]
+    check_indexes: Sequence[Statement]
     # Sequences of a server
     behind: Statement
     catch_up: Statement
@@ -70,6 +71,7 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         f'"{namespace}_{name}"' for name in ("tube", "session", "connection", "calls")
     )
     task = f'"{namespace}_temporary_task"' if temporary else f'"{namespace}_task"'
+    ours = tube, task, session, connection, calls
     locked = " FOR UPDATE" if is_server else ""
 
     def make(text: str, *names: str) -> Statement:
@@ -239,8 +241,9 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
         ),
         count_anew=make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event"),
         made=make(made),
-        check_pages=make("PRAGMA quick_check(100)"),
-        check_indexes=make("PRAGMA integrity_check(100)"),
+        check_file=make("PRAGMA quick_check(100)"),
+        check_tables=[make(f"PRAGMA quick_check({name})") for name in ours],
+        check_indexes=[make(f"PRAGMA integrity_check({name})") for name in ours],
         behind=make(f"SELECT name, highest {behind} ORDER BY name"),
         catch_up=make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name"),
     )

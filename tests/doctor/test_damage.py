@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -453,6 +454,33 @@ def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
     assert sorted(told) == ["index tubes_task_due", "trigger tubes_task_gone"]
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE TABLE mine (name TEXT COLLATE mine PRIMARY KEY)",
+        "CREATE TABLE mine (name TEXT CHECK (mine(name) IS NOT NULL))",
+    ],
+)
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_only_a_user_s_program_can_compare_is_no_damage(
+    file: Patient, made: str, is_damaged: bool
+) -> None:
+    """A collation or a function that we do not know: of such a file, our own tables are read."""
+    tube = file.opened[0].create_tube("jobs", "fifo")
+    tube.put_many(["x" * 100] * 200)
+    file.opened[0].close()
+    assert file.path is not None
+    with closing(sqlite3.connect(file.path, isolation_level=None)) as db:
+        db.create_collation("mine", lambda one, other: (one > other) - (one < other))
+        db.create_function("mine", 1, str, deterministic=True)
+        db.execute(made)
+        db.execute("INSERT INTO mine VALUES ('a'), ('b')")
+    if is_damaged:
+        file.overwrite("tubes_task_due")
+    said = file.doctor("--deep")
+    assert (said.status, said.kinds) == ((1, {"damage"}) if is_damaged else (0, set()))
+
+
 def test_a_damaged_page_is_found(file: Patient) -> None:
     tube = file.opened[0].create_tube("jobs", "fifo")
     tube.put_many(["x" * 100] * 200)
@@ -469,7 +497,7 @@ def test_a_damaged_page_is_found(file: Patient) -> None:
     [
         ("tubes_task_front", "UPDATE tubes_task SET state = 'r', front = 1, place = 0 WHERE id = 1"),
         ("tubes_task_due", "UPDATE tubes_task SET due_ms = due_ms + 1, ttl_ms = ttl_ms + 1 WHERE id = 2"),
-        ('a "b: c" index d', "INSERT INTO own VALUES ('x')"),
+        ('a "b: c" index d', "UPDATE tubes_task SET attempts = 5 WHERE id = 2"),
     ],
 )
 def test_an_index_that_has_lost_something_is_built_anew(file: Patient, index: str, change: str) -> None:
@@ -477,8 +505,7 @@ def test_an_index_that_has_lost_something_is_built_anew(file: Patient, index: st
     tube = file.opened[0].create_tube("jobs", "fifottl", ttl=3600, ttr=60)
     tube.put_many([1, 2, 3])
     tube.bury(1)
-    file.sql("CREATE TABLE own (x TEXT)")
-    file.sql('CREATE INDEX "a ""b: c"" index d" ON own (x)')
+    file.sql('CREATE INDEX "a ""b: c"" index d" ON tubes_task (attempts)')  # one of the user's
     file.opened[0].close()
     file.behind(index, change)
     assert file.doctor().status == 0
