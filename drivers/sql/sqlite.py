@@ -205,9 +205,7 @@ class SqliteStore(Catalogue, Renewable):
                     "a queue in memory has no connection but its own: use queue.transaction()",
                     option="connection",
                 )
-            tx = sqlite_joined.begin(
-                joined, self.path, self._what, self._sql, self.writer.refuse_to_wait_for_oneself
-            )
+            tx = sqlite_joined.begin(joined, self.path, self._what, self.writer.refuse_to_wait_for_oneself)
             self._shared.joined.add(tx)
             return tx
 

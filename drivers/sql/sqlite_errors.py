@@ -19,6 +19,9 @@ _REASONS = {
     sqlite3.SQLITE_PROTOCOL: "its locks do not work here (is it on a network disk?)",
 }
 
+_NO_TUBE = "no such tube"
+"""What a trigger of the schema says to a put."""
+
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")
 """What sqlite3 says where a file is damaged, or where somebody has stored bytes as text."""
 
@@ -43,7 +46,7 @@ def translated(error: sqlite3.Error, what: str) -> TubeError:
         )
     if is_busy(error):
         return StoreBusy(f"{what} is locked by another connection")
-    if code == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+    if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER and str(error) == _NO_TUBE:
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:
         return StoreError(f"the payload is larger than {what} can store: {error}")

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from tubes.errors import BadOption, NoSuchTube, StoreError, TubeError
+from tubes.errors import BadOption, StoreError, TubeError
 
 from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
 from .sqlite_errors import base_code, translated
 from .sqlite_shared import SharedFile
 from .sqlite_tx import in_savepoint
-from .statements import Row, Statement, Statements
+from .statements import Row, Statement
 
 T = TypeVar("T")
 
@@ -27,10 +27,6 @@ STATE = """SELECT (SELECT file FROM pragma_database_list WHERE name = 'main'),
 class SqliteJoinedTx(JoinedTx):
     """It holds the file's write lock, or gets it with its first write."""
 
-    def __init__(self, connection: sa.Connection, sql: Statements) -> None:
-        super().__init__(connection)
-        self._sql = sql
-
     def use(self, connection: sa.Connection) -> None:
         super().use(connection)
         self.thread = get_ident()
@@ -39,22 +35,15 @@ class SqliteJoinedTx(JoinedTx):
             sa.event.listen(connection, "before_cursor_execute", _notice_its_end)
 
     def only_insert(self, statement: Statement, given: Row) -> int:
-        self._check_tube(given)
         result = self._run(statement, given)
         return result.lastrowid if result.rowcount else 0
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        self._check_tube(given[0])
         return [self._run(statement, row).lastrowid for row in given]
-
-    def _check_tube(self, given: Row) -> None:
-        """What a foreign key does on our own connections; on the user's they may be off."""
-        if not self.rows(self._sql.has_tube, given[0]):
-            raise NoSuchTube("(dropped)")
 
 
 def begin(
-    connection: sa.Connection, path: str, what: str, sql: Statements, about_to_lock: Callable[[], None]
+    connection: sa.Connection, path: str, what: str, about_to_lock: Callable[[], None]
 ) -> SqliteJoinedTx:
     """Open a writing transaction on a connection, unless one is open; BadOption where that cannot be."""
     try:
@@ -82,7 +71,7 @@ def begin(
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
-    return SqliteJoinedTx(connection, sql)
+    return SqliteJoinedTx(connection)
 
 
 def stands(dialect: Any, connection: Any) -> bool:

@@ -33,10 +33,6 @@ SORTED = {
 """What is sorted by the statements that no index can give in order."""
 
 
-READS_ALL = "remove_tube"
-"""For the foreign key, SQLite looks through all tasks for one of a tube that is dropped."""
-
-
 def texts() -> Iterator[tuple[str, str]]:
     """All that is run on SQLite, and the steps of the triggers."""
     for name, made in vars(SQL).items():
@@ -53,7 +49,8 @@ def texts() -> Iterator[tuple[str, str]]:
         when, _, steps = trigger.format(ns="tubes").removesuffix("END").partition("BEGIN")
         asked = "SELECT 1 WHERE" + when.partition("WHEN")[2]
         for number, step in enumerate([asked, *steps.strip(" \n;").split(";")]):
-            yield f"trigger_{name}{number}", re.sub(r"\b(new|old)\.\w+", "?", step)
+            if "RAISE" not in step:
+                yield f"trigger_{name}{number}", re.sub(r"\b(new|old)\.\w+", "?", step)
 
 
 TEXTS = dict(texts())
@@ -104,11 +101,8 @@ def queue(path: Path) -> Iterator[tubes.Queue]:
 def test_no_statement_reads_all_tasks_or_sorts_them(queue: tubes.Queue) -> None:
     for name, lines in plans(queue).items():
         for line in lines:
-            if name != READS_ALL:
-                assert not re.match("SCAN.* (tubes_task|front|ahead|next|over|late|leased)", line), (
-                    name,
-                    line,
-                )
+            reads_all = re.match("SCAN.* (tubes_task|front|ahead|next|over|late|leased)", line)
+            assert not reads_all, (name, line)
             assert "AUTOMATIC" not in line, (name, line)
             if "TEMP B-TREE" in line:
                 assert line.endswith(SORTED.get(name, "nothing")), (name, line)

@@ -113,7 +113,7 @@ def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -
     tube = place.tube()
 
     def interrupt(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if "tubes_tube" in statement:
+        if "tubes_task" in statement:
             signal.raise_signal(signal.SIGINT)
 
     with place.engine.connect() as connection:
@@ -121,7 +121,7 @@ def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -
         tube.put("before", connection=connection)
         sa.event.listen(connection, "after_cursor_execute", interrupt)
         with pytest.raises(KeyboardInterrupt) as interrupted:
-            tube.put("interrupted", connection=connection)
+            tube.take(timeout=0, connection=connection)
         with pytest.raises(tubes.BadOption, match="over"):
             tube.put("in nothing", unit=unit)
     with place.engine.begin() as connection:
