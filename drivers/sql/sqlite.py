@@ -178,6 +178,7 @@ class SqliteStore(Catalogue, Renewable):
             "recursive_triggers=OFF",
             "secure_delete=OFF",
             "cache_size=-8000",
+            "temp_store=MEMORY",
         ):
             db.execute(f"PRAGMA {setting}")
         db.execute("PRAGMA busy_timeout=0")
