@@ -17,7 +17,10 @@ from tubes.options import tube_name
 _registered: dict[str, TubeType | DriverFactory] = {}
 _found: dict[str, dict[str, EntryPoint]] = {}
 _unusable: dict[str, str] = {}
-"""Types whose entry points cannot be used, and why. Loading is tried once: whoever opens tubes asks again and again."""
+"""Types whose entry points cannot be used, and why. Loading is tried once: whoever opens tubes asks again and again.
+
+But where the process lacked something, it is tried again.
+"""
 
 _lock = threading.Lock()
 
@@ -67,10 +70,12 @@ def _load(type: str, entry: EntryPoint) -> TubeType | DriverFactory:
     try:
         loaded = entry.load()
     except (Exception, SystemExit) as error:  # whatever a module raises while it is imported
+        why = f": {entry.value} cannot be imported ({error})"
         with _lock:
             _registered.pop(type, None)  # the module's own, which did not come to its end
-            _unusable[type] = f": {entry.value} cannot be imported ({error})"
-        raise UnknownDriver(type, why=_unusable[type]) from error
+            if not isinstance(error, OSError | MemoryError):  # no further file can be opened just now, say
+                _unusable[type] = why
+        raise UnknownDriver(type, why=why) from error
     check_driver(loaded)
     _registered[type] = loaded
     return cast("TubeType | DriverFactory", loaded)
@@ -95,6 +100,8 @@ def find_store(scheme: str) -> Callable[..., Any]:
         raise StoreUnavailable(
             f"the store for {scheme!r} needs a package that is not installed: {error}"
         ) from error
+    except OSError as error:
+        raise StoreUnavailable(f"the store for {scheme!r} cannot be loaded: {error}") from error
 
 
 def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
@@ -113,7 +120,11 @@ def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
 def _entries(group: str) -> dict[str, EntryPoint]:
     if group not in _found:
         found: dict[str, EntryPoint] = {}
-        for entry in entry_points(group=group):
+        try:
+            entries = entry_points(group=group)
+        except OSError as error:
+            raise StoreUnavailable(f"what is installed cannot be read: {error}") from error
+        for entry in entries:
             other = found.setdefault(entry.name, entry)
             if group == "tubes.drivers" and other.value != entry.value:  # chance would choose
                 _unusable[entry.name] = f": two packages register it, as {other.value} and as {entry.value}"

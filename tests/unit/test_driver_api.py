@@ -547,6 +547,61 @@ def test_a_module_that_cannot_be_loaded_is_tried_once(package: Package) -> None:
     assert len(said) == 3 and said.count("tried") == 1
 
 
+WITHOUT_FILES = """
+import os, resource, tubes, tubes.registry
+
+def without_files(attempt):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        attempt()
+    except tubes.TubeError as error:
+        print(type(error).__name__, error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+"""
+"""A program that can have no file opened any more, for the time of a call."""
+
+
+def test_a_module_that_was_loaded_when_no_file_could_be_opened_is_tried_again(package: Package) -> None:
+    """It was the process that lacked something: its tubes can be used as soon as it does not."""
+    package("late", "import tubes; Driver = tubes.TubeType()", "late = late:Driver")
+    program = """
+tubes.registry._found.clear()  # those that were there when this interpreter was started
+with tubes.connect("sqlite://", sweep=False) as queue:
+    queue.create_tube("known", "fifo")
+    without_files(lambda: queue.create_tube("jobs", "late"))
+    print(queue.create_tube("jobs", "late"))
+"""
+    refused, made = package.run(WITHOUT_FILES + program)
+    assert refused.startswith("UnknownDriver") and "Too many open files" in refused
+    assert made == "<Tube jobs (late)>"
+
+
+@pytest.mark.parametrize("known", ["", "tubes.registry._entries('tubes.stores')"], ids=["read", "import"])
+def test_a_first_connect_when_no_file_can_be_opened_is_an_error_of_ours(package: Package, known: str) -> None:
+    """It reads what is installed, and imports a store."""
+    package(
+        "late",
+        "from tubes.drivers.sql.sqlite import SqliteStore as Store",
+        "late = late:Store",
+        "tubes.stores",
+    )
+    program = f"""
+import importlib.metadata
+tubes.registry._found.clear()
+list(importlib.metadata.entry_points(group="tubes.stores"))  # which folders there are is known in any case
+{known}
+without_files(lambda: tubes.connect("late://"))
+print(tubes.registry.find_store("late").__name__)
+"""
+    refused, again = package.run(WITHOUT_FILES + program)
+    assert refused.startswith("StoreUnavailable") and "Too many open files" in refused
+    assert again == "SqliteStore"
+
+
 def test_a_store_whose_module_cannot_be_imported_is_unavailable_with_the_reason(package: Package) -> None:
     """It may be there, and lack a library of the system's."""
     package("odd", "raise ImportError('libodd.so.1: cannot open')", "odd = odd:Store", "tubes.stores")
