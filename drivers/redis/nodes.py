@@ -258,6 +258,8 @@ class Nodes:
             return Wire(self._class(**settings), self.longest)
         except NOT_NOW:
             raise
+        except OSError as error:  # redis-py reads its own version from a file for each, and may open none
+            raise Lost(str(error), was_sent=False) from error
         except (exceptions.RedisError, *UNFIT) as error:
             said = str(error)
             if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):

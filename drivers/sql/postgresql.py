@@ -200,6 +200,8 @@ class PostgresStore(Catalogue, Renewable):
                     f"give the queue another namespace than {self._namespace!r}"
                 ) from error
             raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
+        except OSError as error:  # no descriptor can be had
+            raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
 
     @staticmethod
     def migrate_sql(namespace: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import Connect, eventually, heard, take_looking_seldom, tell, waiting
+from faults.harness import Connect, eventually, heard, run, take_looking_seldom, tell, waiting
 from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
 from redis_servers import RedisServer
 from servers import PostgresServer
@@ -127,3 +127,55 @@ def test_clients_whose_clocks_differ_agree(
 ) -> None:
     """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
     check_clocks(connect().create_tube("jobs", "fifottl", ttr=0.5), process(SKEWED, url, hours))
+
+
+FEW_FILES = """
+import os, resource, sys, threading, tubes
+most = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+def with_free(count, attempt):
+    held = [os.dup(0) for _ in range(count + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1], most[1]))
+    for descriptor in held:
+        os.close(descriptor)
+    try:
+        return attempt()
+    except tubes.StoreUnavailable as error:
+        assert "Too many open files" in str(error) or "no error details" in str(error), error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+for count in range(6):
+    with_free(count, lambda: tubes.connect(sys.argv[1], namespace=f"few_{count}", migrate=True).close())
+queue = tubes.connect(sys.argv[1], sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+stored, odd = [], []
+
+def put():
+    for number in range(100):
+        try:
+            stored.append(tube.put(number).id)
+        except tubes.StoreUnavailable:
+            pass
+        except Exception as error:
+            odd.append(error)
+
+def put_at_once():
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+with_free(0, put_at_once)
+assert not odd, odd[0]
+assert [task.id for task in tube.tasks("r", limit=1000)] == sorted(stored)
+tube.put("when there are some again")
+queue.close()
+print(len(stored) > 0)
+"""
+
+
+def test_where_few_files_can_be_opened_a_call_is_done_or_refused_by_an_error_of_ours(url: str) -> None:
+    """A connect, and calls of more threads than there are connections."""
+    assert run(FEW_FILES, url) == "True"
