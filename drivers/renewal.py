@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from tubes.errors import StoreUnavailable
+from tubes.interrupts import check_stack
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
@@ -41,6 +42,7 @@ class Renewable(ABC):
         """Give back what is open."""
 
     def refresh(self) -> None:
+        check_stack()
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:

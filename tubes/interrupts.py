@@ -6,6 +6,9 @@ anybody could note what was committed. Of takes that were interrupted at a rando
 task taken and nobody who knew of it. So work that must be whole is ``guarded``: signals that come meanwhile are noted
 and handed to their handlers at its end. What only waits inside such work is ``interruptible``: there they go through
 at once.
+
+A recursion that goes too deep raises like that, too: anywhere, and again in each ``finally`` that calls something. What
+has begun could not be ended, so a call is refused before that where it might not have room: see ``check_stack``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import _signal  # type: ignore[import-not-found]  # what is under ``signal``, wh
 import os
 import threading
 from collections.abc import Callable, Mapping
+from sys import _getframe, getrecursionlimit
 from threading import get_ident
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
@@ -34,6 +38,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 NOTED = tuple(map(int, (SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD)))
 """The signals that programs handle: to raise, as timeouts round a piece of work do, or to call a verb."""
+
+NEEDED_CALLS = 100
+"""Calls within calls that a store's work may need: a driver's step, its commit, and a new connection for it."""
 
 MOST_TRIES = 100
 """How often handlers are put back while those that are back raise: more often than signals come."""
@@ -130,6 +137,17 @@ def _restore(given: Mapping[int, Handler]) -> None:
             raised = error
     if raised is not None:
         raise raised
+
+
+def check_stack() -> None:
+    """Raise RecursionError where there is too little room on the stack for a call to a store. Nothing has begun yet."""
+    try:
+        _getframe(getrecursionlimit() - NEEDED_CALLS)
+    except ValueError:  # the stack is not that deep; to ask costs 0.2 µs
+        return
+    raise RecursionError(
+        f"maximum recursion depth exceeded: a call to a store needs room for {NEEDED_CALLS} more"
+    )
 
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:

@@ -21,7 +21,7 @@ from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
-from tubes.interrupts import guarded
+from tubes.interrupts import check_stack, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
@@ -193,6 +193,7 @@ class SqliteStore(Catalogue, Renewable):
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
         if self._is_closed or self._is_stale or self._is_gone:  # as refresh asks, at the cost of a call
             self.refresh()
+        check_stack()
         return self.writer.transact(work, on_commit)
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
