@@ -54,6 +54,30 @@ sys.stdin.readline()
 """
 
 
+IN_A_CONTAINER = """
+import ctypes, os, sys, tubes
+NEW_USER, NEW_PID, NEW_NET, DIES_WITH_PARENT, SIGKILL = 0x10000000, 0x20000000, 0x40000000, 1, 9
+system = ctypes.CDLL(None)
+if system.unshare(NEW_PID | NEW_NET):
+    system.unshare(NEW_USER | NEW_PID | NEW_NET)  # as one who is not root; where that is not allowed, it goes without
+if os.fork():
+    os.wait()
+    os._exit(0)
+system.prctl(DIES_WITH_PARENT, SIGKILL)
+tube = tubes.connect("sqlite:///" + sys.argv[1]).create_tube("jobs", "fifo", if_not_exists=True)
+for line in sys.stdin:
+    verb, *given = line.split()
+    if verb == "put":
+        task = tube.put(*given)
+    elif verb == "take":
+        task = tube.take(timeout=float(*given))
+    elif verb == "ack":
+        task = tube.ack(task)
+    print(task and task.data, flush=True)
+"""
+"""Process 1 of a namespace of its own, in a network of its own."""
+
+
 VISITOR = """
 import sys, tubes
 with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
@@ -125,6 +149,21 @@ def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
     link.unlink()
     task = connect().tube.jobs.take(timeout=0)
     assert task is not None and task.data == 1
+
+
+def test_containers_on_one_host_may_share_a_file(db: Path, process: Callable[..., Any]) -> None:
+    """Each is process 1 to itself, and hears no bell of the other's: the living are known by their locks alone."""
+    first, second = process(IN_A_CONTAINER, db), process(IN_A_CONTAINER, db)
+    assert asked(first, "take 0") == asked(second, "take 0") == "None"
+    tell(first, "take 30")
+    time.sleep(0.3)  # real time: it begins to wait
+    assert asked(second, "put held") == heard(first) == "held"
+    assert asked(second, "take 1") == "None"  # it looks for the dead meanwhile
+    assert asked(first, "ack") == "held"
+    assert asked(second, "put left") == asked(first, "take 0") == "left"
+    tell(second, "take 30")
+    first.kill()
+    assert heard(second) == "left"
 
 
 def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:
