@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,15 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
 def db(tmp_path: Path) -> Path:
     """Where a queue's file goes."""
     return tmp_path / "queue.db"
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that a process without privileges can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="tubes-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import sqlite3
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +163,6 @@ with queue.transaction() as unit:
 def test_a_batch_needs_no_temporary_file(db: Path) -> None:
     """SQLite would keep one to take a statement back by. A container with a read-only root has no place for it."""
     assert run(WITHOUT_FURTHER_FILES, db).split() == ["500", "500"]
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A folder that a process without privileges can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="tubes-"))
-    folder.chmod(0o777)
-    yield folder
-    shutil.rmtree(folder)
 
 
 POWERLESS = """

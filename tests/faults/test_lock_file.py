@@ -54,16 +54,8 @@ sys.stdin.readline()
 """
 
 
-IN_A_CONTAINER = """
-import ctypes, os, sys, tubes
-NEW_USER, NEW_PID, NEW_NET, DIES_WITH_PARENT, SIGKILL = 0x10000000, 0x20000000, 0x40000000, 1, 9
-system = ctypes.CDLL(None)
-if system.unshare(NEW_PID | NEW_NET):
-    system.unshare(NEW_USER | NEW_PID | NEW_NET)  # as one who is not root; where that is not allowed, it goes without
-if os.fork():
-    os.wait()
-    os._exit(0)
-system.prctl(DIES_WITH_PARENT, SIGKILL)
+USES = """
+import sys, tubes
 tube = tubes.connect("sqlite:///" + sys.argv[1]).create_tube("jobs", "fifo", if_not_exists=True)
 for line in sys.stdin:
     verb, *given = line.split()
@@ -75,7 +67,33 @@ for line in sys.stdin:
         task = tube.ack(task)
     print(task and task.data, flush=True)
 """
-"""Process 1 of a namespace of its own, in a network of its own."""
+
+
+IN_A_CONTAINER = """
+import ctypes, os
+NEW_USER, NEW_PID, NEW_NET, DIES_WITH_PARENT, SIGKILL = 0x10000000, 0x20000000, 0x40000000, 1, 9
+system = ctypes.CDLL(None)
+if system.unshare(NEW_PID | NEW_NET):
+    system.unshare(NEW_USER | NEW_PID | NEW_NET)  # as one who is not root; where that is not allowed, it goes without
+if os.fork():
+    os.wait()
+    os._exit(0)
+system.prctl(DIES_WITH_PARENT, SIGKILL)
+"""
+"""To become process 1 of a namespace of its own, in a network of its own."""
+
+
+AS_ANOTHER_USER = """
+import os, sys, tubes
+with tubes.connect("sqlite://") as queue:  # so that all modules are loaded while they can be
+    queue.create_tube("t", "fifo").put(1)
+if os.geteuid() == 0:
+    os.setgroups([65534])
+    os.setgid(int(sys.argv[2]))
+    os.setuid(int(sys.argv[2]))
+os.umask(int(sys.argv[3], 8))
+"""
+"""To become that user, who is a member of the group nogroup, and has that umask."""
 
 
 VISITOR = """
@@ -153,7 +171,7 @@ def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
 
 def test_containers_on_one_host_may_share_a_file(db: Path, process: Callable[..., Any]) -> None:
     """Each is process 1 to itself, and hears no bell of the other's: the living are known by their locks alone."""
-    first, second = process(IN_A_CONTAINER, db), process(IN_A_CONTAINER, db)
+    first, second = process(IN_A_CONTAINER + USES, db), process(IN_A_CONTAINER + USES, db)
     assert asked(first, "take 0") == asked(second, "take 0") == "None"
     tell(first, "take 30")
     time.sleep(0.3)  # real time: it begins to wait
@@ -164,6 +182,27 @@ def test_containers_on_one_host_may_share_a_file(db: Path, process: Callable[...
     tell(second, "take 30")
     first.kill()
     assert heard(second) == "left"
+
+
+def test_users_of_one_group_may_share_a_file(public: Path, process: Callable[..., Any]) -> None:
+    """It is the group's, as is what comes to lie beside it; whatever else the umask of each forbids."""
+    db = public / "queue.db"
+    db.touch()
+    if os.geteuid() == 0:
+        os.chown(public, -1, 65534)
+        os.chown(db, 54321, 65534)
+    public.chmod(0o2770)
+    db.chmod(0o660)
+    first, second = (
+        process(AS_ANOTHER_USER + USES, db, user, umask) for user, umask in ((54321, "077"), (54322, "022"))
+    )
+    assert asked(first, "take 0") == "None"
+    tell(first, "take 30")
+    assert asked(second, "put held") == heard(first) == "held"
+    tell(second, "take 30")
+    first.kill()
+    assert heard(second) == "held"
+    assert asked(second, "ack") == "held"
 
 
 def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:
