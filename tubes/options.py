@@ -176,15 +176,16 @@ def check_names(
 
     ``besides`` are those of the call itself, which are checked elsewhere.
     """
-    supported, besides = set(supported), set(besides)
+    supported, besides, allowed = set(supported), set(besides), set(allowed)
     for option in given:
         if option in supported or option in besides:
             continue
-        if option in set(allowed):
+        if option in allowed:
             raise NotSupported(
                 f"{where} does not support {option!r}; it supports: {', '.join(sorted(supported)) or 'none'}",
                 option=option,
             )
         raise BadOption(
-            f"{where} has no option {option!r}{suggestion(option, supported, besides)}", option=option
+            f"{where} has no option {option!r}{suggestion(option, supported, besides | allowed)}",
+            option=option,
         )

@@ -280,6 +280,20 @@ def test_what_a_call_takes_for_every_type_is_suggested_too() -> None:
                 call()
 
 
+def test_what_another_type_has_is_suggested_too() -> None:
+    """Who misspells an option that this type does not support learns its name, and then that."""
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        for near, call in (
+            ("delay", lambda: jobs.put("x", dealy=5)),  # type: ignore[call-arg]
+            ("pri", lambda: jobs.put_many("x", prio=1)),  # type: ignore[call-arg]
+            ("capacity", lambda: queue.create_tube("more", "utubettl", capcity=1)),
+        ):
+            with pytest.raises(BadOption, match=f"; did you mean '{near}'"):
+                call()
+        assert queue.tubes() == ["jobs"] and jobs.statistics()["tasks"]["total"] == 0
+
+
 def test_a_time_of_nothing_is_a_time() -> None:
     assert stored_options({"ttl": 0, "ttr": 0, "pri": 0, "capacity": 0}) == {
         "ttl_ms": 0,

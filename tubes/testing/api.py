@@ -344,6 +344,8 @@ class Api(Suite):
             tube.put("x", color="red")  # type: ignore[call-arg]
         with pytest.raises(BadOption, match="color"):
             queue.create_tube("other", self.type, color="red", **self.options)
+        with pytest.raises(BadOption, match="'dealy'; did you mean 'delay'"):
+            tube.put("x", dealy=1)  # type: ignore[call-arg]
         assert tube.statistics()["tasks"]["total"] == 0
         assert "other" not in queue.tubes()
 
