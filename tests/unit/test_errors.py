@@ -66,6 +66,7 @@ def test_errors_carry_their_data_and_show_it() -> None:
     assert "capacity 10, no room for 3 more" in str(full)
     assert tubes.IncompleteDriver("Lifo", ["put", "take"]).missing == ("put", "take")
     assert tubes.BadOption("no", option="ttl", value=-1).value == -1
+    assert tubes.NoSuchSession("6f9c").session == "6f9c"
     busy = tubes.TubeBusy("jobs", "consumers are waiting")
     assert (busy.tube, str(busy)) == ("jobs", "tube 'jobs' cannot be dropped: consumers are waiting")
 
