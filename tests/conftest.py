@@ -217,3 +217,11 @@ def _shared_cluster() -> Iterator[RedisCluster]:
 def redis_cluster(_shared_cluster: RedisCluster) -> str:
     """The URL of one of the three nodes of the run's own cluster."""
     return _shared_cluster.url
+
+
+@pytest.fixture
+def cluster_oracle_url(redis_cluster: str, deaf: None) -> str:
+    """The same on the cluster."""
+    with redis.RedisCluster.from_url(redis_cluster) as client:
+        client.flushall(target_nodes="primaries")
+    return redis_cluster

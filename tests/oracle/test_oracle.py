@@ -216,6 +216,10 @@ ON_SERVERS = [pytest.param(case, id=case.name) for case in ONCE_EACH]
 """The same, but once each: on SQLite all of them are replayed."""
 
 
+ON_CLUSTER = ON_SERVERS[::6]
+"""What is replayed on a Redis Cluster, where the scripts are those of one server. tests/soak has the others."""
+
+
 def dealt(stores: int) -> list[list[Any]]:
     """Every other recording of each topic, dealt out to so many stores in turn."""
     topics: dict[str, list[Any]] = {}
@@ -266,6 +270,13 @@ def test_it_does_so_through_asyncio_on_postgresql(case: Case, postgres_oracle_ur
 def test_it_does_so_on_redis(case: Case, redis_oracle_url: str) -> None:
     """The same."""
     with Stage(redis_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", ON_CLUSTER)
+def test_it_does_so_on_a_redis_cluster(case: Case, cluster_oracle_url: str) -> None:
+    """The same."""
+    with Stage(cluster_oracle_url) as stage:
         replay(case, DEPARTURES, stage)
 
 

@@ -1,10 +1,22 @@
-"""The types that the suite does not send to a Redis Cluster, and races there."""
+"""What the suite does not send to a Redis Cluster: types, most of Tarantool's answers, the asyncio door; and races."""
+
+from typing import Any
 
 import pytest
 from faults.harness import TYPES
 from faults.racing import race
+from oracle.awaited_stage import AwaitedStage
+from oracle.recording import Case
+from oracle.replay import replay
+from oracle.stage import Stage
+from oracle.test_oracle import DEPARTURES, ON_CLUSTER, ON_SERVERS
 from redis_kit import ClusterKit
 from soak.test_races import SECONDS, check
+
+from tubes.testing.through_asyncio import ThroughAsyncio
+
+IN_THE_SUITE = {case.id for case in ON_CLUSTER}
+THE_OTHERS: list[Any] = [case for case in ON_SERVERS if case.id not in IN_THE_SUITE]
 
 
 class TestRedisClusterFifo(ClusterKit):
@@ -21,6 +33,26 @@ class TestRedisClusterLimfifottl(ClusterKit):
 
 class TestRedisClusterUtube(ClusterKit):
     type = "utube"
+
+
+class TestAwaitedRedisClusterLimfifottl(ThroughAsyncio, ClusterKit):
+    type = "limfifottl"
+
+
+class TestAwaitedRedisClusterUtubettl(ThroughAsyncio, ClusterKit):
+    type = "utubettl"
+
+
+@pytest.mark.parametrize("case", THE_OTHERS)
+def test_it_does_as_tarantool_on_a_cluster(case: Case, cluster_oracle_url: str) -> None:
+    with Stage(cluster_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
+
+
+@pytest.mark.parametrize("case", ON_CLUSTER)
+def test_it_does_as_tarantool_on_a_cluster_through_asyncio(case: Case, cluster_oracle_url: str) -> None:
+    with AwaitedStage(cluster_oracle_url) as stage:
+        replay(case, DEPARTURES, stage)
 
 
 @pytest.mark.timeout(1800)
