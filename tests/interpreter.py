@@ -24,6 +24,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any
@@ -162,6 +163,16 @@ def run(
     finally:
         process.kill()
     return subprocess.CompletedProcess(list(map(str, arguments)), process.wait(), stdout, stderr)
+
+
+def drawn_on(terminal: int) -> str:
+    """All that is written to the other end of a terminal, until nobody has that open any more."""
+    drawn = b""
+    with suppress(OSError):  # as a terminal says that
+        while some := os.read(terminal, 4096):
+            drawn += some
+    os.close(terminal)
+    return drawn.decode()
 
 
 class _Server:

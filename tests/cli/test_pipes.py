@@ -18,7 +18,7 @@ from uuid import UUID
 
 import pytest
 from faults.harness import eventually, strike
-from interpreter import Process
+from interpreter import Process, drawn_on
 
 import tubes
 from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
@@ -390,17 +390,33 @@ def test_nothing_taken_is_a_status_of_its_own(shell: Shell, jobs: tubes.Tube) ->
     assert (taken.returncode, taken.stdout, taken.stderr) == (REFUSED, b"", b"")
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(shell: Shell, jobs: tubes.Tube) -> None:
+@pytest.mark.parametrize(
+    "command", [["put", "jobs"], ["take", "jobs", "--all", "--timeout", "0"]], ids=lambda command: command[0]
+)
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(
+    shell: Shell, jobs: tubes.Tube, command: list[str]
+) -> None:
+    jobs.put_many([1, 2] if command[0] == "take" else [])
     ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
     shell.environment["TERM"] = "xterm"
-    process = shell.start("put", "jobs", stdin=subprocess.PIPE, stderr=theirs)
+    process = shell.start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     process.communicate(b"1\n2\n", timeout=20)
-    drawn = os.read(ours, 65536).decode()
-    os.close(ours)
-    assert "put" in drawn and "\x1b[" in drawn
+    drawn = drawn_on(ours)
+    assert command[0] in drawn and "\x1b[" in drawn and "2/?" in drawn
     assert shell.run("put", "jobs", input=b"3").stderr == b""
+    assert shell.run("take", "jobs", "--timeout", "0").stderr == b""
+
+
+def test_no_bar_is_drawn_between_tasks_on_a_terminal(shell: Shell, jobs: tubes.Tube) -> None:
+    jobs.put("x")
+    ours, theirs = pty.openpty()
+    shell.environment["TERM"] = "xterm"
+    process = shell.start("take", "jobs", "--timeout", "0", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    [task] = drawn_on(ours).splitlines()
+    assert process.wait(20) == 0
+    assert json.loads(task)["data"] == "x"
 
 
 def test_a_misspelt_option_is_refused_with_a_suggestion(shell: Shell, jobs: tubes.Tube) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter import drawn_on
 
 from tubes.cli import TERMINATED
-from tubes.demo import Outcome
-from tubes.demo_show import table_of
+from tubes.demo import Crawl, Outcome
+from tubes.demo_show import shown_live, table_of
 
 TUBES = str(Path(sys.executable).with_name("tubes"))
 
@@ -47,6 +49,19 @@ def test_the_same_crawl_on_a_fifo_fails_because_hosts_got_two_requests_at_once()
     broken = [promise for promise, holds in outcome["checks"].items() if not holds]
     assert broken == ["no host had two requests at once"]
     assert outcome["ok"] is False
+
+
+def test_a_terminal_is_shown_how_far_the_crawl_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with shown_live() as on_progress:
+            on_progress(Crawl(fetched=30, pages=90, per_second=25, workers=4, ready=7, note="one was killed"))
+    drawn = drawn_on(ours)
+    assert "30/90" in drawn and "pages, 25/s, 4 workers, 7 ready" in drawn
+    assert "one was killed\r\n" in drawn
 
 
 def test_a_demo_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from interpreter import PIPE, Process
+from interpreter import PIPE, Process, drawn_on
 
 from tubes.cli import UNAVAILABLE, USAGE, run
 
@@ -92,13 +91,9 @@ def test_a_bar_is_drawn_on_a_terminal(file: Patient) -> None:
     ours, theirs = pty.openpty()
     command = ["-c", "from tubes.cli import main; main()", "doctor", file.url, "--deep"]
     environment = {**os.environ, "TERM": "xterm"}
-    drawn = b""
     process = Process(command, env=environment, stdout=PIPE, stderr=theirs)
     os.close(theirs)
-    with suppress(OSError):  # as a terminal says that nobody writes to it any more
-        while some := os.read(ours, 4096):
-            drawn += some
+    drawn = drawn_on(ours)
     said = process.communicate(timeout=60)[0]
-    os.close(ours)
     assert (process.returncode, said) == (0, b"0 found\n")
-    assert b"calls" in drawn and b"\x1b[" in drawn  # the last check
+    assert "calls" in drawn and "\x1b[" in drawn  # the last check
