@@ -555,13 +555,16 @@ def kick(name: str, count: int, as_json: bool) -> None:
 
 @command("drop")
 @name_argument
-def drop(name: str) -> None:
+@as_json
+def drop(name: str, as_json: bool) -> None:
     """Remove a tube and its tasks.
 
     Refused while tasks are taken.
     """
     with target.connect() as queue:
         queue.drop_tube(name)
+    if as_json:
+        write_line(line({"dropped": name}))
 
 
 # The whole
@@ -637,7 +640,8 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
 
 @command("migrate")
 @click.option("--sql", is_flag=True, help="Print the SQL instead; the store is not touched.")
-def migrate(sql: bool) -> None:
+@as_json
+def migrate(sql: bool, as_json: bool) -> None:
     """Bring the store's tables up to date.
 
     A SQLite file is brought up whenever it is opened; here it can be done beforehand.
@@ -648,9 +652,12 @@ def migrate(sql: bool) -> None:
         if print_sql is None:
             raise tubes.NotSupported("this store has no SQL to print", option="sql")
         namespace = tube_name(target.namespace, option="namespace", what="namespace")
-        write_line(print_sql(namespace).rstrip("\n"))
+        text = print_sql(namespace).rstrip("\n")
+        write_line(line({"sql": text}) if as_json else text)
         return
     tubes.connect(target.url, namespace=target.namespace, migrate=True).close()
+    if as_json:
+        write_line(line({"migrated": target.namespace}))
 
 
 @cli.command("demo")

@@ -76,6 +76,7 @@ def test_every_command_has_help(name: str, tubes_: Command) -> None:
     assert said.status == 0
     assert said.out.startswith(f"Usage: tubes {name} [OPTIONS]")
     assert ("--url URL" in said.out) == (name != "demo")
+    assert "--json" in said.out
 
 
 def test_the_demo_refuses_a_store_since_it_makes_one(tubes_: Command) -> None:
@@ -322,12 +323,15 @@ def test_drop_refuses_while_tasks_are_taken(tubes_: Command) -> None:
     assert refused.status == REFUSED
     assert "1 of its tasks are taken" in refused.err
     tubes_("delete", "jobs", "1")
-    assert tubes_("drop", "jobs").status == 0
+    assert tubes_("drop", "jobs", "--json").json() == {"dropped": "jobs"}
     assert tubes_("ls", "--json").out == ""
+    tubes_("create", "jobs")
+    assert tubes_("drop", "jobs") == Said(0, "", "")
 
 
 def test_migrate_prints_sql_that_makes_the_tables(tubes_: Command, tmp_path: Path) -> None:
     sql = tubes_("migrate", "--sql", "--namespace", "mine").out
+    assert tubes_("migrate", "--sql", "--namespace", "mine", "--json").json() == {"sql": sql.rstrip("\n")}
     assert not (tmp_path / "q.db").exists()
     db = sqlite3.connect(tmp_path / "q.db")
     db.executescript(sql)
@@ -338,7 +342,8 @@ def test_migrate_prints_sql_that_makes_the_tables(tubes_: Command, tmp_path: Pat
 
 def test_migrate_brings_a_store_up(tubes_: Command, tmp_path: Path) -> None:
     for namespace in ("tubes", "mine"):
-        assert tubes_("migrate", "--namespace", namespace).status == 0
+        assert tubes_("migrate", "--namespace", namespace, "--json").json() == {"migrated": namespace}
+        assert tubes_("migrate", "--namespace", namespace) == Said(0, "", "")
         tubes.connect(f"sqlite:///{tmp_path}/q.db", namespace=namespace, migrate=False).close()
 
 
