@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import interpreter
 import pytest
@@ -12,6 +14,7 @@ from faults.harness import eventually
 from interpreter import PIPE, Process
 
 import tubes
+import tubes.aio
 
 from . import blocks as runner
 from .blocks import blocks
@@ -33,6 +36,12 @@ def test_the_python_in_a_page_runs(page: Path, tmp_path: Path, request: pytest.F
     needs_redis = any(runner.REDIS in block.text for block in blocks(page, "python"))
     done = run(page, tmp_path, *([request.getfixturevalue("redis_db")] if needs_redis else []))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", [tubes, tubes.aio], ids=lambda module: module.__name__)
+def test_the_example_in_a_module_gives_what_it_shows(module: ModuleType) -> None:
+    outcome = doctest.testmod(module)
+    assert outcome.attempted and not outcome.failed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
