@@ -46,6 +46,7 @@ class Refused(Exception):
         if not self.code and _LUA.search(message):
             self.code = FAILED
         super().__init__(message)
+        self.__cause__ = error
 
 
 NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"

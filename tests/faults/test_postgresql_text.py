@@ -81,8 +81,9 @@ def test_a_statement_that_the_server_ends_was_not_done(postgres_db: str) -> None
         with tubes.connect(slow.render_as_string(hide_password=False), sweep=False) as other:
             with psycopg.connect(conninfo(postgres_db)) as db:
                 db.execute("LOCK TABLE tubes_task")
-                with pytest.raises(tubes.StoreBusy, match="the server ended the statement"):
+                with pytest.raises(tubes.StoreBusy, match="the server ended the statement") as caught:
                     other.tube.jobs.put("never")
+                assert getattr(caught.value.__cause__, "code", None) == "57014"
             assert other.tube.jobs.put("later").data == "later"
         assert [task.data for task in tube.take_many(9, 0)] == ["later"]
 

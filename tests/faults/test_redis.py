@@ -769,8 +769,10 @@ def test_a_full_memory_refuses_puts_and_nothing_else(
     assert held is not None and heard(worker) == "theirs"
     server.command("CONFIG SET", "maxmemory", 1)
     for put in (tube.put, lambda data: tube.put_many([data, data])):
-        with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
+        with pytest.raises(tubes.StoreUnavailable, match="maxmemory") as caught:
             put("no room")
+        refused = caught.value.__cause__
+        assert refused and isinstance(refused.__cause__, redis.ResponseError)  # what the server said is kept
     with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
         queue.create_tube("more", "fifo")
     late = connect(session_ttr=60)

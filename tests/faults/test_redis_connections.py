@@ -361,6 +361,7 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
     error = refused(url)
     assert isinstance(error, tubes.StoreUnavailable)
     assert "/nowhere/redis.sock" in str(error) or "127.0.0.1:1" in str(error)
+    assert error.__cause__ and isinstance(error.__cause__.__cause__, redis.ConnectionError)
 
 
 @pytest.mark.parametrize(

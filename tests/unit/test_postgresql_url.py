@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+import psycopg
 import pytest
 
 import tubes
@@ -58,3 +59,4 @@ def test_a_server_that_is_away_is_named_without_the_password(place: str) -> None
     with pytest.raises(tubes.StoreUnavailable, match=r"127\.0\.0\.1:1/db") as caught:
         tubes.connect(f"postgresql+psycopg://{place}")
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+    assert isinstance(caught.value.__cause__, psycopg.OperationalError)
