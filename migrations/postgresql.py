@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import sqlalchemy as sa
 
 from . import HEAD, running
@@ -23,7 +21,8 @@ def bring_up(
     with connection.begin():
         connection.execute(sa.text("SELECT set_config('lock_timeout', :ms, true)"), {"ms": lock_timeout})
         version = schema_version(connection, namespace)
-        if not running.must_upgrade(version, what, _command(connection, namespace), migrate=migrate):
+        command = running.migration(shown(connection.engine.url), namespace)
+        if not running.must_upgrade(version, what, command, migrate=migrate):
             return False
         connection.execute(
             sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))"),
@@ -48,10 +47,3 @@ def schema_version(connection: sa.Connection, namespace: str) -> str | None:
 def shown(url: sa.URL) -> str:
     """A URL without its passwords, also those in its query."""
     return url.difference_update_query(("password", "sslpassword")).render_as_string(hide_password=True)
-
-
-def _command(connection: sa.Connection, namespace: str) -> str:
-    words = ["tubes", "migrate", "--url", shown(connection.engine.url)]
-    if namespace != "tubes":
-        words += ["--namespace", namespace]
-    return shlex.join(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,14 @@ def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool)
             f"run `{command}`, or connect with migrate=True"
         )
     return True
+
+
+def migration(url: str, namespace: str) -> str:
+    """The command that brings up the schema there, as a shell wants it."""
+    words = ["tubes", "migrate", "--url", url]
+    if namespace != "tubes":
+        words += ["--namespace", namespace]
+    return shlex.join(words)
 
 
 def check_known(version: str, what: str) -> None:

@@ -18,13 +18,13 @@ MADE = ("tube", "task", "session", "connection", "calls")
 """What the tables are called behind the prefix, beside the version's."""
 
 
-def is_behind(db: sqlite3.Connection, namespace: str, what: str, *, migrate: bool) -> bool:
+def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *, migrate: bool) -> bool:
     """Whether the schema is to be brought up; SchemaMismatch for what is not, see ``running.must_upgrade``.
 
     And where others have tables of these names: a file that is refused is not to be in another journal mode then.
     """
     version = schema_version(db, namespace, what)
-    behind = running.must_upgrade(version, what, "tubes migrate", migrate=migrate)
+    behind = running.must_upgrade(version, what, command, migrate=migrate)
     if version is None:  # in one look, since another process may be making them
         names = [f"{namespace}_{table}" for table in MADE]
         query = f"""SELECT type || ' ' || name || ' already exists' FROM sqlite_master

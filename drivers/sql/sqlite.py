@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
-from tubes.migrations.running import must_upgrade, print_sql
+from tubes.migrations.running import migration, must_upgrade, print_sql
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
@@ -87,6 +87,7 @@ class SqliteStore(Catalogue, Renewable):
         self.clock = clock
         self.path = _path(url)
         self._what = "the in-memory database" if self.path is None else f"SQLite file {self.path}"
+        self._migration = migration(_url(self.path), namespace)
         self._durability = durability
         self._namespace = namespace
         self._busy_timeout = busy_timeout
@@ -108,7 +109,7 @@ class SqliteStore(Catalogue, Renewable):
         """Open the connections, bring the schema up, and begin a session."""
         if self.path is not None:
             if not migrate and not os.path.exists(self.path):  # which SQLite would make to look into it
-                must_upgrade(None, self._what, "tubes migrate", migrate=False)
+                must_upgrade(None, self._what, self._migration, migrate=False)
             SharedFile.check_whole(self.path)
             check_one_name(self.path, self._what)
         db = self._connect()
@@ -119,7 +120,9 @@ class SqliteStore(Catalogue, Renewable):
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self._is_gone = False
         try:
-            is_behind = migrations.is_behind(db, self._namespace, self._what, migrate=migrate)
+            is_behind = migrations.is_behind(
+                db, self._namespace, self._what, self._migration, migrate=migrate
+            )
             self._prepare(db)  # not before: it changes the file
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
@@ -549,6 +552,11 @@ def check_version(found: tuple[int, ...]) -> None:
         raise StoreUnavailable(
             f"this Python's SQLite is {version}, and tubes needs {oldest} or newer: use a Python that has one"
         )
+
+
+def _url(path: str | None) -> str:
+    """The URL of a file, as ``_path`` reads it."""
+    return "sqlite://" if path is None else f"sqlite:///{path.replace('%', '%25').replace('?', '%3F')}"
 
 
 def _path(url: str) -> str | None:

@@ -449,7 +449,8 @@ def test_a_database_without_tubes_is_told_and_left_as_it_is(
     name = {"put": ["jobs", "1"], "take": ["jobs", "--timeout", "0"]}.get(verb, [])
     said = tubes_("--url", f"sqlite:///{path}", verb, *name)
     assert said.status == UNAVAILABLE
-    assert said.err == f"tubes: SQLite file {path} has no schema, not 0001: run `tubes migrate`\n"
+    migrate = f"tubes migrate --url sqlite:///{path}"
+    assert said.err == f"tubes: SQLite file {path} has no schema, not 0001: run `{migrate}`\n"
     assert path.read_bytes() == before
     assert tubes_("--url", f"sqlite:///{path}", "create", "jobs", "fifo").status == 0
     assert tubes_("--url", f"sqlite:///{path}", verb, *name).status in (0, REFUSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import sqlite3
 import subprocess
 import sys
@@ -242,6 +243,18 @@ def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: P
             tubes.connect(f"sqlite:///{file}", migrate=False)
         assert [*tmp_path.glob("jobs.db")] == [file] * is_there  # a look has made none
         file.touch()
+
+
+def test_what_is_said_to_be_run_brings_the_file_up(tmp_path: Path) -> None:
+    """Wherever it is run, whatever the file's name and the namespace."""
+    url = f"sqlite:///{tmp_path}/100%25 mine%3F.db"
+    with pytest.raises(tubes.SchemaMismatch) as caught:
+        tubes.connect(url, namespace="mine", migrate=False)
+    said = re.search("`(.*)`", str(caught.value))
+    assert said is not None
+    words = said[1].replace("tubes ", f"{sys.executable} -m tubes.cli ", 1)
+    assert subprocess.run(["sh", "-c", words], timeout=60).returncode == 0
+    tubes.connect(url, namespace="mine", migrate=False).close()
 
 
 def test_a_refused_file_of_somebody_else_s_keeps_its_journal(tmp_path: Path) -> None:
