@@ -15,6 +15,17 @@ from faults.harness import TYPES, Connect, run
 import tubes
 
 
+@pytest.mark.parametrize(
+    ("durability", "synchronous"), [(None, 2), ("full", 2), ("normal", 1), ("off", 0)], ids=str
+)
+def test_a_commit_waits_for_the_disk_as_the_durability_says(
+    connect: Connect, durability: str | None, synchronous: int
+) -> None:
+    """2 is SQLite's FULL, where each commit is synced; without an option too."""
+    with connect(durability=durability).transaction() as unit:
+        assert unit.connection.exec_driver_sql("PRAGMA synchronous").scalar() == synchronous
+
+
 def limit_pages(queue: tubes.Queue, pages: int) -> None:
     """Let the database have so many pages and no more, as a full disk would."""
     queue.store.writer.db.execute(f"PRAGMA max_page_count={pages}")  # type: ignore[attr-defined]

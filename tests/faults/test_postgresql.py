@@ -94,6 +94,20 @@ CREATE VIEW tubes_{table} AS SELECT * FROM {table}_kept WHERE pg_terminate_backe
 """Whoever looks there loses the connection."""
 
 
+@pytest.mark.parametrize(
+    ("durability", "synchronous"), [(None, "on"), ("full", "on"), ("normal", "off"), ("off", "off")], ids=str
+)
+def test_a_commit_waits_for_the_disk_as_the_durability_says(
+    connect: Connect, durability: str | None, synchronous: str
+) -> None:
+    """Beside a queue of the other kind, whose connections are not used."""
+    for settings in ({"durability": "off" if synchronous == "on" else "full"}, {"durability": durability}):
+        queue = connect(**settings)
+        queue.create_tube("jobs", "fifo", if_not_exists=True)
+    with queue.transaction() as unit:
+        assert unit.connection.exec_driver_sql("SHOW synchronous_commit").scalar() == synchronous
+
+
 @pytest.mark.parametrize("table", ["version", "server"])
 def test_a_connection_that_is_lost_while_a_queue_is_opened_is_an_error_of_ours(url: str, table: str) -> None:
     with psycopg.connect(plain(url)) as db:
