@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -612,6 +613,25 @@ def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
         with pytest.raises(tubes.NotSupported, match="durability='full'"):
             tubes.connect(redis_cluster, durability="full")
         client.config_set("appendonly", "yes", target_nodes=other)
+
+
+@pytest.mark.parametrize(
+    ("setting", "bad", "good"),
+    [("appendonly", "no", "yes"), ("maxmemory-policy", "allkeys-lru", "noeviction")],
+    ids=["file", "policy"],
+)
+def test_a_node_that_may_lose_tasks_is_warned_of(
+    redis_cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: Any, setting: str, bad: str, good: str
+) -> None:
+    """Also where it is another than the one that the URL names."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.store"), "_warned", set())
+    with redis.RedisCluster.from_url(redis_cluster) as client, caplog.at_level(logging.WARNING, "tubes"):
+        other = next(node for node in client.get_nodes() if node.name not in redis_cluster)
+        client.config_set(setting, bad, target_nodes=other)
+        with tubes.connect(redis_cluster), tubes.connect(redis_cluster):
+            client.config_set(setting, good, target_nodes=other)
+    (record,) = caplog.records
+    assert setting in record.getMessage()
 
 
 def test_full_durability_waits_for_the_catalogue_too(connect: Connect, cluster: RedisCluster) -> None:
