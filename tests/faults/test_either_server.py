@@ -96,6 +96,17 @@ def test_what_a_killed_process_holds_is_ready_again(
     tube.ack(task)
 
 
+def test_who_lives_keeps_its_task_for_longer_than_the_dead_are_waited_for(connect: Connect) -> None:
+    """Also where it does nothing meanwhile, and does not sweep."""
+    queue, other = connect(sweep=False), connect()
+    tube = queue.create_tube("jobs", "utube")
+    tube.put("held")
+    task = tube.take(timeout=0)
+    assert task is not None
+    assert other.tube.jobs.take(timeout=2.5) is None
+    assert tube.ack(task).data == "held"
+
+
 def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
     connect: Connect, url: str, process: Callable[..., Any]
 ) -> None:
