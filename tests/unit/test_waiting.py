@@ -13,7 +13,7 @@ from faults.harness import eventually
 import tubes
 from tubes.testing import FakeClock
 from tubes.tube import seconds_until
-from tubes.waiting import Waiters
+from tubes.waiting import Waiters, room
 
 
 def test_the_first_in_line_is_woken_first() -> None:
@@ -225,6 +225,25 @@ def test_all_who_wait_for_room_get_it_whatever_has_made_it(
     else:
         tube.truncate()
     assert {waiter.data() for waiter in waiters} == {"c", "d"}
+
+
+def test_who_wants_less_room_overtakes_nobody_who_waits_for_more(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    tube = queue.create_tube("jobs", "limfifottl", capacity=4)
+    tube.put_many("abcd")
+    taken = tube.take_many(4, timeout=0)
+    waiters, key = queue.store.waiters, room(tube.record.id)
+    wants_three = Waiter(clock, tube.put_many, "xyz", timeout=None)
+    Waiter(clock, tube.put, "one", timeout=None)
+    tube.ack_many(taken[:2])
+    eventually(lambda: waiters.uncalled(key) == clock.waiting == 2)  # both were called, and wait again
+    assert tube.tasks("r") == []
+    tube.ack(taken[2])
+    wants_three.join(20)
+    assert [task.data for task in tube.tasks("r")] == ["x", "y", "z"]
+    tube.ack(taken[3])
+    eventually(lambda: len(tube.tasks("r")) == 4)
 
 
 @pytest.mark.parametrize("how", ["delay", "ttr"])
