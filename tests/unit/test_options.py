@@ -275,6 +275,7 @@ def test_what_a_call_takes_for_every_type_is_suggested_too() -> None:
             ("on_task_change", lambda: queue.create_tube("more", "fifo", on_task_chnage=print)),
             ("connection", lambda: jobs.put("x", conection=None)),  # type: ignore[call-arg]
             ("unit", lambda: jobs.release(1, unti=None)),  # type: ignore[call-arg]
+            ("session_ttr", lambda: queue.configure(session_ttl=60)),
         ):
             with pytest.raises(BadOption, match=f"did you mean '{near}'"):
                 call()
