@@ -281,6 +281,13 @@ def test_what_a_call_takes_for_every_type_is_suggested_too() -> None:
                 call()
 
 
+@pytest.mark.parametrize("given", [-1, "60", None, float("nan"), True])
+def test_what_is_no_duration_is_refused_by_configure_too(given: Any) -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(BadOption) as caught:
+        queue.configure(session_ttr=given)
+    assert caught.value.option == "session_ttr"
+
+
 def test_what_another_type_has_is_suggested_too() -> None:
     """Who misspells an option that this type does not support learns its name, and then that."""
     with tubes.connect("sqlite://", sweep=False) as queue:
