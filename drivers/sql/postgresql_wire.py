@@ -14,7 +14,6 @@ import itertools
 import os
 import select
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -69,6 +68,9 @@ FAILED_BEFORE = "25P02"
 
 FAILING = "SELECT 1 / 0"
 """After this a transaction, or its innermost savepoint, can only be rolled back."""
+
+CANCEL_WITHIN = 5.0
+"""Seconds that a server has to hear of a cancel."""
 
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
@@ -350,7 +352,7 @@ class Wire:
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
         except BaseException as caught:
-            self.cancel()
+            self._break_off()
             interrupt = caught
         return self._answers(answers, interrupt)[-1]
 
@@ -374,7 +376,7 @@ class Wire:
                 break
             except BaseException as caught:
                 if interrupt is None:
-                    self.cancel()
+                    self._break_off()
                 interrupt = caught
                 continue
             if answer is not None and answer.status != pq.ExecStatus.PIPELINE_SYNC:
@@ -411,11 +413,21 @@ class Wire:
             self._lookout.look()
             self._poll.poll()
 
-    def cancel(self) -> None:
-        """End what is under way, if anything is. Any thread may."""
+    def cancel(self) -> bool:
+        """End what is under way, if anything is; tell whether the server was there to be told. Any thread may."""
         if not self.is_inherited:  # what is under way is the parent's
-            with suppress(psycopg.Error):
-                self._pg.get_cancel().cancel()
+            try:
+                self._connection.cancel_safe(timeout=CANCEL_WITHIN)
+            except psycopg.errors.CancellationTimeout:
+                return False
+            except psycopg.Error:
+                pass
+        return True
+
+    def _break_off(self) -> None:
+        """End what an interrupt has come into. A server that does not hear of it would not answer either."""
+        if not self.cancel():
+            self.close()
 
     def _check_own(self) -> None:
         """Nothing is sent in a child that was forked in the middle of a call, nor after a part of a flight."""

@@ -17,7 +17,8 @@ class Proxy:
     """Listens on ``port`` for clients of the server at that Unix socket.
 
     ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``spoil_after``: of the
-    next whose answer cannot be read. ``is_silent``: answers are lost, and nobody is told. ``hold_back``: bytes of the
+    next whose answer cannot be read. ``is_silent``: answers are lost, and nobody is told. ``is_deaf``: who comes now is
+    not heard, and not told either. ``hold_back``: bytes of the
     next request that gets stuck on its way, while its sender loses the connection; ``deliver`` lets it arrive.
     """
 
@@ -25,7 +26,7 @@ class Proxy:
         self.cut_after: bytes | None = None
         self.spoil_after: bytes | None = None
         self.hold_back: bytes | None = None
-        self.is_silent = False
+        self.is_silent = self.is_deaf = False
         self.lost = 0
         """Answers that it was silent about."""
         self._held: tuple[socket.socket, bytes] | None = None
@@ -65,7 +66,7 @@ class Proxy:
 
     def _accept(self) -> None:
         while not self._is_over:
-            if select.select([self._listener], [], [], 0.05)[0]:
+            if select.select([self._listener], [], [], 0.05)[0] and not self.is_deaf:
                 client, _ = self._listener.accept()
                 self._start(self._relay, client)
 

@@ -27,6 +27,7 @@ from faults.harness import (
     meanwhile,
     no_new_threads,
     run,
+    tell,
     waiting,
 )
 from faults.proxy import Proxy
@@ -289,6 +290,52 @@ def test_a_put_of_which_nobody_knows_whether_it_was_done_is_not_done_again(url: 
             theirs.put("x")
         assert proxy.cut_after is None
         eventually(lambda: [task.data for task in tube.tasks("r")] == ["x"])
+
+
+INTERRUPTED = """
+import signal, sys, threading, time, tubes
+import tubes.drivers.sql.postgresql_wire as wire
+wire.CANCEL_WITHIN = 0.5
+queue = tubes.connect(sys.argv[1], sweep=False)
+tube = queue.tube.jobs
+tube.put("before")
+print("ready", flush=True)
+sys.stdin.readline()
+pauses = []
+def look():
+    last = time.monotonic()
+    while True:
+        time.sleep(0.01)
+        pauses.append(time.monotonic() - last)
+        last += pauses[-1]
+threading.Thread(target=look, daemon=True).start()
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    tube.put("interrupted")
+except KeyboardInterrupt:
+    print("interrupted", max(pauses) < 0.4, flush=True)
+sys.stdin.readline()
+print(tube.put("after").data, flush=True)
+"""
+
+
+def test_an_interrupt_ends_a_call_to_a_server_that_does_not_hear_of_it(
+    url: str, proxy: Proxy, process: Callable[..., Any]
+) -> None:
+    """Nor do the process's other threads wait meanwhile: others would take it for dead."""
+    with tubes.connect(url, sweep=False) as queue:
+        queue.create_tube("jobs", "fifo")
+        worker = process(INTERRUPTED, changed(through(proxy, url), dead_after="60"))
+        assert heard(worker) == "ready"
+        proxy.is_silent = proxy.is_deaf = True
+        tell(worker, "put")
+        assert heard(worker) == "interrupted True"
+        proxy.is_silent = proxy.is_deaf = False
+        tell(worker, "put")
+        assert heard(worker) == "after"
 
 
 def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
