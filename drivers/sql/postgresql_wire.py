@@ -39,6 +39,14 @@ MEANING = {"array_nulls": "on"}
 LASTING = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolation": "read committed"}
 """What else is set where a setting lasts."""
 
+SILENCE = {
+    "tcp_user_timeout": "tcp_user_timeout",
+    "keepalives_idle": "tcp_keepalives_idle",
+    "keepalives_interval": "tcp_keepalives_interval",
+    "keepalives_count": "tcp_keepalives_count",
+}
+"""libpq's options for a network that is silent, and the server's for the other end."""
+
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 DISCARD = "CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()"
@@ -131,7 +139,7 @@ class Wire:
         settings |= PLANNING | MEANING | {"synchronous_commit": "on" if durability == "full" else "off"}
         try:
             self.pooled = self._is_pooled() if pooled is None else pooled
-            lasting = {} if self.pooled else settings | LASTING
+            lasting = {} if self.pooled else settings | LASTING | self._silence()
             self._set_up = "; ".join(f"SET {name} = '{value}'" for name, value in lasting.items())
             has_triggers = self.simple(f"{self._set_up}; SELECT {HAS_TRIGGERS}").rows[0][0]
             if not has_triggers:  # as of the role, or as the URL says
@@ -298,6 +306,11 @@ class Wire:
         self._sending(self._pg.send_query, b"SELECT pg_backend_pid()")
         pid: int = self._read(self._answer()).rows[0][0]
         return pid != self._pg.backend_pid
+
+    def _silence(self) -> dict[str, str]:
+        """Settings for the server's end: else one whose client is gone would keep what that has locked for hours."""
+        given = self._connection.info.get_parameters()
+        return {ours: given[name] for name, ours in SILENCE.items() if given.get(name, "").isdecimal()}
 
     def _around(self, begin: str) -> tuple[Sequence[str], Sequence[str]]:
         """What must be sent before and after statements."""

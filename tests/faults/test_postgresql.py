@@ -32,7 +32,7 @@ from faults.harness import (
 )
 from faults.proxy import Proxy
 from faults.serving import Load, put_when_it_can
-from servers import PostgresServer, cut
+from servers import OWNER, PostgresServer, cut
 
 import tubes
 from tubes.driver import STEP_LIMIT
@@ -1466,6 +1466,40 @@ def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
         with store._pool.lent() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
             options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
             assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
+
+
+@pytest.fixture
+def tcp_url() -> Iterator[str]:
+    """A database on a server that listens on the loopback too."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = PostgresServer()
+    try:
+        server.stop()
+        with (server.folder / "data" / "postgresql.conf").open("a") as settings:
+            settings.write(f"listen_addresses = '127.0.0.1'\nport = {port}\n")
+        server.start()
+        yield f"postgresql+psycopg://{OWNER}@127.0.0.1:{port}/postgres"
+    finally:
+        server.close()
+
+
+def test_a_server_notices_as_soon_that_a_client_is_gone(tcp_url: str) -> None:
+    """Whose host lost its power in a transaction, say: what it has locked others could not take for two hours."""
+    asked = sa.text("SELECT name, setting FROM pg_settings WHERE name ~ '^tcp_.*(user|idle|interval)'")
+    for options, expected in (
+        ({"dead_after": "6"}, (6000, 2, 2)),
+        ({"dead_after": "6", "tcp_user_timeout": "7000", "keepalives_idle": "3"}, (7000, 3, 2)),
+        (
+            {"dead_after": "6", "tcp_user_timeout": "-1"},
+            (0, 2, 2),
+        ),  # libpq's way to say: as the system has it
+    ):
+        queue = tubes.connect(changed(tcp_url, **options), migrate=True, sweep=False)
+        with queue, queue.transaction() as unit:
+            found = {name: setting for name, setting in unit.connection.execute(asked)}
+            names = ("tcp_user_timeout", "tcp_keepalives_idle", "tcp_keepalives_interval")
+            assert tuple(int(found[name]) for name in names) == expected
 
 
 @pytest.mark.parametrize(
