@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, ConnectionPool
+from redis.connection import AbstractConnection, ConnectionPool, SSLConnection
 from redis.crc import key_slot
 from redis.retry import Retry
 
@@ -61,6 +61,10 @@ class Nodes:
             "socket_connect_timeout": patience,
             "decode_responses": False,
         }
+        if issubclass(pool.connection_class, SSLConnection):
+            # before its version 6 redis-py let a certificate be of any host, unless asked
+            is_checked = self._settings.get("ssl_cert_reqs") != "none"
+            self._settings.setdefault("ssl_check_hostname", is_checked)
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}

@@ -633,7 +633,7 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
     """Wake-ups and all; and not with somebody whose certificate is not known."""
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    request += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    request += f" -addext subjectAltName=IP:127.0.0.1,DNS:redis.test -keyout {key} -out {certificate}"
     subprocess.run(request.split(), check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -643,6 +643,10 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
         assert "certificate" in str(refused(url)).lower()
         with pytest.raises(tubes.BadOption, match="OpenSSL"):  # a package that is not there
             tubes.connect(f"{url}?ssl_cert_reqs=none&ssl_validate_ocsp_stapled=1")
+        elsewhere = f"rediss://localhost:{proxy.port}?ssl_ca_certs={certificate}"  # it is another host's
+        assert "Hostname mismatch" in str(refused(elsewhere))
+        for anyhow in (f"{elsewhere}&ssl_check_hostname=no", f"{elsewhere}&ssl_cert_reqs=none"):
+            tubes.connect(anyhow).close()
         with tubes.connect(f"{url}?ssl_ca_certs={certificate}") as queue, tubes.connect(server.url) as other:
             tube = queue.create_tube("jobs", "fifo")
             thread, got = waiting(tube)
