@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
@@ -105,6 +105,7 @@ class Listener(Stirred):
         self._sources = [Source(waiters, lambda id: id)]
         self._ears: dict[Waited, Ear] = {}
         self._beats: dict[Callable[[], None], tuple[float, float]] = {}
+        self._is_forbidden = False
         self._lock = threading.Lock()
 
     def add_beat(self, beat: Callable[[], None], every: float) -> None:
@@ -247,6 +248,9 @@ class Listener(Stirred):
             self._end(ear)
             raise
         if isinstance(answer, Exception):
+            if isinstance(answer, NoPermissionError) and not self._is_forbidden:
+                self._is_forbidden = True  # who waits finds out nothing of that
+                log.warning("nobody who waits can be called, and looks now and then instead: %s", answer)
             self._lose(ear, answer)
             return
         spare = 0

@@ -348,6 +348,21 @@ def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
     assert "s3cret" not in caplog.text
 
 
+def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServer, caplog: Any) -> None:
+    """All that it would notice is that its tasks come half a second late."""
+    server.command("ACL SETUSER", "deaf", "on", ">s3cret", "~{tubes*", "+@all", "-blpop")
+    url = server.url.replace("unix://", "unix://deaf:s3cret@")
+    with tubes.connect(url) as queue, tubes.connect(server.url) as other:
+        thread, got = waiting(queue.create_tube("jobs", "fifo"))
+        eventually(lambda: caplog.records)
+        other.tube.jobs.put("x")
+        thread.join(20)
+        assert queue.tube.jobs.take(timeout=0.6) is None
+        assert [task and task.data for task in got] == ["x"]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "'blpop'" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     "url",
     [
