@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
-from tubes.errors import StoreUnavailable
+from tubes.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.interrupts import check_stack
 from tubes.stats import Counts
 from tubes.waiting import Waiters
@@ -73,7 +73,10 @@ class Renewable(ABC):
         if self._is_closed or self._left or self._is_stale:
             return False
         self._left = True
-        self._leave()
+        try:
+            self._leave()
+        except StoreError as error:  # what it could not give back, others rescue
+            return isinstance(error, OutcomeUnknown)
         return True
 
     def close(self) -> None:

@@ -160,7 +160,7 @@ class Store(Protocol):
         ...
 
     def leave(self) -> bool:
-        """End this connection's part in its session, which ends with its last one; tell whether it had a part."""
+        """End this connection's part in its session, which ends with its last one; tell whether that may be done."""
         ...
 
     def close(self) -> None:

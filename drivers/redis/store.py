@@ -182,7 +182,8 @@ class RedisStore(Renewable):
         try:
             self._evaluate(self._keys, scripts.BEAT, (self._connection,), is_durable=True)
         except OutcomeUnknown as error:
-            self._leave()
+            with suppress(StoreError):
+                self._leave()
             raise self._not_durable(f"{error}: its appendfsync may be no") from error
 
     def _not_durable(self, why: str) -> NotSupported:
@@ -706,8 +707,7 @@ class RedisStore(Renewable):
 
     def _leave(self) -> None:
         guarded(self._hub.listener.remove_beat, self._beat)
-        with suppress(StoreError):  # what it could not give back, others rescue
-            self._end_connection()
+        self._end_connection()
 
     def _end_connection(self) -> None:
         self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))

@@ -595,8 +595,7 @@ class PostgresStore(Catalogue, Renewable):
             tx.run(self._sql.remove_connection, self._connection)
             self._end_lonely(tx, self.clock.now_ms())
 
-        with suppress(StoreError):  # what it could not give back, others rescue
-            self.transact(step)
+        self.transact(step)
 
     def _close(self) -> None:
         self._listener.stop()

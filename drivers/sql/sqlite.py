@@ -429,8 +429,7 @@ class SqliteStore(Catalogue, Renewable):
             tx.run(self._sql.remove_connection, self._connection)
             tx.run(self._sql.end_lonely, now)
 
-        with suppress(StoreUnavailable):
-            self.transact(step)
+        self.transact(step)
 
     def exiting(self) -> None:
         """The interpreter ends: no longer wait for ever for other threads, which may never go on."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -924,6 +924,32 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
     put_when_it_can(tube, "surely")
     thread.join(20)
     assert got[0] is not None and got[0].data in ("maybe", "surely")
+
+
+def test_a_server_that_is_away_is_asked_for_no_more_than_the_first_thing_at_a_close(
+    server: RedisServer,
+) -> None:
+    """Each further one would be waited for as long, beyond what a process is mostly given to end."""
+    queue = tubes.connect(f"{server.url}&dead_after=3600", sweep=False)  # no beat comes in the way
+    queue.create_tube("jobs", "fifo")
+    server.stop()
+    came = 0
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{server.folder}/redis.sock")
+        listener.listen()
+
+        def cut() -> None:
+            nonlocal came
+            with suppress(OSError):
+                while True:
+                    asker, _ = listener.accept()
+                    came += 1
+                    asker.close()
+
+        threading.Thread(target=cut, daemon=True).start()
+        queue.close()
+        assert came == importlib.import_module("tubes.drivers.retries").MOST_LOSSES
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_server_that_hangs_is_not_waited_for_by_who_wants_another(connect: Connect) -> None:
