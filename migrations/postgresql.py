@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tubes.errors import StoreUnavailable
+
 from . import HEAD, running
+
+HIDDEN = """
+    SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE relname = :table AND NOT has_schema_privilege(pg_namespace.oid, 'USAGE')
+    AND nspname = ANY (
+        regexp_split_to_array(replace(current_setting('search_path'), '$user', current_user), '[", ]+')
+    )
+"""
+"""The schemas of the search_path that have such a table, and that the server passes over as not for this role."""
 
 
 def bring_up(
@@ -12,15 +23,17 @@ def bring_up(
 ) -> bool:
     """Upgrade an empty or older schema in one transaction; tell whether there was anything to do.
 
-    SchemaMismatch for a newer one, and for an older one or none when ``migrate`` is false. The tables are made in the
-    first schema of the ``search_path``. The connection must not be in a transaction; this one is committed. Others
-    who migrate are waited for ``lock_timeout`` milliseconds, 0: for ever.
+    SchemaMismatch for a newer one, and for an older one or none when ``migrate`` is false; StoreUnavailable where none
+    can be seen. The tables are made in the first schema of the ``search_path``. The connection must not be in a
+    transaction; this one is committed. Others who migrate are waited for ``lock_timeout`` milliseconds, 0: for ever.
     """
     # Whoever waits for the lock must then see what the other one did, whatever the database's default is.
     connection = connection.execution_options(isolation_level="READ COMMITTED")
     with connection.begin():
         connection.execute(sa.text("SELECT set_config('lock_timeout', :ms, true)"), {"ms": lock_timeout})
         version = schema_version(connection, namespace)
+        if version is None and not migrate:
+            _check_not_hidden(connection, namespace, what)
         command = running.migration(shown(connection.engine.url), namespace)
         if not running.must_upgrade(version, what, command, migrate=migrate):
             return False
@@ -33,6 +46,15 @@ def bring_up(
             return False
         running.upgrade(connection, namespace, version, what)
         return True
+
+
+def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> None:
+    schema = connection.scalar(sa.text(HIDDEN), {"table": f"{namespace}_version"})
+    if schema is not None:
+        raise StoreUnavailable(
+            f"{what} cannot be used: access is denied to the schema {schema}, where the tables are: "
+            f"GRANT USAGE ON SCHEMA {schema} TO its role"
+        )
 
 
 def schema_version(connection: sa.Connection, namespace: str) -> str | None:

@@ -326,6 +326,8 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
             if not is_for_public:
                 for what in ("USAGE ON SCHEMA", "EXECUTE ON ALL FUNCTIONS IN SCHEMA"):
                     db.execute(f"REVOKE {what} public FROM PUBLIC".encode())
+                with pytest.raises(tubes.StoreUnavailable, match="GRANT USAGE ON SCHEMA public"):
+                    bring_up(application, migrate=False)  # to migrate what is hidden from it would not help
             for grant in grants[:1] if is_for_public else grants:
                 db.execute(grant.encode())
             assert not bring_up(application, migrate=False)
