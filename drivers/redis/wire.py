@@ -61,6 +61,9 @@ FAILED = "FAILED"
 _LUA = re.compile(r"(?<!@)\buser_script:\d+: ")
 """Lua names the place so; a server does so too where a command failed, but with an @ before it."""
 
+IS_FULL = "max number of clients"
+"""In what a server says that has no more connections: one that is in use may be given back."""
+
 MANY, EACH = 2000, 0.0002
 """From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs.
 
@@ -90,6 +93,8 @@ class Wire:
             raise _refused(error) from error
         except (exceptions.RedisError, OSError, UnicodeError) as error:  # a host's name may be none
             self.close()
+            if IS_FULL in str(error):
+                raise exceptions.TryAgainError(str(error)) from error
             raise Lost(str(error), was_sent=False) from error
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)

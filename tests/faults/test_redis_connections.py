@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -346,6 +347,25 @@ def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
                     tube.put("y")
                 assert "s3cret" not in "".join(traceback.format_exception(caught.value))
     assert "s3cret" not in caplog.text
+
+
+def test_threads_take_turns_where_a_server_has_no_more_connections(
+    own_redis_server: Callable[..., RedisServer],
+) -> None:
+    """For as long as an answer is waited for; who has none of them is told so then."""
+    server = own_redis_server(fsync="always")
+    with redis.Redis(unix_socket_path=f"{server.folder}/redis.sock") as admin:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        admin.config_set("port", port)  # through a Unix socket one is cut before one has heard why
+        url = f"redis://127.0.0.1:{port}"
+        with tubes.connect(url, sweep=False, durability="full") as queue:
+            tube = queue.create_tube("jobs", "fifo")
+            admin.config_set("maxclients", len(admin.client_list()))
+            with ThreadPoolExecutor(8) as threads:
+                assert len({*threads.map(lambda number: tube.put(number).id, range(200))}) == 200
+            error = refused(url, busy_timeout=0.2, namespace="other")
+            assert isinstance(error, tubes.StoreUnavailable) and "max number of clients" in str(error)
 
 
 def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServer, caplog: Any) -> None:
