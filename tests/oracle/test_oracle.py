@@ -216,7 +216,7 @@ ON_SERVERS = [pytest.param(case, id=case.name) for case in ONCE_EACH]
 """The same, but once each: on SQLite all of them are replayed."""
 
 
-ON_CLUSTER = ON_SERVERS[::6]
+ON_CLUSTER = ON_SERVERS[::12]
 """What is replayed on a Redis Cluster, where the scripts are those of one server. tests/soak has the others."""
 
 
