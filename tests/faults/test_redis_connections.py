@@ -359,7 +359,7 @@ def test_threads_take_turns_where_a_server_has_no_more_connections(
             port = free.getsockname()[1]
         admin.config_set("port", port)  # through a Unix socket one is cut before one has heard why
         url = f"redis://127.0.0.1:{port}"
-        with tubes.connect(url, sweep=False, durability="full") as queue:
+        with tubes.connect(url, sweep=False) as queue:
             tube = queue.create_tube("jobs", "fifo")
             admin.config_set("maxclients", len(admin.client_list()))
             with ThreadPoolExecutor(8) as threads:
