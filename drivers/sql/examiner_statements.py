@@ -251,7 +251,6 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
 
 def rebuilding(dialect: Dialect, index: str) -> Statement:
     """Build an index anew, whatever its name. With that of its schema, or a collation of this name would be meant."""
-    quoted = dialect.identifier_preparer.quote_identifier(index).replace(
-        ":", r"\:"
-    )  # no parameter begins there
-    return Statement(sa.text(f"REINDEX main.{quoted}"), dialect)
+    name = dialect.identifier_preparer.quote_identifier(index)
+    name = name.replace(":", r"\:")  # where no parameter begins
+    return Statement(sa.text(f"REINDEX main.{name}"), dialect)

@@ -87,7 +87,6 @@ class SqliteStore(Catalogue, Renewable):
         self.clock = clock
         self.path = _path(url)
         self._what = "the in-memory database" if self.path is None else f"SQLite file {self.path}"
-        self._migration = migration(_url(self.path), namespace)
         self._durability = durability
         self._namespace = namespace
         self._busy_timeout = busy_timeout
@@ -107,9 +106,10 @@ class SqliteStore(Catalogue, Renewable):
 
     def _open(self, *, migrate: bool = False) -> None:
         """Open the connections, bring the schema up, and begin a session."""
+        command = migration(_url(self.path), self._namespace)
         if self.path is not None:
             if not migrate and not os.path.exists(self.path):  # which SQLite would make to look into it
-                must_upgrade(None, self._what, self._migration, migrate=False)
+                must_upgrade(None, self._what, command, migrate=False)
             SharedFile.check_whole(self.path)
             check_one_name(self.path, self._what)
         db = self._connect()
@@ -120,9 +120,7 @@ class SqliteStore(Catalogue, Renewable):
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self._is_gone = False
         try:
-            is_behind = migrations.is_behind(
-                db, self._namespace, self._what, self._migration, migrate=migrate
-            )
+            is_behind = migrations.is_behind(db, self._namespace, self._what, command, migrate=migrate)
             self._prepare(db)  # not before: it changes the file
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"

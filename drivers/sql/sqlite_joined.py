@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -37,9 +37,6 @@ class SqliteJoinedTx(JoinedTx):
     def only_insert(self, statement: Statement, given: Row) -> int:
         result = self._run(statement, given)
         return result.lastrowid if result.rowcount else 0
-
-    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        return [self._run(statement, row).lastrowid for row in given]
 
 
 def begin(

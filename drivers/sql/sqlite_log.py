@@ -40,23 +40,24 @@ class LogCopying:
     def after_commit(self, db: sqlite3.Connection) -> Iterator[None]:
         """Let SQLite copy the log after the commit in this block, unless another may."""
         self._left = COMMITS_BETWEEN
-        if not self.claim():
-            yield
-            return
+        with self.alone() as is_alone:
+            if not is_alone:
+                yield
+                return
+            try:
+                with suppress(sqlite3.Error):  # it was closed: who commits finds that, too
+                    db.execute(f"PRAGMA wal_autocheckpoint={self._pages}")
+                yield
+            finally:
+                with suppress(sqlite3.Error):
+                    db.execute("PRAGMA wal_autocheckpoint=0")
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep all others from copying the log meanwhile; yield whether that could be had."""
+        is_alone = self._hold is not None and self._hold.claim(self)
         try:
-            with suppress(sqlite3.Error):  # it was closed: who commits finds that, too
-                db.execute(f"PRAGMA wal_autocheckpoint={self._pages}")
-            yield
+            yield is_alone
         finally:
-            with suppress(sqlite3.Error):
-                db.execute("PRAGMA wal_autocheckpoint=0")
-            self.disclaim()
-
-    def claim(self) -> bool:
-        """Keep all others from copying the log; tell whether that could be had. Who has it may claim it again."""
-        return self._hold is None or self._hold.claim(self)
-
-    def disclaim(self) -> None:
-        """Let the others."""
-        if self._hold is not None:
-            self._hold.disclaim(self)
+            if self._hold is not None:
+                self._hold.disclaim(self)

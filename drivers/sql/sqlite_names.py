@@ -47,11 +47,7 @@ def check_one_name(path: str, what: str) -> None:
 
 def _is_mounted(path: str) -> bool:
     name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(path))
-    try:
-        with open(MOUNTS, "rb") as lines:
-            return any(line.split(b" ", 5)[4] == name for line in lines)
-    except OSError:  # no Linux
-        return False
+    return any(mount[4] == name for mount in _mounts())
 
 
 def warn_of_other_hosts(path: str, what: str) -> None:
@@ -71,11 +67,14 @@ def warn_of_other_hosts(path: str, what: str) -> None:
 
 
 def _file_system(device: bytes) -> bytes:
+    """The kind of the file system with this number, empty where that is not known."""
+    return next((mount[mount.index(b"-") + 1] for mount in _mounts() if mount[2] == device), b"")
+
+
+def _mounts() -> list[list[bytes]]:
+    """The words of each line of what is mounted; nothing where the system does not tell."""
     try:
         with open(MOUNTS, "rb") as lines:
-            for line in lines:
-                if line.split(b" ", 3)[2] == device:
-                    return line.partition(b" - ")[2].split(b" ", 1)[0]
+            return [line.split() for line in lines]
     except OSError:  # no Linux
-        pass
-    return b""
+        return []

@@ -25,8 +25,8 @@ class Notes:
             return Statement(sa.text(text), dialect)
 
         ours = ", ".join(f"'{namespace}_{table}'" for table in (*MADE, "version"))
-        self._kept = make("SELECT name FROM sqlite_master WHERE name IN ('sqlite_stat1', 'sqlite_stat4')")
         kept = ("sqlite_stat1", "sqlite_stat4")
+        self._kept = make(f"SELECT name FROM sqlite_master WHERE name IN {kept}")
         self._looks = {name: make(f"SELECT 1 FROM {name} WHERE tbl IN ({ours}) LIMIT 1") for name in kept}
         self._removals = {name: make(f"DELETE FROM {name} WHERE tbl IN ({ours})") for name in kept}
         # With another schema than they know, all connections read what is left; this one is told to

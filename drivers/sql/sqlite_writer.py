@@ -133,7 +133,7 @@ class SqliteWriter:
             return guarded(self._transact_among_others, work, on_commit)
         try:
             with self._turn:  # entered and left whole, whatever signal comes
-                if self.log.is_due():
+                if self.log.is_due():  # as _maybe_copying, at less cost where it is not
                     with self.log.after_commit(self.db):
                         return self._run_alone(work, on_commit)
                 return self._run_alone(work, on_commit)
@@ -248,8 +248,8 @@ class SqliteWriter:
 
         ``write`` adds something to the log first: see ``sqlite_log``.
         """
-        with self.held() as db:
-            if not self.log.claim():
+        with self.held() as db, self.log.alone() as is_alone:
+            if not is_alone:
                 return True  # somebody is at it
             try:
                 write(SqliteTx(self, db))
@@ -257,7 +257,6 @@ class SqliteWriter:
                 is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             finally:
                 db.execute("PRAGMA busy_timeout=0")
-                self.log.disclaim()
         return not is_busy
 
     # Around a fork

@@ -43,6 +43,23 @@ sys.stdin.readline()
 """
 """A program that takes a task of each tube that is named, and holds them until it is ended."""
 
+DESCRIPTORS = """
+import contextlib, os, resource
+
+@contextlib.contextmanager
+def free_descriptors(count):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.dup(0) for _ in range(count + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1], most[1]))
+    for descriptor in held:
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+"""
+"""How a program begins that is to have so many free descriptors, and no more, for a while."""
+
 
 def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     """Wait until something is true of other processes; fail when it does not become so."""

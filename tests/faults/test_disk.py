@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, Connect, run
+from faults.harness import DESCRIPTORS, TYPES, Connect, run
 
 import tubes
 
@@ -153,27 +153,25 @@ def test_a_log_that_cannot_grow_is_an_error_and_loses_nothing(db: Path) -> None:
 
 
 WITHOUT_FURTHER_FILES = """
-import os, resource, sys, tubes
+import sys, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
 tube = queue.create_tube("jobs", "fifo")
 tube.put_many(["x" * 500] * 1000)
-free = os.dup(0)
-os.close(free)
-resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-try:
-    os.dup(0)
-    raise SystemExit("a file can be opened still")
-except OSError:
-    pass
-print(len(tube.ack_many(tube.take_many(500, timeout=0))))
-with queue.transaction() as unit:
-    print(len(tube.ack_many(tube.take_many(500, timeout=0, unit=unit), unit=unit)))
+with free_descriptors(0):
+    try:
+        os.dup(0)
+        raise SystemExit("a file can be opened still")
+    except OSError:
+        pass
+    print(len(tube.ack_many(tube.take_many(500, timeout=0))))
+    with queue.transaction() as unit:
+        print(len(tube.ack_many(tube.take_many(500, timeout=0, unit=unit), unit=unit)))
 """
 
 
 def test_a_batch_needs_no_temporary_file(db: Path) -> None:
     """SQLite would keep one to take a statement back by. A container with a read-only root has no place for it."""
-    assert run(WITHOUT_FURTHER_FILES, db).split() == ["500", "500"]
+    assert run(DESCRIPTORS + WITHOUT_FURTHER_FILES, db).split() == ["500", "500"]
 
 
 POWERLESS = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import Connect, eventually, heard, run, take_looking_seldom, tell, waiting
+from faults.harness import DESCRIPTORS, Connect, eventually, heard, run, take_looking_seldom, tell, waiting
 from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
 from redis_servers import RedisServer
 from servers import PostgresServer
@@ -141,23 +141,14 @@ def test_clients_whose_clocks_differ_agree(
 
 
 FEW_FILES = """
-import os, resource, sys, threading, tubes
-most = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-def with_free(count, attempt):
-    held = [os.dup(0) for _ in range(count + 1)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1], most[1]))
-    for descriptor in held:
-        os.close(descriptor)
-    try:
-        return attempt()
-    except tubes.StoreUnavailable as error:
-        assert "Too many open files" in str(error) or "no error details" in str(error), error
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+import sys, threading, tubes
 
 for count in range(6):
-    with_free(count, lambda: tubes.connect(sys.argv[1], namespace=f"few_{count}", migrate=True).close())
+    with free_descriptors(count):
+        try:
+            tubes.connect(sys.argv[1], namespace=f"few_{count}", migrate=True).close()
+        except tubes.StoreUnavailable as error:
+            assert "Too many open files" in str(error) or "no error details" in str(error), error
 queue = tubes.connect(sys.argv[1], sweep=False)
 tube = queue.create_tube("jobs", "fifo")
 stored, odd = [], []
@@ -178,7 +169,8 @@ def put_at_once():
     for thread in threads:
         thread.join()
 
-with_free(0, put_at_once)
+with free_descriptors(0):
+    put_at_once()
 assert not odd, odd[0]
 assert [task.id for task in tube.tasks("r", limit=1000)] == sorted(stored)
 tube.put("when there are some again")
@@ -189,4 +181,4 @@ print(len(stored) > 0)
 
 def test_where_few_files_can_be_opened_a_call_is_done_or_refused_by_an_error_of_ours(url: str) -> None:
     """A connect, and calls of more threads than there are connections."""
-    assert run(FEW_FILES, url) == "True"
+    assert run(DESCRIPTORS + FEW_FILES, url) == "True"

@@ -18,6 +18,7 @@ from typing import Any
 
 import interpreter
 import pytest
+from faults.harness import DESCRIPTORS
 
 import tubes
 from tubes import (
@@ -547,20 +548,15 @@ def test_a_module_that_cannot_be_loaded_is_tried_once(package: Package) -> None:
     assert len(said) == 3 and said.count("tried") == 1
 
 
-WITHOUT_FILES = """
-import os, resource, tubes, tubes.registry
-
+WITHOUT_FILES = f"""
+import tubes, tubes.registry
+{DESCRIPTORS}
 def without_files(attempt):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        attempt()
-    except tubes.TubeError as error:
-        print(type(error).__name__, error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with free_descriptors(0):
+        try:
+            attempt()
+        except tubes.TubeError as error:
+            print(type(error).__name__, error)
 """
 """A program that can have no file opened any more, for the time of a call."""
 
