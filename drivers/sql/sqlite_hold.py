@@ -56,6 +56,10 @@ class Hold:
         """Hold it no longer: SQLite is about to close it, and looks whether anybody else has it open."""
         self._set(fcntl.F_UNLCK, SHARED_FIRST, SHARED_SIZE)
 
+    def written(self) -> int:
+        """When the database itself was last written to, in ns: only who copies the log does that."""
+        return 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
+
     def claim(self, who: object) -> bool:
         """Lock for somebody in this process what only one may do, which is to copy the log; tell whether it is free."""
         with self._lock:

@@ -18,13 +18,26 @@ COMMITS_BETWEEN = 128
 8 µs of its 17; so the log is longer by a few hundred pages than it would be."""
 
 
+REST_WITHIN = 0.05
+"""Seconds that who copies the rest of the log waits at most for those who write, and for those who read."""
+
+
 class LogCopying:
-    """Lets one writer copy the log after some of its commits, unless another does just then."""
+    """Lets one writer copy the log after some of its commits, unless another does just then.
+
+    SQLite begins the log anew when all of it has been copied. Where others write all the time, they have added to it
+    before that is so. Hence two steps: what is there is copied while others go on, and what they have added, after the
+    next commit, while they wait.
+    """
 
     def __init__(self) -> None:
         self._hold: Hold | None = None
         self._pages = 0
         self._left: float = math.inf
+        self._may_copy = False
+        """Inside ``after_commit``: no other may."""
+        self._seen: int | None = None
+        """Changes whenever others commit; what it was when the first step was taken. None: no rest is left."""
 
     def use(self, hold: Hold, pages: int) -> None:
         """Copy the log of the database that is held so, from this number of pages on."""
@@ -40,24 +53,73 @@ class LogCopying:
     def after_commit(self, db: sqlite3.Connection) -> Iterator[None]:
         """Let SQLite copy the log after the commit in this block, unless another may."""
         self._left = COMMITS_BETWEEN
-        with self.alone() as is_alone:
-            if not is_alone:
+        seen, self._seen = self._seen, None
+        with self.alone() as self._may_copy:
+            if not self._may_copy:
                 yield
-                return
-            try:
-                with suppress(sqlite3.Error):  # it was closed: who commits finds that, too
-                    db.execute(f"PRAGMA wal_autocheckpoint={self._pages}")
-                yield
-            finally:
-                with suppress(sqlite3.Error):
-                    db.execute("PRAGMA wal_autocheckpoint=0")
+            elif seen is None:
+                yield from self._copying(db)
+            else:
+                yield from self._copying_rest(db, seen)
+
+    def _copying(self, db: sqlite3.Connection) -> Iterator[None]:
+        """Copy the log after the commit if it is long."""
+        seen, written = _commits_of_others(db), self._written()
+        try:
+            with suppress(sqlite3.Error):  # it was closed: who commits finds that, too
+                db.execute(f"PRAGMA wal_autocheckpoint={self._pages}")
+            yield
+        finally:
+            with suppress(sqlite3.Error):
+                db.execute("PRAGMA wal_autocheckpoint=0")
+        if self._may_copy and self._written() != written:
+            self._seen, self._left = seen, 0
+
+    def _copying_rest(self, db: sqlite3.Connection, seen: int) -> Iterator[None]:
+        """Copy what others have added, if they have."""
+        is_more = _commits_of_others(db) != seen
+        yield
+        if is_more and self._may_copy:
+            with suppress(sqlite3.Error):
+                copy_all(db, "FULL", REST_WITHIN)
+
+    def let_go(self, db: sqlite3.Connection) -> None:
+        """Leave it to others while waiting for the file's lock: they commit now. The next commit is due again."""
+        if self._may_copy:
+            db.execute("PRAGMA wal_autocheckpoint=0")
+            self._disclaim()
+            self._left = 0
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Keep all others from copying the log meanwhile; yield whether that could be had."""
-        is_alone = self._hold is not None and self._hold.claim(self)
         try:
-            yield is_alone
+            yield self._hold is not None and self._hold.claim(self)
         finally:
-            if self._hold is not None:
-                self._hold.disclaim(self)
+            self._disclaim()
+
+    def _disclaim(self) -> None:
+        self._may_copy = False
+        if self._hold is not None:
+            self._hold.disclaim(self)
+
+    def _written(self) -> int:
+        return 0 if self._hold is None else self._hold.written()
+
+
+def copy_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
+    """Copy the log to its end while nobody can write; tell whether those who read let it be in so many seconds."""
+    try:
+        db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
+        is_busy: int = db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()[0]
+    finally:
+        db.execute("PRAGMA busy_timeout=0")
+    return not is_busy
+
+
+def _commits_of_others(db: sqlite3.Connection) -> int | None:
+    """A number that changes whenever another connection commits."""
+    with suppress(sqlite3.Error):  # as above
+        seen: int = db.execute("PRAGMA data_version").fetchone()[0]
+        return seen
+    return None

@@ -25,7 +25,7 @@ from tubes.interrupts import guarded, interruptible, postponed
 
 from .lending import Lender
 from .sqlite_errors import is_busy, translated
-from .sqlite_log import LogCopying
+from .sqlite_log import LogCopying, copy_all
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
 
@@ -251,13 +251,8 @@ class SqliteWriter:
         with self.held() as db, self.log.alone() as is_alone:
             if not is_alone:
                 return True  # somebody is at it
-            try:
-                write(SqliteTx(self, db))
-                db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
-                is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            finally:
-                db.execute("PRAGMA busy_timeout=0")
-        return not is_busy
+            write(SqliteTx(self, db))
+            return copy_all(db, "TRUNCATE", patience)
 
     # Around a fork
 
@@ -493,6 +488,7 @@ class SqliteWriter:
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
         self.check_not_locked_here()
+        self.log.let_go(self.db)
         began, nap = real_monotonic(), FIRST_PAUSE
         while True:
             interruptible(pause, nap)

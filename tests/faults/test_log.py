@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, heard
+from faults.harness import Connect, eventually, heard
 
 import tubes
 
@@ -27,6 +30,11 @@ sys.stdin.readline()
 def begun(db: Path) -> int:
     """How often the log was begun anew, as it says itself."""
     return int.from_bytes(db.with_name(f"{db.name}-wal").read_bytes()[12:16])
+
+
+def salt(db: Path) -> bytes:
+    """What is another one each time that the log is begun anew, by whomever."""
+    return db.with_name(f"{db.name}-wal").read_bytes()[16:24]
 
 
 def copies(queue: tubes.Queue) -> list[int]:
@@ -55,6 +63,68 @@ def test_nobody_copies_the_log_while_another_may(
     put_long(tube, 150)  # 128 until it asks again
     assert begun(db) == was + 1
     assert tube._queue.statistics("jobs")["tasks"]["ready"] == 350
+
+
+def test_what_others_add_meanwhile_is_copied_too(connect: Connect, db: Path) -> None:
+    """Else the log would go on growing for as long as others write all the time: it is begun anew from its end."""
+    queue = connect(durability="full", sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("PRAGMA wal_autocheckpoint=0")
+        put_long(tube, 70)
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM tubes_task").fetchone()  # the log may be copied up to here
+        store.writer.log._left = 0
+        put_long(tube, 1)
+        other.execute("COMMIT")
+        was = salt(db)
+        other.execute("UPDATE tubes_task SET data = 'x' WHERE id = 1")
+        assert salt(db) == was
+        put_long(tube, 1)
+        assert salt(db) == was
+        put_long(tube, 1)
+        assert salt(db) != was
+
+
+def test_who_waits_for_the_lock_leaves_the_log_to_others(connect: Connect, db: Path) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    hold, log = store._shared.hold, store.writer.log
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        log._left = 0
+        waits = threading.Thread(target=tube.put, args=(1,))
+        waits.start()
+        eventually(lambda: store.writer._owner == waits.ident)
+        eventually(lambda: hold.claim("another"), 5)
+        assert copies(queue)[0] == 0
+        hold.disclaim("another")
+        other.execute("COMMIT")
+        waits.join()
+    assert copies(queue)[0] == 0
+    assert log._left == 0, "the next commit is not due"
+
+
+def test_who_shortens_the_log_waits_with_the_others_kept_from_it(connect: Connect, db: Path) -> None:
+    """Else it would copy after what it has written was copied, in which the danger lies."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    put_long(tube, 10)
+    store: Any = queue.store
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store._long_log = 1
+        shortens = threading.Thread(target=store.tidy)
+        shortens.start()
+        eventually(lambda: store.writer.db.in_transaction or store._shared.hold._copies_log)
+        for _ in range(20):
+            assert not store._shared.hold.claim("another")
+            time.sleep(0.002)  # it tries again meanwhile, in real time
+        other.execute("COMMIT")
+        shortens.join()
+    assert db.with_name(f"{db.name}-wal").stat().st_size == 0
 
 
 def by_itself(queue: tubes.Queue, tube: tubes.Tube) -> None:
