@@ -17,7 +17,6 @@ COMMITS_BETWEEN = 128
 """Commits after which SQLite may not copy the log, between two after which it may. Asking for each would cost a put
 8 µs of its 17; so the log is longer by a few hundred pages than it would be."""
 
-
 REST_WITHIN = 0.05
 """Seconds that who copies the rest of the log waits at most for those who write, and for those who read."""
 

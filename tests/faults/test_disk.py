@@ -303,7 +303,7 @@ def test_readers_that_follow_one_another_do_not_let_the_log_grow(
     timer.start()
     queue.store.tidy()
     timer.join()
-    assert log.stat().st_size == 0
+    assert log.stat().st_size < 10_000  # but for what this process may have stored since, such as its counts
     assert [task.data for task in tube.tasks("r")] == ["x" * 500_000] * 14
     for reader in readers:
         reader.close()
