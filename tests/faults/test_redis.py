@@ -737,10 +737,11 @@ def test_a_handler_may_close_a_queue_while_another_begins_or_ends(
             monkeypatch.setattr(store._hub.listener, "_beats", Interrupted(store._hub.listener._beats))
             tubes.connect(server.url).close()
         else:
-            last: Any = tubes.connect(f"{server.url}&client_name=x").store
-            monkeypatch.setattr(type(last._hub), "_all", Interrupted(last._hub._all))
-            last.leave()
-            last.close()
+            with tubes.connect(f"{server.url}&client_name=x", sweep=False) as queue:
+                last: Any = queue.store
+                monkeypatch.setattr(type(last._hub), "_all", Interrupted(last._hub._all))
+                last.leave()
+                last.close()
         assert other.is_closed
     finally:
         signal.signal(signal.SIGUSR1, before)
