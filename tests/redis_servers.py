@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -282,8 +281,3 @@ if __name__ == "__main__":  # to have one to play with: python tests/redis_serve
         sys.stdin.read()
     finally:
         server.close()
-
-
-def said_of_redis(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log says of a Redis; sweeps of a queue may say something, too, whatever they meet."""
-    return [record.getMessage() for record in caplog.records if record.name == "tubes.redis"]

@@ -118,7 +118,7 @@ def copy_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
 
 def _commits_of_others(db: sqlite3.Connection) -> int | None:
     """A number that changes whenever another connection commits."""
-    with suppress(sqlite3.Error):  # as above
+    with suppress(sqlite3.Error):  # closed, as above
         seen: int = db.execute("PRAGMA data_version").fetchone()[0]
         return seen
     return None

@@ -61,6 +61,13 @@ def free_descriptors(count):
 """How a program begins that is to have so many free descriptors, and no more, for a while."""
 
 
+def quiet(connect: Connect, **options: Any) -> tubes.Queue:
+    """A queue that does nothing in the background, such as store its counts or look whether it is alive."""
+    queue = connect(sweep=False, **options)
+    queue._sweeper.stop()
+    return queue
+
+
 def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
     """Wait until something is true of other processes; fail when it does not become so."""
     deadline = time.monotonic() + within

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, eventually, heard
+from faults.harness import Connect, eventually, heard, quiet
 
 import tubes
 
@@ -67,7 +67,7 @@ def test_nobody_copies_the_log_while_another_may(
 
 def test_what_others_add_meanwhile_is_copied_too(connect: Connect, db: Path) -> None:
     """Else the log would go on growing for as long as others write all the time: it is begun anew from its end."""
-    queue = connect(durability="full", sweep=False)
+    queue = quiet(connect, durability="full")
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
     with closing(sqlite3.connect(db, isolation_level=None)) as other:
@@ -88,7 +88,7 @@ def test_what_others_add_meanwhile_is_copied_too(connect: Connect, db: Path) -> 
 
 
 def test_who_waits_for_the_lock_leaves_the_log_to_others(connect: Connect, db: Path) -> None:
-    queue = connect(sweep=False)
+    queue = quiet(connect)
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
     hold, log = store._shared.hold, store.writer.log
@@ -109,7 +109,7 @@ def test_who_waits_for_the_lock_leaves_the_log_to_others(connect: Connect, db: P
 
 def test_who_shortens_the_log_waits_with_the_others_kept_from_it(connect: Connect, db: Path) -> None:
     """Else it would copy after what it has written was copied, in which the danger lies."""
-    queue = connect(sweep=False)
+    queue = quiet(connect)
     tube = queue.create_tube("jobs", "fifo")
     put_long(tube, 10)
     store: Any = queue.store
