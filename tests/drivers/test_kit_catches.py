@@ -603,8 +603,10 @@ MODULE = """
 from hypothesis import Phase, settings
 from tubes import Features
 from tubes.testing.{module} import {suite}
+"""
 
-class TestIt({suite}):
+CLASS = """
+class Test_{type}_({suite}):
     type = {type!r}
     features = {features!r}
 
@@ -615,16 +617,21 @@ class TestIt({suite}):
 """
 
 
-def run(
-    pytester: pytest.Pytester, suite: str, test: str, type: str, features: Features, *, examples: int = 0
-) -> dict[str, int]:
-    """Run one test of a suite, in a pytest of its own."""
+def write(pytester: pytest.Pytester, suite: str, types: Mapping[str, Features], *, examples: int = 0) -> None:
+    """A module with a class of this suite for each of these types."""
     module, _, name = suite.rpartition(".")
     pytester.makepyfile(
-        MODULE.format(module=module, suite=name, type=type, features=features, examples=examples)
+        MODULE.format(module=module, suite=name)
+        + "".join(
+            CLASS.format(suite=name, type=type, features=features, examples=examples)
+            for type, features in types.items()
+        )
     )
-    ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-k", test)
-    return ran.parseoutcomes()
+
+
+def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
+    """Run some tests of what was written, in a pytest of its own."""
+    return pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-rA", "-k", test)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -635,23 +642,30 @@ def _loaded() -> None:
         queue.create_tube("jobs", "fifottl").put("x", ttl=1)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.driver.__name__)
-def test_a_fault_is_found_by_the_test_that_is_there_for_it(pytester: pytest.Pytester, fault: Fault) -> None:
-    outcomes = run(pytester, fault.suite, fault.test, fault.type, fault.features)
-    assert outcomes.get("failed") and not outcomes.get("errors"), outcomes
+SUITES = tuple(dict.fromkeys(fault.suite for fault in FAULTS))
 
 
-@pytest.mark.parametrize(
-    ("suite", "test", "features"),
-    dict.fromkeys((fault.suite, fault.test, fault.features) for fault in FAULTS),
-    ids=str,
-)
-def test_the_same_test_passes_without_the_fault(
-    pytester: pytest.Pytester, suite: str, test: str, features: Features
-) -> None:
-    outcomes = run(pytester, suite, test, SOUND[features], features)
-    assert outcomes.get("passed"), outcomes
-    assert not outcomes.keys() & {"failed", "errors", "skipped"}, outcomes
+def outcomes_of(ran: pytest.RunResult, type: str) -> set[str]:
+    """How the tests of a type's class ended."""
+    return {line.split()[0] for line in ran.outlines if f"::Test_{type}_::" in line and line[0].isupper()}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_each_fault_is_found_by_the_test_that_is_there_for_it(pytester: pytest.Pytester, suite: str) -> None:
+    faults = [fault for fault in FAULTS if fault.suite == suite]
+    write(pytester, suite, {fault.type: fault.features for fault in faults})
+    ran = run(pytester, " or ".join(f"(Test_{fault.type}_ and {fault.test})" for fault in faults))
+    missed = {fault.type for fault in faults if "FAILED" not in outcomes_of(ran, fault.type)}
+    assert not missed and "errors" not in ran.parseoutcomes()
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_same_tests_pass_without_the_faults(pytester: pytest.Pytester, suite: str) -> None:
+    faults = [fault for fault in FAULTS if fault.suite == suite]
+    write(pytester, suite, {SOUND[fault.features]: fault.features for fault in faults})
+    ran = run(pytester, " or ".join(f"(Test_{SOUND[fault.features]}_ and {fault.test})" for fault in faults))
+    assert {outcome for fault in faults for outcome in outcomes_of(ran, SOUND[fault.features])} == {"PASSED"}
+    assert not ran.parseoutcomes().keys() & {"failed", "errors", "skipped"}
 
 
 @pytest.mark.parametrize(
@@ -660,26 +674,20 @@ def test_the_same_test_passes_without_the_fault(
     ids=lambda fault: fault.driver.__name__,
 )
 def test_the_machine_finds_the_fault_by_itself(pytester: pytest.Pytester, fault: Fault) -> None:
-    outcomes = run(pytester, "agreement.Agreement", "agrees", fault.type, fault.features, examples=300)
-    assert outcomes.get("failed") == 1, outcomes
+    write(pytester, "agreement.Agreement", {fault.type: fault.features}, examples=300)
+    run(pytester, "agrees").assert_outcomes(failed=1)
 
 
-@pytest.mark.parametrize("features", SOUND, ids=str)
-def test_the_machine_finds_nothing_where_there_is_nothing(
-    pytester: pytest.Pytester, features: Features
-) -> None:
-    outcomes = run(pytester, "agreement.Agreement", "agrees", SOUND[features], features, examples=4)
-    assert outcomes.get("passed") == 1 and "failed" not in outcomes, outcomes
+def test_the_machine_finds_nothing_where_there_is_nothing(pytester: pytest.Pytester) -> None:
+    write(pytester, "agreement.Agreement", {type: features for features, type in SOUND.items()}, examples=4)
+    run(pytester, "agrees").assert_outcomes(passed=len(SOUND))
 
 
 def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester: pytest.Pytester) -> None:
     """One of many that a test makes in a loop."""
     type = Fault(IgnoresTokens, "", "").type
-    module = MODULE.format(module="ownership", suite="Ownership", type=type, features=PLAIN, examples=0)
-    pytester.makepyfile(module)
-    ran = pytester.runpytest_inprocess(
-        "-p", "no:randomly", "-p", "no:cacheprovider", "-k", "test_a_task_that_was_taken_again"
-    )
+    write(pytester, "ownership.Ownership", {type: PLAIN})
+    ran = run(pytester, "test_a_task_that_was_taken_again")
     ran.stdout.fnmatch_lines(
         [
             "E*AssertionError: ack(<Task jobs:* taken 'x'>) must raise LeaseLost; it answered <Task jobs:* done 'x'>"
@@ -689,8 +697,8 @@ def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester:
 
 def test_a_test_that_cannot_clean_up_is_in_no_other_s_way(pytester: pytest.Pytester) -> None:
     register_driver("untidy", factory(TruncatesNothingTaken, PLAIN))
-    outcomes = run(pytester, "ordering.Ordering", "test_a_released_task", "untidy", PLAIN)
-    assert (outcomes["passed"], outcomes["errors"]) == (2, 2) and "failed" not in outcomes
+    write(pytester, "ordering.Ordering", {"untidy": PLAIN})
+    run(pytester, "test_a_released_task").assert_outcomes(passed=2, errors=2)
 
 
 def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytester: pytest.Pytester) -> None:
