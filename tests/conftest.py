@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for w
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-os.environ.setdefault("TUBES_KIT_EXAMPLES", "12")  # other ones each time, for each type on each store
+os.environ.setdefault("TUBES_KIT_EXAMPLES", "8")  # other ones each time, for each type on each store
 
 
 def pytest_collection_finish() -> None:
@@ -102,6 +102,22 @@ def postgres_db(_postgres_database: str) -> str:
 def own_postgres_db(postgres_server: PostgresServer) -> Iterator[str]:
     """The same on ``postgres_server``, for tests that stop it, whatever TUBES_TEST_POSTGRES_URL says."""
     with new_database(postgres_server.url) as url:
+        yield url
+        if postgres_server.pid is None:
+            postgres_server.start()
+
+
+@pytest.fixture(scope="session")
+def _postgres_template(_shared_postgres: PostgresServer) -> Iterator[str]:
+    with new_database(_shared_postgres.url) as url:
+        tubes.connect(url, migrate=True, sweep=False).close()
+        yield url
+
+
+@pytest.fixture
+def own_migrated_db(postgres_server: PostgresServer, _postgres_template: str) -> Iterator[str]:
+    """The same with our tables: a copy, which costs less than migrating."""
+    with new_database(postgres_server.url, template=_postgres_template) as url:
         yield url
         if postgres_server.pid is None:
             postgres_server.start()

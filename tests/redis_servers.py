@@ -143,13 +143,13 @@ class RedisServer:
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def wait_until(self, happened: Callable[[], bool]) -> None:
+    def wait_until(self, happened: Callable[[], bool], *, look_every: float = 0.005) -> None:
         """Return when that has happened to it; an error with its log when it died or has no end."""
         give_up = time.monotonic() + PATIENCE
         while not happened():
             if self.pid is None or time.monotonic() > give_up:
                 raise RuntimeError(f"{self.binary} did not get ready:\n{self.log}")
-            time.sleep(0.005)
+            time.sleep(look_every)
 
     def _is_ready(self) -> bool:
         try:
@@ -207,7 +207,7 @@ class RedisCluster:
         for node in self.nodes[1:]:
             node.command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
         for node in self.nodes:
-            node.wait_until(partial(self._is_formed, node))
+            node.wait_until(partial(self._is_formed, node), look_every=0.05)  # a master waits 2 s by itself
 
     def _is_formed(self, node: RedisServer) -> bool:
         state = node.command("CLUSTER INFO")

@@ -154,11 +154,15 @@ def find_postgres() -> Path:
 
 
 @contextmanager
-def new_database(url: str) -> Iterator[str]:
-    """The URL of a database of its own on that server, which is dropped at the end, whoever is connected."""
+def new_database(url: str, *, template: str | None = None) -> Iterator[str]:
+    """The URL of a database of its own on that server, which is dropped at the end, whoever is connected.
+
+    It is empty, or a copy of the database at ``template``, to which nobody may be connected.
+    """
     name = f"tubes_test_{uuid.uuid4().hex}"
+    copied = "template0" if template is None else sa.make_url(template).database
     with psycopg.connect(conninfo(url), autocommit=True) as db:
-        db.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        db.execute(f"CREATE DATABASE {name} TEMPLATE {copied}".encode())
     try:
         yield sa.make_url(url).set(database=name).render_as_string(hide_password=False)
     finally:

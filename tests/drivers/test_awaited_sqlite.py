@@ -1,13 +1,14 @@
-"""Through the asyncio door, on a SQLite file and in memory: types that have every feature between them, and lack each.
+"""Through the asyncio door, on a SQLite file and in memory: the type with most features, and the one with fewest.
 
-The door knows nothing of types. The others are in tests/soak/test_awaited.py.
+The door knows nothing of types, but for a put that waits for room. The rest is in tests/soak/test_awaited.py.
 """
 
 from tubes.testing import ConformanceKit, PrivateKit
+from tubes.testing.capacity import Capacity
 from tubes.testing.through_asyncio import ThroughAsyncio
 
 
-class TestAwaitedLimfifottl(ThroughAsyncio, ConformanceKit):
+class TestAwaitedLimfifottl(ThroughAsyncio, Capacity):
     type = "limfifottl"
 
 

@@ -20,13 +20,12 @@ VACUUMS = "SELECT pg_stat_get_vacuum_count(CAST(%s AS regclass))"
 
 
 @pytest.fixture
-def url(own_postgres_db: str) -> str:
+def url(own_migrated_db: str) -> str:
     """A database with our tables, in which autovacuum does nothing."""
-    tubes.connect(own_postgres_db, migrate=True).close()
-    with psycopg.connect(conninfo(own_postgres_db), autocommit=True) as db:
+    with psycopg.connect(conninfo(own_migrated_db), autocommit=True) as db:
         for table in ("tubes_task", "tubes_temporary_task"):
             db.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
-    return own_postgres_db
+    return own_migrated_db
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
 from redis_servers import RedisServer
 from servers import PostgresServer
 
-import tubes
-
 Server = PostgresServer | RedisServer
 
 
@@ -35,8 +33,7 @@ def url(request: pytest.FixtureRequest, server: Server) -> str:
     """A queue there; a process is dead after a second."""
     if isinstance(server, RedisServer):
         return f"{server.url}&dead_after=1"
-    database: str = request.getfixturevalue("own_postgres_db")
-    tubes.connect(database, migrate=True).close()
+    database: str = request.getfixturevalue("own_migrated_db")
     return sa.make_url(database).update_query_dict({"dead_after": "1"}).render_as_string(hide_password=False)
 
 

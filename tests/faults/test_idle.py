@@ -32,8 +32,7 @@ def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
 def url(request: pytest.FixtureRequest, store: str, url: str) -> str:
     """A queue there, in which nobody beats as long as the test takes."""
     if store == "postgresql":
-        database: str = request.getfixturevalue("own_postgres_db")
-        tubes.connect(database, migrate=True).close()
+        database: str = request.getfixturevalue("own_migrated_db")
         slow = sa.make_url(database).update_query_dict({"dead_after": "6000"})
         return slow.render_as_string(hide_password=False)
     if store == "redis":

@@ -42,10 +42,9 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def url(own_postgres_db: str) -> str:
+def url(own_migrated_db: str) -> str:
     """A database with our tables, on a server that a test may stop; a process is dead after a second."""
-    tubes.connect(own_postgres_db, migrate=True).close()
-    return changed(own_postgres_db, dead_after="1")
+    return changed(own_migrated_db, dead_after="1")
 
 
 @pytest.fixture

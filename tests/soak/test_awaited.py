@@ -23,6 +23,10 @@ class TestAwaitedFifottl(ThroughAsyncio, ConformanceKit):
     type = "fifottl"
 
 
+class TestAwaitedLimfifottl(ThroughAsyncio, ConformanceKit):
+    type = "limfifottl"
+
+
 class TestAwaitedUtube(ThroughAsyncio, ConformanceKit):
     type = "utube"
 
