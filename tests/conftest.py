@@ -118,6 +118,7 @@ def _postgres_template(_shared_postgres: PostgresServer) -> Iterator[str]:
 def own_migrated_db(postgres_server: PostgresServer, _postgres_template: str) -> Iterator[str]:
     """The same with our tables: a copy, which costs less than migrating."""
     with new_database(postgres_server.url, template=_postgres_template) as url:
+        tubes.connect(url, sweep=False).close()  # the first since the server was started has more to do
         yield url
         if postgres_server.pid is None:
             postgres_server.start()
