@@ -18,7 +18,8 @@ from .joined import KEY, Joined, watch_savepoints
 class Lender:
     """Of one database connection.
 
-    ``check``, if given, is called before each statement of the user's, and may refuse it; ``notice`` with its text.
+    ``check``, if given, is called before each statement of the user's, and ``notice`` with its text. Both may refuse
+    it.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from tubes.errors import NoSuchTube
 
 from ..retries import Lost
 from .lending import Lender
-from .postgresql_wire import BEGIN, FAILED_BEFORE, FAILING, Refused, Result, Wire
+from .postgresql_wire import BEGIN, ENDED, FAILED_BEFORE, FAILING, Refused, Result, Wire
 from .statements import Row, Statement
 
 T = TypeVar("T")
@@ -106,9 +106,7 @@ class PostgresTx:
         if wire.has_failed:
             raise Refused(FAILED_BEFORE, "a statement of this transaction had failed")
         if not wire.in_transaction:
-            raise Refused(
-                "25P01", "a statement in this transaction, such as COMMIT or ROLLBACK, has ended it"
-            )
+            raise Refused("25P01", ENDED)
 
     def _execute(self, statement: Statement, given: Row) -> Result:
         return self._begun(self._wire.execute, statement.text, statement.bind(given))

@@ -21,7 +21,7 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.pq.abc import PGresult
 
-from tubes.errors import BadOption, StoreUnavailable
+from tubes.errors import BadOption, StoreError, StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
 from ..forks import keep_from_children
@@ -73,6 +73,8 @@ TOO_LARGE = "54000"
 
 FAILED_BEFORE = "25P02"
 """What the server says to every statement in a transaction in which one has failed."""
+
+ENDED = "a statement in this transaction, such as COMMIT or ROLLBACK, has ended it"
 
 FAILING = "SELECT 1 / 0"
 """After this a transaction, or its innermost savepoint, can only be rolled back."""
@@ -291,6 +293,8 @@ class Wire:
 
     def _notice(self, text: str) -> None:
         """A user executes this. Asking the server after every statement of theirs would be a round trip each."""
+        if self._pg.transaction_status == pq.TransactionStatus.IDLE:
+            raise StoreError(ENDED)  # else this was committed at once, or began another in its place
         if TRIGGERS_SETTING in text.lower():
             self._may_lack_triggers = True
 

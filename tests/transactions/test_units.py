@@ -209,6 +209,21 @@ def test_a_unit_that_a_statement_has_ended_says_so(place: Place, ends: str) -> N
     assert [task.data for task in tube.tasks("r")] == (["x"] if ends == "COMMIT" else [])
 
 
+@pytest.mark.parametrize("ends", ["ROLLBACK", "COMMIT"])
+def test_a_statement_after_that_end_begins_nothing_else(place: Place, ends: str) -> None:
+    """Else what was rolled back would be announced by the commit of what was begun in its place."""
+    tube = place.tube()
+    with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
+        tube.put("x", unit=unit)
+        unit.connection.exec_driver_sql(ends)
+        with pytest.raises(tubes.StoreError):
+            unit.connection.exec_driver_sql("BEGIN")
+        with pytest.raises(tubes.StoreError):
+            tube.put("y", unit=unit)
+    assert place.changes == []
+    assert [task.data for task in tube.tasks("r")] == (["x"] if ends == "COMMIT" else [])
+
+
 def test_a_unit_whose_connection_was_cut_has_committed_nothing(postgres_place: Place) -> None:
     """As is known, since its commit was not sent."""
     tube = postgres_place.tube()
