@@ -77,6 +77,9 @@ async def _in_their_greenlet(
     method: Callable[..., T], tube: PlainTube, args: Any, kwargs: dict[str, Any], connection: Any
 ) -> T:
     """Run a plain verb where the user's connection is: in the event loop, in a greenlet of SQLAlchemy's."""
+    registry = getattr(connection, "registry", None)
+    if callable(registry):  # an async_scoped_session, which has no run_sync itself
+        connection = registry()
     if not hasattr(connection, "run_sync"):
         raise BadOption(
             f"here a connection is an AsyncConnection or AsyncSession, not {connection!r}",

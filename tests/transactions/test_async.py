@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from transactions.conftest import INSERT, Place
 
 import tubes
@@ -71,6 +78,26 @@ def test_the_async_twins_are_unwrapped(place: Place) -> None:
 
     play(place, scene)
     assert place.changes == [("put", "a"), ("put", "b")]
+
+
+def test_an_async_scoped_session_is_its_session(place: Place) -> None:
+    """At the async door as a scoped_session is at the plain one."""
+    place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        async with tubes.aio.connect(place.url) as queue:
+            tube = await queue.get_tube("jobs")
+            await tube.put("a", connection=session)
+            await session.commit()
+            await tube.put("b", connection=session)
+            await session.rollback()
+            await tube.put("c", connection=session())
+            await session.commit()
+            await session.remove()
+
+    play(place, scene)
+    assert [task.data for task in place.queue.tube.jobs.tasks("r")] == ["a", "c"]
 
 
 @pytest.mark.parametrize("kind", [AsyncConnection, AsyncSession])
