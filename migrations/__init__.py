@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tubes.errors import BadOption
+
 HEAD = "0001"
 """The revision that this version of tubes works with."""
 
@@ -12,6 +14,17 @@ LABEL = "tubes"
 
 TABLES = ("tube", "task", "temporary_task", "session", "connection", "calls", "server", "version")
 """What a namespace's tables are called behind its prefix, on all databases together."""
+
+
+def version_table(namespace: str) -> str:
+    """The table that holds the revision of a namespace's tables. BadOption if that is the application's own Alembic's."""
+    if namespace.lower() == "alembic":
+        raise BadOption(
+            "bad namespace 'alembic': alembic_version is the table of the application's own migrations",
+            option="namespace",
+            value=namespace,
+        )
+    return f"{namespace}_version"
 
 
 def include_object(namespace: str = "tubes") -> Callable[[Any, str | None, str, bool, Any], bool]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from alembic import context
 
+from tubes.migrations import version_table
+
 settings = context.config.attributes
 namespace = settings.get("namespace", "tubes")
 target: dict[str, Any]
@@ -17,7 +19,7 @@ else:
     target = {"connection": settings["connection"]}
 
 context.configure(
-    version_table=f"{namespace}_version",
+    version_table=version_table(namespace),
     namespace=namespace,
     transactional_ddl=dialect != "sqlite",  # there the transaction is the store's
     **target,

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from tubes.errors import StoreUnavailable
 
-from . import HEAD, running
+from . import HEAD, running, version_table
 
 HIDDEN = """
     SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -49,7 +49,7 @@ def bring_up(
 
 
 def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> None:
-    schema = connection.scalar(sa.text(HIDDEN), {"table": f"{namespace}_version"})
+    schema = connection.scalar(sa.text(HIDDEN), {"table": version_table(namespace)})
     if schema is not None:
         raise StoreUnavailable(
             f"{what} cannot be used: access is denied to the schema {schema}, where the tables are: "
@@ -60,9 +60,10 @@ def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> N
 def schema_version(connection: sa.Connection, namespace: str) -> str | None:
     """Return the revision of a namespace's tables, ``None`` when there are none."""
     # Not by to_regclass: within a transaction it goes on saying that there is no table that was made since it was asked
-    if not sa.inspect(connection).has_table(f"{namespace}_version"):
+    table = version_table(namespace)
+    if not sa.inspect(connection).has_table(table):
         return None
-    version = connection.scalar(sa.text(f'SELECT version_num FROM "{namespace}_version"'))
+    version = connection.scalar(sa.text(f'SELECT version_num FROM "{table}"'))
     return None if version is None else str(version)
 
 

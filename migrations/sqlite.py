@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tubes.errors import SchemaMismatch
 
-from . import HEAD, running
+from . import HEAD, running, version_table
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -30,7 +30,7 @@ def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *
         query = f"""SELECT type || ' ' || name || ' already exists' FROM sqlite_master
             WHERE type IN ('table', 'view') AND name COLLATE NOCASE IN ({", ".join("?" * len(names))})
             AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE)"""
-        if found := db.execute(query, (*names, f"{namespace}_version")).fetchone():
+        if found := db.execute(query, (*names, version_table(namespace))).fetchone():
             raise _in_the_way(found[0], namespace, what)
     return behind
 
@@ -87,7 +87,7 @@ def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | N
 
     SchemaMismatch where they are those of one that only SQLite takes for the same, and whose lock file is another.
     """
-    table = f"{namespace}_version"
+    table = version_table(namespace)
     query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
     known = db.execute(query, (table,)).fetchone()
     if known is None:

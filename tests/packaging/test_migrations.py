@@ -197,6 +197,18 @@ def test_namespaces_that_sqlite_does_not_tell_apart_are_not_mixed_up(tmp_path: P
         assert task is not None and jobs.ack(task).data == "x"
 
 
+@pytest.mark.parametrize("namespace", ["alembic", "Alembic"])
+def test_the_application_s_own_version_table_is_no_namespace_s(tmp_path: Path, namespace: str) -> None:
+    """The revision there is another schema's, and an empty one would get ours."""
+    file = tmp_path / "app.db"
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+    before = file.read_bytes()
+    with pytest.raises(tubes.BadOption, match="the application's own migrations"):
+        tubes.connect(f"sqlite:///{file}", namespace=namespace)
+    assert file.read_bytes() == before
+
+
 def set_version(file: Path, version: str) -> None:
     db = sqlite3.connect(file)
     db.execute("UPDATE tubes_version SET version_num = ?", (version,))

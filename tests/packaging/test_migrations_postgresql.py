@@ -243,6 +243,16 @@ def test_what_is_in_the_way_asks_for_another_namespace(
     tubes.connect(postgres_db, namespace="mine", migrate=True, sweep=False).close()
 
 
+def test_the_application_s_own_version_table_is_no_namespace_s(
+    postgres_db: str, db: psycopg.Connection
+) -> None:
+    db.execute("CREATE TABLE alembic_version (version_num varchar(32) NOT NULL)")
+    for migrate in (False, True):
+        with pytest.raises(tubes.BadOption, match="the application's own migrations"):
+            tubes.connect(postgres_db, namespace="alembic", migrate=migrate)
+    assert relations(db) == {"alembic_version"}
+
+
 def test_without_migrate_it_says_what_to_run(postgres_db: str, db: psycopg.Connection) -> None:
     with pytest.raises(tubes.SchemaMismatch) as caught:
         bring_up(postgres_db, "mine", migrate=False)
