@@ -112,6 +112,7 @@ class SqliteStore(Catalogue, Renewable):
                 must_upgrade(None, self._what, command, migrate=False)
             SharedFile.check_whole(self.path)
             check_one_name(self.path, self._what)
+            _check_writable(self.path, self._what)
         db = self._connect()
         file = None if self.path is None else file_at(self.path)
         self._shared: SharedFile | None = None
@@ -549,6 +550,16 @@ def check_version(found: tuple[int, ...]) -> None:
         raise StoreUnavailable(
             f"this Python's SQLite is {version}, and tubes needs {oldest} or newer: use a Python that has one"
         )
+
+
+def _check_writable(path: str, what: str) -> None:
+    """Raise StoreUnavailable for a file that this user may not write, before anything is made beside it.
+
+    The files beside it get its permissions and are this user's. They would keep out those who may write it, or may
+    again: SQLite leaves its own behind where it cannot write, and nobody would think of the lock file.
+    """
+    if os.path.exists(path) and not os.access(path, os.W_OK, effective_ids=True):
+        raise StoreUnavailable(f"{what} cannot be used: it is read-only for this user")
 
 
 def _url(path: str | None) -> str:

@@ -209,6 +209,18 @@ def test_what_may_not_be_written_is_an_error(public: Path, what: str) -> None:
         assert [task.data for task in queue.tube.jobs.tasks("r")] == ["kept"]
 
 
+def test_who_may_not_write_the_database_leaves_nothing_beside_it(public: Path) -> None:
+    """What is made beside it gets its permissions, and would keep out those who may write it, or may again."""
+    db = public / "queue.db"
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "fifo").put("kept")
+    (public / "queue.db-tubes").unlink()
+    db.chmod(0o444)
+    said = run(POWERLESS, db)
+    assert said.startswith("StoreUnavailable") and "read-only" in said
+    assert [path.name for path in public.iterdir()] == ["queue.db"]
+
+
 def test_who_may_write_the_database_may_use_its_lock_file(public: Path) -> None:
     """One that root, or a user with another umask, is the first to open keeps out nobody, as SQLite's own files."""
     db = public / "queue.db"
