@@ -141,12 +141,13 @@ class SqliteStore(Catalogue, Renewable):
                 self.writer.log.use(self._shared.hold, CHECKPOINT_PAGES[self._durability])
                 self._locks = self._shared.locks
                 self.waiters, self.counts = self._shared.waiters, self._shared.counts
-                self._shared.listener.add_check(self.deaths_suspected)
                 self._shared.writers.add(self.writer)
                 self.writer.check_not_locked_here = self._shared.check_not_locked_here
                 sqlite_joined.watch_first_savepoints()
             self.set_aside: set[str] = set()
             self._begin_session()
+            if self._shared is not None:  # not before: what it looks at is the session's
+                self._shared.listener.add_check(self.deaths_suspected)
         except BaseException as error:
             self._close_files(db)
             if isinstance(error, sqlite3.Error):

@@ -209,6 +209,24 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(
     assert [task.data for task in got] == ["at last"]
 
 
+def test_a_queue_that_waits_for_a_lock_to_begin_its_session_disturbs_nobody_who_waits(
+    connect: Connect, db: Path, process: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it lives is not looked at before it has a session."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    waiter, got = waiting(tube)
+    other = process(LOCKING, db, "BEGIN IMMEDIATE")
+    assert heard(other) == "locked"
+    with pytest.raises(tubes.StoreBusy):
+        connect(busy_timeout=0.5, sweep=False)
+    tell(other)
+    assert heard(other) == "free"
+    tube.put("at last")
+    waiter.join(30)
+    assert [task.data for task in got if task is not None] == ["at last"]
+    assert not caplog.records
+
+
 def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
