@@ -377,9 +377,19 @@ class SqliteStore(Catalogue, Renewable):
             self._locks.call(tube, count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
+        if any(calls for _, calls in deltas):
+            self.transact(lambda tx: self._add_calls(tx, deltas))
+
+    def _add_calls(self, tx: SqliteTx, deltas: list[Deltas]) -> None:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
-        if rows:
-            self.transact(lambda tx: tx.many(self._sql.add_calls, rows))
+        tx.many(self._sql.add_calls, rows)
+
+    def _add_last_calls(self, db: sqlite3.Connection) -> None:
+        """Store what other threads have done since their queue began to close. It waits for no lock: that was done."""
+        with suppress(sqlite3.Error):
+            db.execute("BEGIN IMMEDIATE")
+            self.counts.flush(lambda deltas: self._add_calls(SqliteTx(self.writer, db, is_open=True), deltas))
+            db.execute("COMMIT")
 
     # Tidying
 
@@ -447,6 +457,8 @@ class SqliteStore(Catalogue, Renewable):
         self._locks.let_go(self._connection)
         with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
             self.writer.is_over = True
+            if self.counts.is_dirty:
+                self._add_last_calls(db)
             self._close_files(db)
 
     def _close_files(self, db: sqlite3.Connection) -> None:

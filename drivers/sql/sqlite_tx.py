@@ -43,10 +43,10 @@ class SqliteTx:
 
     __slots__ = ("_db", "_writer", "is_open", "lender")
 
-    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
+    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection, is_open: bool = False) -> None:
         self._writer = writer
         self._db = db
-        self.is_open = False
+        self.is_open = is_open
         self.lender: Lender | None = None
 
     def begin(self) -> None:

@@ -516,6 +516,27 @@ began.wait()
         assert queue.tube.jobs.take(timeout=0) is None
 
 
+@pytest.mark.parametrize("durability", ["full", "normal"])
+def test_what_other_threads_do_until_the_end_of_a_close_is_counted(
+    connect: Connect, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = connect(durability=durability, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    close = queue.store.close
+
+    def put_and_close() -> None:
+        other = threading.Thread(target=lambda: tube.put("late"))
+        other.start()
+        other.join(30)
+        close()
+
+    monkeypatch.setattr(queue.store, "close", put_and_close)
+    tube.put("early")
+    queue.close()
+    statistics = connect(sweep=False).tube.jobs.statistics()
+    assert (statistics["tasks"]["ready"], statistics["calls"]["put"]) == (2, 2)
+
+
 def test_a_closed_queue_says_so(connect: Connect) -> None:
     """Every verb of a closed queue raises StoreUnavailable, and closing it again is harmless."""
     queue = connect()
