@@ -17,7 +17,7 @@ TABLES = ("tube", "task", "temporary_task", "session", "connection", "calls", "s
 
 
 def version_table(namespace: str) -> str:
-    """The table that holds the revision of a namespace's tables. BadOption if that is the application's own Alembic's."""
+    """The table with the revision of a namespace's tables. BadOption if it is that of the application's own Alembic."""
     if namespace.lower() == "alembic":
         raise BadOption(
             "bad namespace 'alembic': alembic_version is the table of the application's own migrations",

@@ -14,6 +14,9 @@ from tubes.store import Store, Unit
 
 from .joined import KEY, Joined, watch_savepoints
 
+ENDS = ("commit", "rollback", "close")
+"""What a user may not do with a connection that is lent."""
+
 
 class Lender:
     """Of one database connection.
@@ -54,6 +57,8 @@ class Lender:
             joined.units[store] = self._unit = unit
             connection.info[KEY] = joined
             connection.begin()  # so that a Session on it leaves the commit to others
+            for end in ENDS:  # before SQLAlchemy takes its transaction for ended
+                vars(connection)[end] = self._refuse
             self._lent = connection
         return self._lent
 
@@ -61,6 +66,8 @@ class Lender:
         """The unit is over."""
         connection, self._lent, self._unit = self._lent, None, None
         if connection is not None and not connection.closed:
+            for end in ENDS:
+                del vars(connection)[end]
             if not connection.invalidated:  # else it was lost, and nobody uses it again
                 connection.info.pop(KEY, None)
             connection.close()
@@ -86,7 +93,7 @@ class Lender:
 
         return execute_in_turn
 
-    def _refuse(self, _: Any) -> None:
+    def _refuse(self, *_: Any) -> None:
         if self._lent is not None:
             raise BadOption(
                 "this transaction is the unit's: the end of its block commits it, an exception rolls it back",

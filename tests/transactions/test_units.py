@@ -178,13 +178,16 @@ def test_who_a_unit_s_connection_is_ends_with_the_unit(own_postgres_db: str) -> 
 
 
 def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
-    """Its connection refuses to commit and to roll back; a Session on it leaves that to the unit."""
+    """Its connection refuses to commit, to roll back and to close, and goes on; a Session leaves that to the unit."""
     tube = place.tube()
     for end in ("commit", "rollback"):
         with pytest.raises(tubes.BadOption, match="the end of its block"), place.queue.transaction() as unit:
             tube.put("never", unit=unit)
             getattr(unit.connection, end)()
     with place.queue.transaction() as unit:
+        for end in ("commit", "rollback", "close") * 2:
+            with pytest.raises(tubes.BadOption, match="the end of its block"):
+                getattr(unit.connection, end)()
         with orm.Session(unit.connection) as session:
             session.execute(INSERT, {"what": "row"})
             tube.put("x", connection=session)
