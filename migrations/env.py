@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from alembic import context
-
 from tubes.migrations import version_table
 
 settings = context.config.attributes
