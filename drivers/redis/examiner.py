@@ -74,6 +74,11 @@ RULES = {
         "the id of its next task is missing, was given before, or is none",
         "go on after the last one",
     ),
+    "undropped": Told(
+        Kind.ORPHAN,
+        "it is marked as dropped, so that nobody can open it, and is still there",
+        "take off the mark",
+    ),
     "uncounted": Told(Kind.COUNT, "how often {task!r} was called is no number", "count anew"),
 }
 """By the rules of rules.lua."""
@@ -98,6 +103,11 @@ class Survey(NamedTuple):
     taken_tasks: int
     delayed_tasks: int
     buried_tasks: int
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is more than what a drop leaves behind."""
+        return bool(self.next) or any(self[2:10])
 
 
 @dataclass(frozen=True)
@@ -367,7 +377,7 @@ class StrayTubes(RedisCheck):
     def _lies(self, tx: RedisTx, number: int) -> Survey | None:
         """What is under the keys of a tube, if anything is."""
         survey = self._store.survey(tx, self._store.driver(TubeRecord(number, "", "", {}, False)))
-        return survey if survey.next or any(survey[2:10]) else None
+        return survey if survey.has_keys else None
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         tubes = self._store.tubes(tx)
@@ -418,7 +428,8 @@ class Starts(RedisCheck):
         findings = []
         for tube in tubes:
             driver = self._store.driver(tube)
-            if self._store.survey(tx, driver).gave:
+            survey = self._store.survey(tx, driver)
+            if survey.gave and not survey.has_keys:
                 findings.append(self._dropped(tube))
             findings += _findings(tube, "meta", tx.read(driver, scripts.EXAMINE, _looking(driver, "meta"))[2])
         return Look(findings, seen=len(tubes))
@@ -435,9 +446,10 @@ class Starts(RedisCheck):
         driver = self._store.driver(tube)
         survey = self._store.survey(tx, driver)
         if finding.rule == "dropped":
-            if survey.gave and not dry:
+            is_gone = bool(survey.gave) and not survey.has_keys
+            if is_gone and not dry:
                 self._store.ask(scripts.REMOVE_TUBE, tube.name, tube.id, survey.gave)
-            return bool(survey.gave)
+            return is_gone
         return _mend(tx, driver, finding, now=now, dry=dry)
 
 

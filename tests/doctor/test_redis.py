@@ -678,6 +678,28 @@ def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
     assert patient.opened[0].create_tube("jobs", "fifo").put("more").id == 10
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_next_lost", [True, False])
+def test_a_tube_that_only_seems_to_be_dropped_is_kept(
+    is_known: bool, is_next_lost: bool, patient: Patient
+) -> None:
+    fill(patient.opened[0], "utubettl")
+    patient.do("HSET", "meta", "dropped", 1, "gave", 20)
+    patient.do("PEXPIRE", "meta", 86_400_000)  # as a drop does
+    if is_next_lost:
+        patient.do("HDEL", "meta", "next")
+    if not is_known:
+        patient.do("HDEL", ":tubes", "jobs")
+    assert patient.doctor().status == 1
+    said = patient.doctor("--fix")
+    assert (said.status, said.kinds) == (0, {"orphan"})
+    assert (patient.doctor("--deep", "--fix").out, patient.do("PTTL", "meta")) == ("", -1)
+    with tubes.connect(patient.url, sweep=False) as after:
+        tube = after.tube["jobs" if is_known else f"lost_{patient.number}"]
+        assert len(drain(tube)) == 9
+        assert tube.put("more").id == (21 if is_next_lost else 10)
+
+
 def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Patient) -> None:
     url = patient.url.replace("dead_after=2.5", "dead_after=60")  # its next beat would begin a new session
     with tubes.connect(url, sweep=False) as worker:

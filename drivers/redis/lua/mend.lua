@@ -73,6 +73,11 @@ elseif rule == 'front' then
   align(what)
 elseif rule == 'next' then
   call('HSET', META, 'next', plus(math.max(last_id(), ARGV[8]), 1))
+elseif rule == 'undropped' then
+  local gave = tonumber(call('HGET', META, 'gave') or '') or 0
+  call('HDEL', META, 'dropped', 'gave')
+  call('PERSIST', META)
+  if wrong_next() then call('HSET', META, 'next', plus(math.max(last_id(), ARGV[8], gave), 1)) end
 elseif rule == 'uncounted' then
   call('HDEL', CALLS, what)
 elseif rule == 'empty' then

@@ -167,7 +167,10 @@ local function last_id()
 end
 
 local function wrong_next()
-  if call('HEXISTS', META, 'dropped') == 1 then return end
+  if call('HEXISTS', META, 'dropped') == 1 then
+    local is_there = exists() or call('EXISTS', TASKS, STATES, READY, LINE, BUSY, HELD, BURIED, DUE) > 0
+    return is_there and 'undropped' or nil
+  end
   local next_id = call('HGET', META, 'next') or ''
   if not is_number(next_id) or tonumber(next_id) <= tonumber(last_id()) then return 'next' end
 end
