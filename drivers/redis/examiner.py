@@ -367,8 +367,16 @@ class StrayTubes(RedisCheck):
         known = {tube.id for tube in self._store.tubes(tx)}
         unknown = sorted(numbers - known - self._seen)
         self._seen |= numbers
-        found = [number for number in unknown if self._lies(tx, number) is not None]
-        return Look([self._finding(number) for number in found], after, seen=limit if after else 1)
+        findings = [finding for number in unknown for finding in self._findings(tx, number)]
+        return Look(findings, after, seen=limit if after else 1)
+
+    def _findings(self, tx: RedisTx, number: int) -> Iterator[Finding]:
+        driver = self._store.driver(_unnamed(number))
+        whose = f"of tube number {number}, which is not in the catalogue, the"
+        wrong = list(_wrong_types(tx, driver, whose, tube=None))
+        yield from wrong
+        if not wrong and self._lies(tx, number) is not None:
+            yield self._finding(number)
 
     def _finding(self, number: int) -> Finding:
         what = f"there are keys of tube number {number}, which is not in the catalogue"
@@ -376,7 +384,7 @@ class StrayTubes(RedisCheck):
 
     def _lies(self, tx: RedisTx, number: int) -> Survey | None:
         """What is under the keys of a tube, if anything is."""
-        survey = self._store.survey(tx, self._store.driver(TubeRecord(number, "", "", {}, False)))
+        survey = self._store.survey(tx, self._store.driver(_unnamed(number)))
         return survey if survey.has_keys else None
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
@@ -388,6 +396,11 @@ class StrayTubes(RedisCheck):
             return True
         name = name_of_lost(finding.key, {tube.name for tube in tubes})
         return self._store.add_tube(TubeRecord(finding.key, name, type_of(survey), {}, False))
+
+
+def _unnamed(number: int) -> TubeRecord:
+    """A tube of which only the number is known."""
+    return TubeRecord(number, "", "", {}, False)
 
 
 def type_of(survey: Survey) -> str:
@@ -405,14 +418,17 @@ class Types(RedisCheck):
     name = "types"
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        tubes, findings = self._store.tubes(tx), []
+        tubes, findings = self._store.tubes(tx), list[Finding]()
         for tube in tubes:
-            driver = self._store.driver(tube)
-            found = [word.decode() for word in tx.read(driver, scripts.TYPES, (driver.flags, 0, 0))]
-            for key, is_now, right in zip(found[::3], found[1::3], found[2::3], strict=True):
-                what = f"its key {key} is a {is_now}, and must be a {right}"
-                findings.append(Finding(Kind.DAMAGE, what, None, tube=tube.name, key=key))
+            findings += _wrong_types(tx, self._store.driver(tube), "its", tube.name)
         return Look(findings, seen=len(tubes))
+
+
+def _wrong_types(tx: RedisTx, driver: RedisDriver, whose: str, tube: str | None) -> Iterator[Finding]:
+    found = [word.decode() for word in tx.read(driver, scripts.TYPES, (driver.flags, 0, 0))]
+    for key, is_now, right in zip(found[::3], found[1::3], found[2::3], strict=True):
+        what = f"{whose} key {key} is a {is_now}, and must be a {right}"
+        yield Finding(Kind.DAMAGE, what, None, tube=tube, key=key)
 
 
 class Starts(RedisCheck):

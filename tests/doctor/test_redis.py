@@ -642,6 +642,17 @@ def test_a_lost_tube_comes_back_beside_one_of_the_name_that_it_would_get(patient
         assert len(drain(after.tube[f"{name}_"])) == 9
 
 
+def test_a_key_of_another_type_of_a_lost_tube_is_named_and_hides_no_other_lost_tube(patient: Patient) -> None:
+    fill(patient.opened[0], "fifo")
+    patient.do("DEL", ":tubes")
+    patient.client.set("{tubes:77}:tasks", "torn")
+    said = patient.doctor("--fix")
+    assert (said.status, [each["kind"] for each in said.findings]) == (1, ["orphan", "damage"])
+    assert "the key {tubes:77}:tasks is a string, and must be a hash" in said.findings[1]["what"]
+    with tubes.connect(patient.url, sweep=False) as after:
+        assert len(drain(after.tube[f"lost_{patient.number}"])) == 9
+
+
 def test_a_lost_tube_comes_back_though_its_next_id_is_lost_too(patient: Patient) -> None:
     fill(patient.opened[0], "fifo")
     assert patient.number
