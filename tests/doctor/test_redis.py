@@ -293,6 +293,22 @@ def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patien
     assert drain(tube) == ["more"]
 
 
+def test_an_empty_member_of_an_index_hides_nothing_behind_it(patient: Patient) -> None:
+    """What is gone through in order goes on past it: who holds tasks, and who stands in front."""
+    fill(patient.opened[0], "utube")
+    patient.take(1, owner=NOBODY)
+    patient.do("HSET", "busy", "a", id(1))
+    patient.do("ZREM", "line", line("a", 1))
+    patient.do("ZREM", "ready", id(2))
+    for index in ("held", "line"):
+        patient.do("ZADD", index, 0, "")
+    said = patient.doctor()
+    assert (said.status, said.kinds) == (1, {"ghost", "line", "count", "owner"})
+    assert patient.doctor("--deep", "--fix").status == 0
+    assert patient.doctor("--deep", "--fix").out == ""
+    assert len(drain(patient.opened[0].tube.jobs)) == 9
+
+
 def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:
     fill(patient.opened[0], "fifottl")
     patient.do("ZREM", "states", f"r{id(1)}")

@@ -27,10 +27,10 @@ local function look(what)
   end
 end
 
--- From sub-queue to sub-queue, whatever stands in each.
+-- From sub-queue to sub-queue, whatever stands in each. An empty member is in none, and nobody goes on after it.
 local function look_at_fronts()
   for _ = 1, limit do
-    local member = call('ZRANGEBYLEX', LINE, after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, 1)[1]
+    local member = call('ZRANGEBYLEX', LINE, '(' .. after, '+', 'LIMIT', 0, 1)[1]
     if not member then return '' end
     local utube = string.sub(member, 1, -34)
     if in_line(string.sub(member, -16), {utube = utube, pri = string.sub(member, -32, -17)}) == member then

@@ -7,7 +7,7 @@
 -- Cost: O(log n) each.
 local found, after = {}, ARGV[4]
 for _ = 1, tonumber(ARGV[5]) do
-  local from = after == '' and '-' or '(' .. after .. AFTER_SPACE
+  local from = after == '' and '(' or '(' .. after .. AFTER_SPACE  -- past an empty member, after which nobody goes on
   local member = call('ZRANGEBYLEX', HELD, from, '+', 'LIMIT', 0, 1)[1]
   if not member then break end
   after = string.match(member, '^(%S+) ') or member
