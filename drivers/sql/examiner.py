@@ -177,8 +177,9 @@ class StrayTubes(SqlCheck):
         self._temporary = temporary
         self._looks = store.looks(temporary)
 
-    def _numbers(self, tx: SqlTx) -> list[int]:
-        return sorted({number for corner in self._looks.strays for (number,) in tx.rows(corner)})
+    def _numbers(self, tx: SqlTx) -> list[Any]:
+        numbers = {number for corner in self._looks.strays for (number,) in tx.rows(corner)}
+        return sorted(numbers, key=lambda number: (str(type(number)), number))  # on SQLite it may be none
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         numbers = self._numbers(tx)
@@ -189,8 +190,12 @@ class StrayTubes(SqlCheck):
         return is_so and adopt(tx, self._store, finding.key, temporary=self._temporary, dry=dry)
 
 
-def stray_tube(number: int) -> Finding:
+def stray_tube(number: object) -> Finding:
     """Tasks of a tube that is not in the catalogue."""
+    if not isinstance(number, int):
+        return Finding(
+            Kind.ORPHAN, f"there are tasks of tube number {number!r}, which is none", None, key=number
+        )
     what = f"there are tasks of tube number {number}, which is not in the catalogue"
     return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
 

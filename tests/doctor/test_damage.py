@@ -277,6 +277,20 @@ def test_what_takes_a_person_is_found_and_left_as_it_is(damage: Damage, patient:
     assert patient.rows() == before
 
 
+def test_a_tube_number_that_is_none_takes_a_person_and_hides_no_lost_tube(file: Patient) -> None:
+    fill(file.opened[0], "fifo")
+    for number, task in ((7, 1), ("seven", 2), (b"\xff", 3)):
+        file.sql("UPDATE tubes_task SET tube = ? WHERE id = ?", number, task)
+    fixed = [finding for finding in file.doctor("--fix").findings if finding["repaired"]]
+    assert [finding["what"].split()[5] for finding in fixed] == ["7,"]
+    for options in ([], ["--deep"], ["--deep", "--fix"]):
+        said = file.doctor(*options)
+        assert (said.status, said.kinds) == (1, {"orphan"})
+        assert {finding["remedy"] for finding in said.findings} == {None}
+        assert "tube number 'seven', which is none" in said.out
+    assert drain(file.opened[0].tube.lost_7) == [0]
+
+
 def test_what_was_taken_for_longer_than_a_column_holds_is_set_right(file: Patient) -> None:
     """SQLite goes on with a number that is no whole one, where a server refuses the take."""
     tube = file.opened[0].create_tube("jobs", "fifottl")
