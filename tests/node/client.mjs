@@ -76,7 +76,12 @@ export class Client {
       delay ? '~' : 'r', pri ?? tube.pri ?? 0, now, now, due, lasts, ttr ?? tube.ttr_ms ?? tube.ttl_ms ?? '-', 0, '-',
       isBytes ? 'b' : 'j', storedName(utube),
     ].join(' ')
-    const last = await this.#onTube('put', now, tube.capacity ?? 0, record, payload)
+    const put = () => this.#onTube('put', now, tube.capacity ?? 0, record, payload)
+    let last = await put()
+    if (last === 0) {
+      await this.#settle()
+      last = await put()
+    }
     if (last === 0) throw new Error('the tube is full')
     this.#count('put')
     return last
@@ -115,6 +120,15 @@ export class Client {
     await this.#onQueue('leave', this.#connection, this.#now())
     this.#blocked.destroy()
     await this.#redis.close()
+  }
+
+  // What is over takes up room until somebody settles it.
+  async #settle() {
+    for (;;) {
+      const changes = await this.#onTube('expire', this.#now(), MOST_SETTLED)
+      this.#countAll(changes)
+      if (changes.length < MOST_SETTLED) return
+    }
   }
 
   // Taking

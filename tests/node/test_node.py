@@ -188,6 +188,20 @@ def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None
     node.close()
 
 
+def test_what_is_over_takes_up_no_room(redis_db: str, start: Start) -> None:
+    """No Python process is there that would settle it."""
+    with tubes.connect(redis_db, sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "limfifottl", capacity=2)
+        jobs.put("over", ttl=0)
+        jobs.put("stays")
+        node = start("jobs")
+        assert node.do("put", "has room") == 3
+        assert node.do("put", "too many") == {"error": "the tube is full"}
+        assert [task.data for task in jobs.tasks("r")] == ["stays", "has room"]
+        node.close()
+        assert jobs.statistics()["calls"]["ttl"] == 1
+
+
 def test_payloads_are_bytes_too(queue: tubes.Queue, start: Start) -> None:
     """One that was settled with the take looks like an event."""
     jobs = queue.create_tube("jobs", "fifottl")
