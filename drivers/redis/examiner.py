@@ -137,6 +137,11 @@ class Examined:
     def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
         return Survey(*tx.read(driver, scripts.SURVEY, (driver.flags, 0, 0)))
 
+    def wrong_types(self, tx: RedisTx, driver: RedisDriver) -> Sequence[tuple[str, str, str]]:
+        """The keys of a tube that are of another type than they must be: each with its type and the right one."""
+        found = [word.decode() for word in tx.read(driver, scripts.TYPES, (driver.flags, 0, 0))]
+        return list(zip(found[::3], found[1::3], found[2::3], strict=True))
+
     def unknown_sessions(self, tx: RedisTx) -> Sequence[str]:
         sessions = self.sessions()
         return sorted(sessions.connected() - sessions.ends.keys())
@@ -269,6 +274,8 @@ class OwnersCheck(RedisCheck):
 
     def _holdings(self, tx: RedisTx, tube: TubeRecord, limit: int) -> Iterator[Holding]:
         driver, after = self._store.driver(tube), b""
+        if self._store.wrong_types(tx, driver):
+            return  # as Types tells
         while True:
             flat = tx.read(driver, scripts.HOLDERS, (driver.flags, 0, 0, after, limit))
             for owner, count, is_admitted in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
@@ -373,7 +380,7 @@ class StrayTubes(RedisCheck):
     def _findings(self, tx: RedisTx, number: int) -> Iterator[Finding]:
         driver = self._store.driver(_unnamed(number))
         whose = f"of tube number {number}, which is not in the catalogue, the"
-        wrong = list(_wrong_types(tx, driver, whose, tube=None))
+        wrong = list(_wrong_types(self._store, tx, driver, whose, tube=None))
         yield from wrong
         if not wrong and self._lies(tx, number) is not None:
             yield self._finding(number)
@@ -420,13 +427,14 @@ class Types(RedisCheck):
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
         tubes, findings = self._store.tubes(tx), list[Finding]()
         for tube in tubes:
-            findings += _wrong_types(tx, self._store.driver(tube), "its", tube.name)
+            findings += _wrong_types(self._store, tx, self._store.driver(tube), "its", tube.name)
         return Look(findings, seen=len(tubes))
 
 
-def _wrong_types(tx: RedisTx, driver: RedisDriver, whose: str, tube: str | None) -> Iterator[Finding]:
-    found = [word.decode() for word in tx.read(driver, scripts.TYPES, (driver.flags, 0, 0))]
-    for key, is_now, right in zip(found[::3], found[1::3], found[2::3], strict=True):
+def _wrong_types(
+    store: Examined, tx: RedisTx, driver: RedisDriver, whose: str, tube: str | None
+) -> Iterator[Finding]:
+    for key, is_now, right in store.wrong_types(tx, driver):
         what = f"{whose} key {key} is a {is_now}, and must be a {right}"
         yield Finding(Kind.DAMAGE, what, None, tube=tube, key=key)
 
@@ -444,6 +452,8 @@ class Starts(RedisCheck):
         findings = []
         for tube in tubes:
             driver = self._store.driver(tube)
+            if self._store.wrong_types(tx, driver):
+                continue  # as Types tells
             survey = self._store.survey(tx, driver)
             if survey.gave and not survey.has_keys:
                 findings.append(self._dropped(tube))

@@ -692,6 +692,28 @@ def test_a_number_that_no_tube_ever_had_is_that_of_no_lost_tube(number: str, pat
     assert [record.name for record in patient.opened[0].records()] == ["jobs"]
 
 
+def test_a_key_of_another_type_keeps_no_other_tube_from_being_repaired(patient: Patient) -> None:
+    queue = patient.opened[0]
+    torn, jobs, later = (fill(queue, "fifo", name) for name in ("torn", "jobs", "later"))
+    for tube in (jobs, later):  # one of them may come before the torn one
+        meta, held = (f"{{tubes:{tube.record.id}}}:{key}" for key in ("meta", "held"))
+        patient.client.hdel(meta, "next")
+        patient.client.zadd(held, {f"{NOBODY} {id(1)} 1": 0})
+        patient.client.hset(f"{{tubes:{tube.record.id}}}:tasks", id(1), f"t 0 1 1 - - - 1 {NOBODY} j ")
+        patient.client.zrem(f"{{tubes:{tube.record.id}}}:states", f"r{id(1)}")
+        patient.client.zadd(f"{{tubes:{tube.record.id}}}:states", {f"t{id(1)}": 0})
+    for key in ("states", "held"):
+        patient.client.delete(f"{{tubes:{torn.record.id}}}:{key}")
+        patient.client.set(f"{{tubes:{torn.record.id}}}:{key}", "torn")
+    said = patient.doctor("--fix")
+    assert said.status == 1
+    assert {finding["tube"] for finding in said.findings if finding["repaired"]} == {"jobs", "later"}
+    assert not [each for each in said.findings if each["tube"] in ("jobs", "later") and not each["repaired"]]
+    for tube in (jobs, later):
+        assert len(drain(tube)) == 9
+        assert tube.put("more").id == 10
+
+
 def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     drain(tube)
