@@ -282,7 +282,7 @@ def test_a_tube_number_that_is_none_takes_a_person_and_hides_no_lost_tube(file: 
     for number, task in ((7, 1), ("seven", 2), (b"\xff", 3)):
         file.sql("UPDATE tubes_task SET tube = ? WHERE id = ?", number, task)
     fixed = [finding for finding in file.doctor("--fix").findings if finding["repaired"]]
-    assert [finding["what"].split()[5] for finding in fixed] == ["7,"]
+    assert [finding["what"].split()[6] for finding in fixed] == ["7,"]
     for options in ([], ["--deep"], ["--deep", "--fix"]):
         said = file.doctor(*options)
         assert (said.status, said.kinds) == (1, {"orphan"})
