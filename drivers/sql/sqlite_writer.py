@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import pairwise
+from os import sched_yield
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -44,9 +45,12 @@ FIRST_NAP, LONGEST_NAP, NAPS_FOR = 0.001, 0.004, 0.05
 """Seconds that a thread sleeps while another is at the writer, where commits are not shared; after so many it stands
 in line, since it might always wake while another is at it."""
 
+QUICK_TRIES = 8
+"""Tries for the file's write lock before the first pause: a commit by itself is mostly over by then."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.016
-"""Seconds between two tries for the file's write lock: a commit by itself is over soon; each pause is twice the last,
-so that whoever goes on and on does many steps while what it has read is still good."""
+"""Seconds between two tries after that: each pause is twice the last, so that whoever goes on and on does many steps
+while what it has read is still good."""
 
 SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
 """The same for who has waited for so many seconds, so that nobody starves."""
@@ -477,30 +481,36 @@ class SqliteWriter:
 
     def begin(self) -> None:
         """Begin a transaction that has the file's write lock; while others hold it, try again until the timeout."""
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError as error:
-            if not is_busy(error):
-                raise
-        self.insist("BEGIN IMMEDIATE", ())
+        if self._execute_unless_busy("BEGIN IMMEDIATE", ()) is None:
+            self.insist("BEGIN IMMEDIATE", ())
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
+        for _ in range(QUICK_TRIES):
+            sched_yield()  # whoever has it may need this very processor
+            cursor = self._execute_unless_busy(text, given)
+            if cursor is not None:
+                return cursor
         self.check_not_locked_here()
         self.log.let_go(self.db)
         began, nap = real_monotonic(), FIRST_PAUSE
         while True:
             interruptible(pause, nap)
-            try:
-                return self.db.execute(text, given)
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                now = real_monotonic()
-                if now - began >= self._busy_timeout:
-                    raise self._in_vain(began) from error
-                nap = min(nap * 2, LONGEST_PAUSE) if now - began < PATIENT_FOR else SHORT_PAUSE
+            cursor = self._execute_unless_busy(text, given)
+            if cursor is not None:
+                return cursor
+            now = real_monotonic()
+            if now - began >= self._busy_timeout:
+                raise self._in_vain(began)
+            nap = min(nap * 2, LONGEST_PAUSE) if now - began < PATIENT_FOR else SHORT_PAUSE
+
+    def _execute_unless_busy(self, text: str, given: Row) -> sqlite3.Cursor | None:
+        try:
+            return self.db.execute(text, given)
+        except sqlite3.OperationalError as error:
+            if is_busy(error):
+                return None
+            raise
 
     def _in_vain(self, began: float) -> StoreBusy:
         """The error of who has waited for the lock since then. Who has stood in line all that time gets it, too."""
