@@ -46,7 +46,8 @@ FIRST_NAP, LONGEST_NAP, NAPS_FOR = 0.001, 0.004, 0.05
 in line, since it might always wake while another is at it."""
 
 QUICK_TRIES = 8
-"""Tries for the file's write lock before the first pause: a commit by itself is mostly over by then."""
+"""Tries for the file's write lock before the first pause: a commit by itself is mostly over by then, unless it waits
+for the disk."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.016
 """Seconds between two tries after that: each pause is twice the last, so that whoever goes on and on does many steps
@@ -486,7 +487,7 @@ class SqliteWriter:
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""
-        for _ in range(QUICK_TRIES):
+        for _ in range(0 if self._shares_commits else QUICK_TRIES):
             sched_yield()  # whoever has it may need this very processor
             cursor = self._execute_unless_busy(text, given)
             if cursor is not None:
