@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -98,13 +98,19 @@ def postgres_db(_postgres_database: str) -> str:
     return _postgres_database
 
 
+@contextmanager
+def _own_database(server: PostgresServer, template: str | None = None) -> Iterator[str]:
+    with new_database(server.url, template=template) as url:
+        yield url
+        if server.pid is None:  # or it could not be dropped
+            server.start()
+
+
 @pytest.fixture
 def own_postgres_db(postgres_server: PostgresServer) -> Iterator[str]:
     """The same on ``postgres_server``, for tests that stop it, whatever TUBES_TEST_POSTGRES_URL says."""
-    with new_database(postgres_server.url) as url:
+    with _own_database(postgres_server) as url:
         yield url
-        if postgres_server.pid is None:
-            postgres_server.start()
 
 
 @pytest.fixture(scope="session")
@@ -117,11 +123,9 @@ def _postgres_template(_shared_postgres: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def own_migrated_db(postgres_server: PostgresServer, _postgres_template: str) -> Iterator[str]:
     """The same with our tables: a copy, which costs less than migrating."""
-    with new_database(postgres_server.url, template=_postgres_template) as url:
+    with _own_database(postgres_server, _postgres_template) as url:
         tubes.connect(url, sweep=False).close()  # the first since the server was started has more to do
         yield url
-        if postgres_server.pid is None:
-            postgres_server.start()
 
 
 @pytest.fixture(scope="session")

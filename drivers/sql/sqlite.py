@@ -386,10 +386,14 @@ class SqliteStore(Catalogue, Renewable):
 
     def _add_last_calls(self, db: sqlite3.Connection) -> None:
         """Store what other threads have done since their queue began to close. It waits for no lock: that was done."""
-        with suppress(sqlite3.Error):
+
+        def store(deltas: list[Deltas]) -> None:
             db.execute("BEGIN IMMEDIATE")
-            self.counts.flush(lambda deltas: self._add_calls(SqliteTx(self.writer, db, is_open=True), deltas))
+            self._add_calls(SqliteTx(self.writer, db, is_open=True), deltas)
             db.execute("COMMIT")
+
+        with suppress(sqlite3.Error):
+            self.counts.flush(store)
 
     # Tidying
 

@@ -43,7 +43,7 @@ class SqliteTx:
 
     __slots__ = ("_db", "_writer", "is_open", "lender")
 
-    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection, is_open: bool = False) -> None:
+    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection, *, is_open: bool = False) -> None:
         self._writer = writer
         self._db = db
         self.is_open = is_open
