@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
 from tubes.migrations.running import migration, must_upgrade, print_sql
 
-from tubes.clock import Clock, real_monotonic
+from tubes.clock import Clock, pause, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
@@ -33,7 +33,7 @@ from .catalogue import Catalogue
 from .driver import SqlDriver
 from .examiner import Examined, sql_checks
 from .joined import join
-from .sqlite_errors import translated
+from .sqlite_errors import base_code, translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import Alone, LockFile
 from .sqlite_names import check_one_name, warn_of_other_hosts
@@ -62,6 +62,12 @@ LONG_LOG = 64 << 20
 
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers: those that read at that moment are waited for."""
+
+BEING_MADE, NAP = 0.5, 0.005
+"""Seconds that a file beside the database may be there and not yet open to all users of it; and between two looks."""
+
+WAITS_FOR_READERS_MS = 50
+"""Milliseconds of one try to switch a file to a write-ahead log."""
 
 DIALECT = dialects.dialect(paramstyle="qmark")
 
@@ -105,7 +111,31 @@ class SqliteStore(Catalogue, Renewable):
         return self._what
 
     def _open(self, *, migrate: bool = False) -> None:
-        """Open the connections, bring the schema up, and begin a session."""
+        """Open the connections, bring the schema up, and begin a session.
+
+        Another user may be opening the file just now, and have made a file beside it that is not yet for all who may
+        use it: SQLite gives it their permissions after it is there, and so does the lock file.
+        """
+        until = real_monotonic() + BEING_MADE
+        while True:
+            try:
+                self._try_to_open(migrate=migrate)
+                return
+            except StoreUnavailable as error:
+                if not _is_kept_out(error):
+                    raise
+                if real_monotonic() >= until:
+                    raise self._more_exactly(error) from error.__cause__
+            pause(NAP)
+
+    def _more_exactly(self, error: StoreUnavailable) -> StoreUnavailable:
+        """SQLite does not say which file it was."""
+        for file in (f"{self.path}-{kind}" for kind in ("wal", "shm", "journal")):
+            if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK, effective_ids=True):
+                return StoreUnavailable(f"{self._what} cannot be used: {file} is not for this user to write")
+        return error
+
+    def _try_to_open(self, *, migrate: bool) -> None:
         command = migration(_url(self.path), self._namespace)
         if self.path is not None:
             if not migrate and not os.path.exists(self.path):  # which SQLite would make to look into it
@@ -122,10 +152,10 @@ class SqliteStore(Catalogue, Renewable):
         self._is_gone = False
         try:
             is_behind = migrations.is_behind(db, self._namespace, self._what, command, migrate=migrate)
-            self._prepare(db)  # not before: it changes the file
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
             )
+            self._prepare(db)  # not before: it changes the file
             if is_behind:
                 migrations.bring_up(self.writer, self._namespace, self._what)
             if self.path is None:
@@ -171,7 +201,10 @@ class SqliteStore(Catalogue, Renewable):
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA page_size={PAGE_SIZE}")
         if self.path is not None:
-            mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            # SQLite waits for those who read, so that no more can begin; for another who writes, and may want the same,
+            # it does not
+            db.execute(f"PRAGMA busy_timeout={WAITS_FOR_READERS_MS}")
+            mode = self.writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
             if mode != "wal":
                 raise StoreUnavailable(f"{self._what} cannot be used: it stays in {mode} mode, not WAL")
         for setting in (
@@ -516,8 +549,8 @@ class SqliteStore(Catalogue, Renewable):
                 self._be_gone()  # SQLite would make an empty file there
                 return
             db = self._connect()
-            self._prepare(db)
             self.writer.use(db)
+            self._prepare(db)
             self._reader = self._connect()
         except Exception:  # the next call says why, or begins anew, in another session
             self._is_stale = True
@@ -577,6 +610,14 @@ def _check_writable(path: str, what: str) -> None:
     """
     if os.path.exists(path) and not os.access(path, os.W_OK, effective_ids=True):
         raise StoreUnavailable(f"{what} cannot be used: it is read-only for this user")
+
+
+def _is_kept_out(error: StoreUnavailable) -> bool:
+    """Tell whether a file could not be opened, or not for writing."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        return base_code(cause) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+    return isinstance(cause, PermissionError)
 
 
 def _url(path: str | None) -> str:

@@ -481,9 +481,12 @@ class SqliteWriter:
     # SQL
 
     def begin(self) -> None:
-        """Begin a transaction that has the file's write lock; while others hold it, try again until the timeout."""
-        if self._execute_unless_busy("BEGIN IMMEDIATE", ()) is None:
-            self.insist("BEGIN IMMEDIATE", ())
+        """Begin a transaction that has the file's write lock."""
+        self.execute("BEGIN IMMEDIATE")
+
+    def execute(self, text: str) -> sqlite3.Cursor:
+        """Execute what needs the file's lock; while others hold it, try again until the timeout."""
+        return self._execute_unless_busy(text, ()) or self.insist(text, ())
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
         """Try again and again until the lock can be had, or raise StoreBusy."""

@@ -69,6 +69,18 @@ for line in sys.stdin:
 """
 
 
+TRIES = """
+import sys, tubes
+from tubes.drivers.sql import sqlite
+for line in sys.stdin:
+    sqlite.BEING_MADE = float(line)
+    try:
+        print(tubes.connect("sqlite:///" + sys.argv[1], sweep=False).tubes(), flush=True)
+    except tubes.StoreUnavailable as error:
+        print(error, flush=True)
+"""
+
+
 IN_A_CONTAINER = """
 import ctypes, os
 NEW_USER, NEW_PID, NEW_NET, DIES_WITH_PARENT, SIGKILL = 0x10000000, 0x20000000, 0x40000000, 1, 9
@@ -203,6 +215,25 @@ def test_users_of_one_group_may_share_a_file(public: Path, process: Callable[...
     first.kill()
     assert heard(second) == "held"
     assert asked(second, "ack") == "held"
+
+
+@pytest.mark.parametrize("beside", ["wal", "shm", "tubes"])
+def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
+    public: Path, process: Callable[..., Any], beside: str
+) -> None:
+    """It is there for a moment before it is for all who may use the file; one that stays so is named."""
+    db, made = public / "queue.db", public / f"queue.db-{beside}"
+    tubes.connect(f"sqlite:///{db}").close()
+    made.touch()
+    for file in public.iterdir():
+        file.chmod(0o666)
+    made.chmod(0)
+    other = process(AS_ANOTHER_USER + TRIES, db, 54321, "022")
+    assert str(made) in asked(other, "0.05")
+    tell(other, "30")
+    time.sleep(0.2)  # it is being made
+    made.chmod(0o666)
+    assert heard(other) == "[]"
 
 
 def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:

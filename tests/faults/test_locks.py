@@ -100,6 +100,28 @@ def test_connecting_to_a_locked_file_is_an_error(db: Path, process: Callable[...
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize("how", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+def test_connecting_waits_for_a_program_that_is_writing(
+    connect: Connect, db: Path, process: Callable[..., Any], durability: str, how: str
+) -> None:
+    """Such as a worker that starts at the same time, and makes the file a queue."""
+    with closing(sqlite3.connect(db)) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    other = process(LOCKING, db, how)
+    assert heard(other) == "locked"
+    opened: list[tubes.Queue] = []
+    thread = threading.Thread(
+        target=lambda: opened.append(connect(busy_timeout=30, durability=durability, sweep=False))
+    )
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    tell(other)
+    thread.join(30)
+    assert opened[0].tubes() == []
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
 def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
     connect: Connect, db: Path, durability: str
 ) -> None:
