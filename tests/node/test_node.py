@@ -172,14 +172,14 @@ def test_sub_queues_have_the_same_names_in_both(queue: tubes.Queue, start: Start
 def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None:
     jobs = queue.create_tube("jobs", "limfifottl", ttl=60, ttr=30, capacity=3)
     node = start("jobs")
-    node.do("put", "late", {"delay": 300})
+    node.do("put", "late", {"delay": 1500, "pri": 3})
     node.do("put", [1, None, "x"], {"pri": 2})
     jobs.put("first", pri=1, ttr=5)
     assert node.do("put", "too many") == {"error": "the tube is full"}
     late, second, first = (jobs.peek(id) for id in (1, 2, 3))
-    assert (late.state, late.ttl, late.ttr) == (tubes.State.DELAYED, 60.3, 30.0)
+    assert (late.state, late.ttl, late.ttr) == (tubes.State.DELAYED, 61.5, 30.0)
     assert (second.data, second.pri, second.ttl, second.ttr) == ([1, None, "x"], 2, 60.0, 30.0)
-    assert late.due_at is not None and (late.due_at - late.created_at).total_seconds() == 0.3
+    assert late.due_at is not None and (late.due_at - late.created_at).total_seconds() == 1.5
     assert node.do("take", 0)["data"] == first.data
     assert node.do("ack") is True and node.do("ack") is False
     taken = jobs.take(0)
