@@ -124,6 +124,8 @@ SQLITE_TRIGGERS = {
 }  # fmt: skip
 
 
+# The server's row has no key, since data that is restored alone brings another; and in a publication, such as one of
+# all tables, nobody may change a row that nothing identifies.
 POSTGRESQL_TABLES = """
 CREATE SEQUENCE "{ns}_task_id" AS bigint;
 CREATE TABLE "{ns}_tube" (
@@ -156,6 +158,7 @@ CREATE TABLE "{ns}_calls" (
 CREATE TABLE "{ns}_server" (
     started text NOT NULL
 );
+ALTER TABLE "{ns}_server" REPLICA IDENTITY FULL;
 INSERT INTO "{ns}_server" (started) VALUES ('')
 """
 

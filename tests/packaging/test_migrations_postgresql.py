@@ -503,6 +503,21 @@ def test_one_snapshot_for_a_whole_transaction_changes_no_sub_queue(
     assert sorted(map(str, fronts(db).values())) == ["0", "0", "1", "1"]
 
 
+def test_a_publication_of_all_tables_is_in_nobody_s_way(postgres_db: str, db: psycopg.Connection) -> None:
+    """Such as for logical replication. A row that nothing identifies could not be changed any more."""
+    bring_up(postgres_db)
+    logged = ", ".join(relations(db) - {"tubes_temporary_task"})
+    db.execute(f"CREATE PUBLICATION everything FOR TABLE {logged}".encode())
+    try:
+        with tubes.connect(postgres_db, sweep=False) as queue:  # which says when the server was started
+            tube = queue.create_tube("jobs", "utube")
+            tube.put("x")
+            tube.ack_many(tube.take_many(1, 0))
+            tube.drop()
+    finally:
+        db.execute("DROP PUBLICATION everything")
+
+
 def test_both_task_tables_count_on_one_sequence(postgres_db: str, db: psycopg.Connection) -> None:
     bring_up(postgres_db)
     ids = [put(db), put(db, table="tubes_temporary_task"), put(db)]
