@@ -179,6 +179,7 @@ class PostgresStore(Catalogue, Renewable):
             self._pooled = wire.pooled
             if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
                 return  # nearly always; the long way takes longer than all the rest
+        self._pool.forget_idle()  # there may be room for one connection
         patience = {name: value for name, value in self._patience().items() if name not in self._url.query}
         settings: dict[str, Any] = {"client_encoding": "utf8", **patience}
         if self._pooled:

@@ -295,6 +295,23 @@ def test_a_queue_that_is_used_for_a_moment_has_one_connection(
     eventually(lambda: connections(db) == 0)
 
 
+def test_a_server_with_room_for_one_connection_is_migrated_on_that(
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
+    name = sa.make_url(postgres_db).database
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        cut(db)
+        db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 2".encode())  # this one and another
+        try:
+            with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
+                tubes.connect(postgres_db, sweep=False)
+            with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+                assert queue.create_tube("jobs", "fifo").put(1).id == 1
+        finally:
+            db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT -1".encode())
+
+
 def test_a_queue_goes_on_with_the_connection_of_one_that_was_closed(
     postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
