@@ -169,6 +169,8 @@ class Nodes:
             except NOT_NOW as error:
                 failure: Exception = error
                 self.redirected(error)
+                if isinstance(error, exceptions.MasterDownError) and wire is not None:
+                    self._leave_replica(address, wire)
                 if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
                     self._look_round(address)
                 if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
@@ -188,8 +190,7 @@ class Nodes:
                 if wire is None:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
                 if "READONLY" in str(error.error) or isinstance(error.error, exceptions.ReadOnlyError):
-                    wire.close()  # a replica now: the name of the host may lead to another
-                    self._forget_idle(address)
+                    self._leave_replica(address, wire)
                 raise
             except BaseException:
                 if wire is not None:
@@ -278,6 +279,11 @@ class Nodes:
             idle.append(wire)
         if self._is_closed:
             self._forget_idle(address)
+
+    def _leave_replica(self, address: Address | None, wire: Wire) -> None:
+        """It is no master any more: the name of the host may lead to another."""
+        wire.close()
+        self._forget_idle(address)
 
     def _forget_idle(self, address: Address | None) -> None:
         """One connection was lost, so these probably are too."""

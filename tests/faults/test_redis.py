@@ -890,18 +890,20 @@ def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.parametrize("serves_stale", ["yes", "no"])
 def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
-    connect: Connect, server: RedisServer
+    connect: Connect, server: RedisServer, serves_stale: str
 ) -> None:
     """The name of its host leads to another by now, maybe, which is the master."""
 
     def ours() -> set[str]:
         return {client["id"] for client in server.command("CLIENT LIST") if "client" not in client["cmd"]}
 
-    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube = connect(sweep=False, busy_timeout=0.3).create_tube("jobs", "fifo")
     before = ours()
+    server.command("CONFIG SET", "replica-serve-stale-data", serves_stale)
     server.command("REPLICAOF", "127.0.0.1", 1)
-    with pytest.raises(tubes.StoreError, match=r"(?i)read.?only"):
+    with pytest.raises(tubes.StoreUnavailable, match=r"(?i)read.?only|MASTER is down"):
         tube.put("x")
     eventually(lambda: not before & ours())
     server.command("REPLICAOF", "NO", "ONE")
