@@ -204,9 +204,10 @@ class SqliteStore(Catalogue, Renewable):
             # SQLite waits for those who read, so that no more can begin; for another who writes, and may want the same,
             # it does not
             db.execute(f"PRAGMA busy_timeout={WAITS_FOR_READERS_MS}")
-            mode = self.writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-            if mode != "wal":
-                raise StoreUnavailable(f"{self._what} cannot be used: it stays in {mode} mode, not WAL")
+            while not self._has_log(db):
+                mode = self.writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                if mode != "wal":
+                    raise StoreUnavailable(f"{self._what} cannot be used: it stays in {mode} mode, not WAL")
         for setting in (
             f"synchronous={self._durability.upper()}",
             "wal_autocheckpoint=0",  # see sqlite_log
@@ -218,6 +219,15 @@ class SqliteStore(Catalogue, Renewable):
         ):
             db.execute(f"PRAGMA {setting}")
         db.execute("PRAGMA busy_timeout=0")
+
+    def _has_log(self, db: sqlite3.Connection) -> bool:
+        """Tell whether the file has a write-ahead log; if so, it keeps it for as long as this connection is open.
+
+        SQLite lets others take it away until the connection has read something, and nobody can commit then: they wait
+        for whoever has the file open, which we show (see ``sqlite_hold``).
+        """
+        self.writer.execute("SELECT 1 FROM sqlite_master").fetchall()
+        return bool(db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
 
     @staticmethod
     def migrate_sql(namespace: str) -> str:

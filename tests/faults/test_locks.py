@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sqlite3
 import threading
@@ -119,6 +120,33 @@ def test_connecting_waits_for_a_program_that_is_writing(
     tell(other)
     thread.join(30)
     assert opened[0].tubes() == []
+
+
+def test_connecting_outdoes_a_program_that_wants_no_log(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that sets another journal mode at each of its connections, in the moment in which SQLite lets it."""
+    writer: Any = importlib.import_module("tubes.drivers.sql.sqlite_writer").SqliteWriter
+    execute, tries = writer.execute, 0
+
+    def meanwhile(writer: Any, text: str) -> Any:
+        nonlocal tries
+        cursor = execute(writer, text)
+        if text != "PRAGMA journal_mode=WAL":
+            return cursor
+        assert cursor.fetchall() == [("wal",)]
+        tries += 1
+        if tries == 1:
+            with closing(sqlite3.connect(db)) as other:
+                assert other.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+        return execute(writer, "SELECT 'wal'")
+
+    monkeypatch.setattr(writer, "execute", meanwhile)
+    assert connect(sweep=False).create_tube("jobs", "fifo").put("x").id == 1
+    assert tries == 2
+    with closing(sqlite3.connect(db, timeout=0)) as other:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("PRAGMA journal_mode=DELETE")
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
