@@ -63,8 +63,9 @@ LONG_LOG = 64 << 20
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers: those that read at that moment are waited for."""
 
-BEING_MADE, NAP = 0.5, 0.005
-"""Seconds that a file beside the database may be there and not yet open to all users of it; and between two looks."""
+BEING_MADE, TRIES, NAP = 2.0, 3, 0.005
+"""Seconds that a file beside the database may be there and not yet open to all users of it; tries where it is open to
+them when it is looked for; seconds between two."""
 
 WAITS_FOR_READERS_MS = 50
 """Milliseconds of one try to switch a file to a write-ahead log."""
@@ -117,6 +118,7 @@ class SqliteStore(Catalogue, Renewable):
         use it: SQLite gives it their permissions after it is there, and so does the lock file.
         """
         until = real_monotonic() + BEING_MADE
+        tries = 0
         while True:
             try:
                 self._try_to_open(migrate=migrate)
@@ -124,16 +126,25 @@ class SqliteStore(Catalogue, Renewable):
             except StoreUnavailable as error:
                 if not _is_kept_out(error):
                     raise
-                if real_monotonic() >= until:
-                    raise self._more_exactly(error) from error.__cause__
+                tries += 1
+                file = self._kept_from(error.__cause__)
+                if file is None and tries == TRIES:
+                    raise
+                if file is not None and real_monotonic() >= until:
+                    raise StoreUnavailable(
+                        f"{self._what} cannot be used: access to {file} is denied"
+                    ) from error.__cause__
             pause(NAP)
 
-    def _more_exactly(self, error: StoreUnavailable) -> StoreUnavailable:
-        """SQLite does not say which file it was."""
-        for file in (f"{self.path}-{kind}" for kind in ("wal", "shm", "journal")):
+    def _kept_from(self, cause: BaseException | None) -> str | None:
+        """The file beside it that this user may not use, which SQLite does not say."""
+        beside = [f"{self.path}-{kind}" for kind in ("wal", "shm", "journal")]
+        if isinstance(cause, PermissionError) and cause.filename is not None:
+            beside.append(cause.filename)
+        for file in beside:
             if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK, effective_ids=True):
-                return StoreUnavailable(f"{self._what} cannot be used: {file} is not for this user to write")
-        return error
+                return file
+        return None
 
     def _try_to_open(self, *, migrate: bool) -> None:
         command = migration(_url(self.path), self._namespace)
