@@ -20,9 +20,6 @@ from .statements import Row, Statement
 
 T = TypeVar("T")
 
-STATE = """SELECT (SELECT file FROM pragma_database_list WHERE name = 'main'),
-    (SELECT * FROM pragma_query_only), (SELECT * FROM pragma_recursive_triggers)"""
-
 
 class SqliteJoinedTx(JoinedTx):
     """It holds the file's write lock, or gets it with its first write."""
@@ -42,9 +39,15 @@ class SqliteJoinedTx(JoinedTx):
 def begin(
     connection: sa.Connection, path: str, what: str, about_to_lock: Callable[[], None]
 ) -> SqliteJoinedTx:
-    """Open a writing transaction on a connection, unless one is open; BadOption where that cannot be."""
+    """Open a writing transaction on a connection, unless one is open; BadOption where that cannot be.
+
+    It is looked at by PRAGMAs. In a transaction that is open, a SELECT would settle what it sees, so that its first
+    write fails if anybody has written since; a write that comes first waits.
+    """
     try:
-        file, is_query_only, has_recursion = connection.exec_driver_sql(STATE).one()
+        file = _main_file(connection)
+        is_query_only = connection.exec_driver_sql("PRAGMA query_only").scalar_one()
+        has_recursion = connection.exec_driver_sql("PRAGMA recursive_triggers").scalar_one()
         if not file or os.path.realpath(file) != path:
             raise BadOption(
                 f"this connection is to {file or 'a database in memory'}, and the queue is on {what}",
@@ -115,6 +118,11 @@ def _raw(connection: sa.Connection) -> Any:
     return driver_connection(connection.dialect, connection.connection)
 
 
+def _main_file(connection: sa.Connection) -> str | None:
+    found = connection.exec_driver_sql("PRAGMA database_list").all()
+    return next((file for _number, name, file in found if name == "main"), None)
+
+
 def _is_autocommit(raw: Any) -> bool:
     """Whether the commit of a connection does nothing; since Python 3.12 there are two ways to say so."""
     return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
@@ -131,9 +139,9 @@ def _begin_before_savepoint(connection: sa.Connection, _: str | None) -> None:
     raw = _raw(connection)
     if raw.in_transaction or _is_autocommit(raw):
         return
-    for _number, name, file in connection.exec_driver_sql("PRAGMA database_list").all():
-        if name == "main" and file and SharedFile.is_open(file):
-            connection.exec_driver_sql("BEGIN")
+    file = _main_file(connection)
+    if file and SharedFile.is_open(file):
+        connection.exec_driver_sql("BEGIN")
 
 
 def watch_first_savepoints() -> None:

@@ -386,6 +386,33 @@ def test_a_savepoint_older_than_the_first_call_takes_all_with_it(place: Place) -
     assert [task.data for task in tube.tasks("r")] == ["c"]
 
 
+@pytest.mark.parametrize("begins", ["a savepoint", "BEGIN"])
+def test_a_call_before_which_nothing_was_read_does_not_mind_what_others_commit(
+    sqlite_place: Place, begins: str
+) -> None:
+    """Its first statement writes: what others commit until then is no conflict."""
+    tube = sqlite_place.tube()
+    path = sa.make_url(sqlite_place.url).database
+    others: list[str] = []
+
+    def commit_meanwhile(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        if text.startswith("INSERT INTO tubes_task") and not others:
+            others.append(text)
+            with sqlite3.connect(str(path)) as other:
+                other.execute("INSERT INTO mine (what) VALUES ('other')")
+            other.close()
+
+    sa.event.listen(sqlite_place.engine, "before_cursor_execute", commit_meanwhile)
+    with sqlite_place.engine.begin() as connection:
+        if begins == "BEGIN":
+            connection.exec_driver_sql("BEGIN")
+            tube.put("a", connection=connection)
+        else:
+            with connection.begin_nested():
+                tube.put("a", connection=connection)
+    assert others and sqlite_place.changes == [("put", "a")] and sqlite_place.rows() == ["other"]
+
+
 class Autocommitting(sqlite3.Connection):
     """As one with ``autocommit=True`` is since Python 3.12."""
 
