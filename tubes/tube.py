@@ -536,8 +536,8 @@ class Tube:
     def bury(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Put a task aside until it is kicked. Burying a buried one is harmless.
 
-        TaskNotFound when there is none; LeaseLost when a Task that was taken is no longer held by that take
-        (Tarantool: ``tube:bury``).
+        TaskNotFound when there is none; LeaseLost when a Task that was taken is no longer held by that take,
+        NotTaken when that take was another session's (Tarantool: ``tube:bury``).
         """
         ref = self._ref(task)
         unit = self._unit(unit, connection)
@@ -558,7 +558,7 @@ class Tube:
         )
 
     def delete(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
-        """Remove a task in any state. TaskNotFound and LeaseLost as for ``bury`` (``tube:delete``)."""
+        """Remove a task in any state. TaskNotFound, LeaseLost, NotTaken as for ``bury`` (``tube:delete``)."""
         ref = self._ref(task)
         unit = self._unit(unit, connection)
         changes = self._run(
