@@ -624,7 +624,7 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
       tubes doctor sqlite:///jobs.db --json | jq .what
 
     Without --deep, it costs little whatever the backlog. The exit status is 1 if something was found, or with --fix,
-    if something is left; 2 if the store cannot be examined.
+    if something is left; 2 if the store cannot be examined, 3 if it cannot be opened.
     """
     from tubes.cli_doctor import Visit
 
