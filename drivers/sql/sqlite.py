@@ -521,7 +521,7 @@ class SqliteStore(Catalogue, Renewable):
 
     def _close_files(self, db: sqlite3.Connection) -> None:
         if self._shared is not None:
-            self._shared.about_to_close()
+            self._shared.about_to_close(self)
         if self._reader is not None:
             with self._reading:
                 self._reader.close()
@@ -536,7 +536,7 @@ class SqliteStore(Catalogue, Renewable):
         """Be one less on the file."""
         if shared is not None:
             shared.listener.remove_check(self.deaths_suspected)
-            shared.release()
+            shared.release(self)
 
     def before_fork(self) -> None:
         """Close what SQLite has open, as soon as nobody uses it; who uses it for longer makes it unusable in the child.

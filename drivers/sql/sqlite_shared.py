@@ -56,6 +56,8 @@ class SharedFile:
         self.writers: weakref.WeakSet[SqliteWriter] = weakref.WeakSet()
         """Those of the queues."""
         self._users = 0
+        self._closing: set[object] = set()
+        """Those of the users that close their connections just now."""
 
     @classmethod
     def open(cls, path: str, namespace: str) -> SharedFile:
@@ -106,15 +108,17 @@ class SharedFile:
             if not self.listener.is_over:
                 self.locks.renew()
 
-    def about_to_close(self) -> None:
-        """A queue is about to close its connections to the database; the last one removes the log."""
+    def about_to_close(self, user: object) -> None:
+        """A queue is about to close its connections to the database; the last one, of any that do, removes the log."""
         with self._all_lock:
-            if self._users == 1:
+            self._closing.add(user)
+            if len(self._closing) == self._users:
                 self.hold.let_go()
 
-    def release(self) -> None:
+    def release(self, user: object) -> None:
         """One queue less; the last one closes it."""
         with self._all_lock:
+            self._closing.discard(user)
             self._users -= 1
             if self._users:
                 return

@@ -313,6 +313,24 @@ def test_without_a_hold_the_log_would_go(connect: Connect, db: Path, monkeypatch
     assert os.path.exists(f"{db}-wal") == (sqlite3.sqlite_version_info >= (3, 51))
 
 
+def test_the_last_of_those_that_close_at_the_same_time_removes_the_log(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = importlib.import_module("tubes.drivers.sql.sqlite_shared").SharedFile
+    about_to_close = shared.about_to_close
+    queue, others = connect(), [connect()]
+    queue.create_tube("jobs", "fifo").put("x")
+
+    def meanwhile(*given: Any) -> None:
+        about_to_close(*given)
+        if others:
+            others.pop().close()
+
+    monkeypatch.setattr(shared, "about_to_close", meanwhile)
+    queue.close()
+    assert not db.with_name(f"{db.name}-wal").exists()
+
+
 def test_a_connect_that_may_open_no_further_file_keeps_none_open(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,8 +175,8 @@ def test_two_queues_of_one_process_do_not_copy_at_once(connect: Connect, db: Pat
         others.hold.disclaim("b")
         assert ours.hold.claim("a")
     finally:
-        ours.release()
-        others.release()
+        ours.release("a")
+        others.release("b")
 
 
 def test_a_commit_that_fails_leaves_the_log_to_others(connect: Connect, db: Path) -> None:
