@@ -66,7 +66,7 @@ class SharedFile:
             status = os.stat(path)
             key = (status.st_dev, status.st_ino, namespace)
             shared = cls._all.get(key)
-            if shared is None:
+            if shared is None or not shared.is_in_place():  # its folder was renamed: that path leads nowhere
                 shared = cls._all[key] = SharedFile(path, key)
             shared._users += 1
             shared.hold.take()
@@ -122,7 +122,8 @@ class SharedFile:
             self._users -= 1
             if self._users:
                 return
-            self._all.pop(self.key, None)
+            if self._all.get(self.key) is self:
+                del self._all[self.key]
         self.listener.stop()
         with self._all_lock:  # so that nobody opens the file between a look for others and its end
             self.locks.close()

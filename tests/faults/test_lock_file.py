@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from faults.harness import Connect, Crew, eventually, heard, run, tell
@@ -435,6 +435,29 @@ def test_a_database_that_is_deleted_under_a_queue_is_an_error(connect: Connect, 
     queue.close()
     again = connect().create_tube("jobs", "fifo")
     assert again.put(1).id == 1
+
+
+def test_a_database_whose_folder_was_renamed_is_opened_by_its_new_path(tmp_path: Path) -> None:
+    """Also where the process has it open by the old one, by which it cannot be used any more."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    with tubes.connect(f"sqlite:///{old}/queue.db", sweep=False) as left:
+        jobs = left.create_tube("jobs", "fifo")
+        jobs.put("x")
+        jobs.take(timeout=0)
+        old.rename(new)
+        with pytest.raises(tubes.StoreUnavailable, match="deleted or replaced"):
+            left.sweep()
+        queue = tubes.connect(f"sqlite:///{new}/queue.db")
+        task = queue.tube.jobs.take(timeout=0)
+        assert task is not None and task.data == "x"
+    with queue:
+        assert queue.tube.jobs.ack(task).data == "x"
+        with tubes.connect(f"sqlite:///{new}/queue.db") as another:
+            one, two = cast("Any", queue.store), cast("Any", another.store)
+            assert one._shared is two._shared
+            assert another.tube.jobs.put("y").id == 2
+    assert not (new / "queue.db-wal").exists()
 
 
 @pytest.mark.parametrize("is_restored", [True, False], ids=["replaced", "deleted"])
