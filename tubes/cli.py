@@ -716,12 +716,12 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; every error becomes one line on stderr."""
-    target.url, target.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
-    keep_secret(target.url)
-    for argument in arguments:
-        if "://" in argument:  # also where none belongs, such as in the place of a command
-            keep_secret(argument)
     try:
+        target.url, target.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
+        keep_secret(target.url)
+        for argument in arguments:
+            if "://" in argument:  # also where none belongs, such as in the place of a command
+                keep_secret(argument)
         status = cli.main(list(arguments), prog_name="tubes", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.ClickException as error:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import interpreter
 import pytest
 from faults.harness import eventually, strike
 from interpreter import Process, drawn_on
@@ -216,6 +217,14 @@ def test_a_signal_ends_a_waiting_take_at_once_and_loses_nothing(
         jobs.put("second")
         task = jobs.take(timeout=0)
         assert task is not None and task.data == "second"
+
+
+def test_a_signal_that_comes_before_the_command_is_read_is_obeyed(shell: Shell) -> None:
+    at_once = """import os, signal, tubes.cli
+tubes.cli.keep_secret = lambda url: os.kill(os.getpid(), signal.SIGTERM)
+tubes.cli.main()"""
+    ended = interpreter.run(["-c", at_once, "ls"], env=shell.environment, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (TERMINATED, b"", b"")
 
 
 def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jobs: tubes.Tube) -> None:
