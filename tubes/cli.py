@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import io
 import logging
@@ -9,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -33,6 +35,7 @@ from tubes.cli_output import (
 )
 from tubes.cli_pipes import Putting, Taking, base64_payload, shown
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
+from tubes.clock import pause
 from tubes.errors import suggestion
 from tubes.options import tube_name
 from tubes.payload import parse
@@ -47,6 +50,9 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
+A_MOMENT = 0.01
+"""Seconds until a signal that was lost is sent again: until what Python was clearing away is gone."""
+
 UNUSABLE = "cannot be used"
 """Why a tube shows no counts, if its tasks are on a server of their own and that is away, or its entry is damaged."""
 
@@ -710,8 +716,11 @@ def main() -> None:
     if not _are_warnings_ignored():
         warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
     logging.basicConfig(level=logging.WARNING, handlers=[Told()])
+    sys.unraisablehook = _send_again
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    sys.unraisablehook = sys.__unraisablehook__
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -783,6 +792,24 @@ def _are_warnings_ignored() -> bool:
 
 def _terminate(number: int, frame: object) -> None:
     raise Terminated
+
+
+def _send_again(lost: sys.UnraisableHookArgs) -> None:
+    """See to it that a signal is obeyed that came where nothing can be raised: while Python clears away.
+
+    A signal that comes during a run of the garbage collector is handled in the first thing that the collector calls.
+    While a command starts, that run is long: one in twenty of the signals that came then did nothing.
+    """
+    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(lost.exc_type)
+    if number is None:
+        sys.__unraisablehook__(lost)
+    else:
+        _thread.start_new_thread(_send, (number,))  # a Thread needs locks, which this thread may hold
+
+
+def _send(number: int) -> None:
+    pause(A_MOMENT)
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 if __name__ == "__main__":

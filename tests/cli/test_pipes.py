@@ -219,6 +219,45 @@ def test_a_signal_ends_a_waiting_take_at_once_and_loses_nothing(
         assert task is not None and task.data == "second"
 
 
+LOST = """
+import os, sys, tubes
+from tubes.cli import main
+
+number = int(sys.argv.pop())
+
+class Garbage:
+    def __del__(self):
+        os.kill(os.getpid(), number)
+        [*map(int, range(9))]
+
+def get_tube(queue, name, get_tube=tubes.Queue.get_tube):
+    Garbage()
+    return get_tube(queue, name)
+
+tubes.Queue.get_tube = get_tube
+main()
+"""
+"""The command, to which a signal comes while Python clears away: what its handler raises there is raised to nobody."""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)], ids=["TERM", "INT"]
+)
+def test_a_signal_that_comes_while_python_clears_away_is_obeyed(
+    shell: Shell, jobs: tubes.Tube, number: signal.Signals, status: int
+) -> None:
+    """As while it collects garbage, which it does for long at the start of a command."""
+    process = Process(
+        ["-c", LOST, "take", "jobs", str(int(number))], env=shell.environment, stderr=subprocess.PIPE
+    )
+    try:
+        told = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, b"Traceback" in told) == (status, False), told
+
+
 def test_a_signal_that_comes_before_the_command_is_read_is_obeyed(shell: Shell) -> None:
     at_once = """import os, signal, tubes.cli
 tubes.cli.keep_secret = lambda url: os.kill(os.getpid(), signal.SIGTERM)
