@@ -85,7 +85,8 @@ class TubeRecord:
 class NewTask(NamedTuple):
     """A task to put. ``payload`` is what is stored: JSON text, or bytes as they are; ``data`` is what it means.
 
-    ``utube`` is a sub-queue's stored name; ``tubes.options.sub_queue_name`` makes of it what a Task shows.
+    ``utube`` is a sub-queue's stored name; ``tubes.options.sub_queue_name`` makes of it what a Task shows. The delay is
+    in ``ttl_ms`` already.
     """
 
     payload: str | bytes
