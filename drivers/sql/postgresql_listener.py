@@ -73,6 +73,8 @@ class Listener(Stirred):
         self._beat = beat
         self._beat_every = beat_every
         self._failure = ""
+        self._is_mute = False
+        """Whether the server has refused the last notification."""
         self._calls: Counter[int] = Counter()
         self._waiting: dict[int, _Announcement] = {}
         self._lock = threading.Lock()
@@ -197,8 +199,16 @@ class Listener(Stirred):
         self._waiting = {process: said for process, said in self._waiting.items() if said.heard_at >= since}
 
     def _send(self, wire: Wire, payload: str, process: int | None = None) -> None:
+        """Notify. A server whose queue of notifications is full refuses; then everybody looks by himself."""
         channel = self._channel if process is None else self._channel_of(process)
-        wire.execute("SELECT pg_notify($1, $2)", (channel, payload))
+        try:
+            wire.execute("SELECT pg_notify($1, $2)", (channel, payload))
+        except Refused as error:
+            if not self._is_mute:
+                log.warning("nobody can be called: %s", error)
+            self._is_mute = True
+        else:
+            self._is_mute = False
 
     def _channel_of_all(self, wire: Wire) -> str:
         """Named after the table, too: a channel is of all schemas, and others have tubes of the same numbers."""

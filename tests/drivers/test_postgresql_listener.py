@@ -318,3 +318,33 @@ def test_what_is_refused_again_and_again_is_said_once(
         "the listener was refused: division by zero",
         "the listener was refused: current transaction is aborted, commands ignored until end of transaction block",
     ]
+
+
+FULL = """
+CREATE SCHEMA full_queue;
+CREATE FUNCTION full_queue.pg_notify(channel text, payload text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'too many notifications in the NOTIFY queue';
+END $$
+"""
+
+
+def test_who_waits_looks_by_himself_where_the_server_takes_no_notifications(
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its queue of them is full as soon as somebody who listens is in a transaction for too long."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    monkeypatch.setattr(postgresql_listener, "FLOOR", 0.05)
+    with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        db.execute(FULL)
+    search_path = {"options": "-csearch_path=full_queue,public,pg_catalog"}
+    url = sa.make_url(postgres_db).update_query_dict(search_path).render_as_string(hide_password=False)
+    waiting = Process(url)
+    try:
+        waiting.wait()
+        assert [waiting.looks() for _ in range(3)] == [True] * 3
+    finally:
+        waiting.listener.stop()
+    assert [record.getMessage().partition("\n")[0] for record in caplog.records] == [
+        "nobody can be called: too many notifications in the NOTIFY queue"
+    ]
