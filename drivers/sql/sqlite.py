@@ -264,7 +264,8 @@ class SqliteStore(Catalogue, Renewable):
                     "a queue in memory has no connection but its own: use queue.transaction()",
                     option="connection",
                 )
-            tx = sqlite_joined.begin(joined, self.path, self._what, self.writer.refuse_to_wait_for_oneself)
+            about_to_lock = self.writer.refuse_to_wait_for_oneself
+            tx = sqlite_joined.begin(joined, self.path, self._namespace, self._what, about_to_lock)
             self._shared.joined.add(tx)
             return tx
 

@@ -22,7 +22,15 @@ T = TypeVar("T")
 
 
 class SqliteJoinedTx(JoinedTx):
-    """It holds the file's write lock, or gets it with its first write."""
+    """It holds the file's write lock, or gets it with its first write.
+
+    A step that reads before it writes gets it first: in a transaction that has only read, a write does not wait.
+    """
+
+    def __init__(self, connection: sa.Connection, namespace: str, *, is_locked: bool) -> None:
+        super().__init__(connection)
+        self._lock = f'UPDATE "{namespace}_tube" SET id = id WHERE 0'
+        self._is_locked = is_locked
 
     def use(self, connection: sa.Connection) -> None:
         super().use(connection)
@@ -31,13 +39,26 @@ class SqliteJoinedTx(JoinedTx):
         if not sa.event.contains(connection, "before_cursor_execute", _notice_its_end):
             sa.event.listen(connection, "before_cursor_execute", _notice_its_end)
 
+    def begin(self) -> None:
+        """Get the lock, if that has not been done."""
+        if not self._is_locked:
+            self.execute(self._lock)
+            self._is_locked = True
+
+    def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        self.begin()
+        return super().rows(statement, *given)
+
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
+        return super().rows(statement, *given)
+
     def only_insert(self, statement: Statement, given: Row) -> int:
         result = self._run(statement, given)
         return result.lastrowid if result.rowcount else 0
 
 
 def begin(
-    connection: sa.Connection, path: str, what: str, about_to_lock: Callable[[], None]
+    connection: sa.Connection, path: str, namespace: str, what: str, about_to_lock: Callable[[], None]
 ) -> SqliteJoinedTx:
     """Open a writing transaction on a connection, unless one is open; BadOption where that cannot be.
 
@@ -58,7 +79,8 @@ def begin(
         if has_recursion:
             raise BadOption("tubes works only with PRAGMA recursive_triggers=OFF", option="connection")
         raw = _raw(connection)
-        if not raw.in_transaction:
+        is_locked = not raw.in_transaction
+        if is_locked:
             if _is_autocommit(raw):
                 raise BadOption(
                     "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
@@ -71,7 +93,7 @@ def begin(
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
-    return SqliteJoinedTx(connection)
+    return SqliteJoinedTx(connection, namespace, is_locked=is_locked)
 
 
 def stands(dialect: Any, connection: Any) -> bool:

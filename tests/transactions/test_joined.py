@@ -6,6 +6,7 @@ import gc
 import signal
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -411,6 +412,51 @@ def test_a_call_before_which_nothing_was_read_does_not_mind_what_others_commit(
             with connection.begin_nested():
                 tube.put("a", connection=connection)
     assert others and sqlite_place.changes == [("put", "a")] and sqlite_place.rows() == ["other"]
+
+
+READING_FIRST: dict[str, Callable[[tubes.Tube, tubes.Task, Any], object]] = {
+    "take_many": lambda tube, _, connection: tube.take_many(2, timeout=0, connection=connection),
+    "take and ack": lambda tube, task, connection: tube.take(0, ack=task, connection=connection),
+    "ack by id": lambda tube, task, connection: tube.ack(task.id, connection=connection),
+    "ack_many": lambda tube, task, connection: tube.ack_many([task], connection=connection),
+    "release": lambda tube, task, connection: tube.release(task, connection=connection),
+    "touch": lambda tube, task, connection: tube.touch(task, 1, connection=connection),
+    "bury": lambda tube, task, connection: tube.bury(task, connection=connection),
+    "delete": lambda tube, task, connection: tube.delete(task, connection=connection),
+    "kick": lambda tube, _, connection: tube.kick(connection=connection),
+    "kick of nothing, and put": lambda tube, _, connection: (
+        tube.kick(9, connection=connection),
+        tube.put("x", connection=connection),
+    ),
+}
+"""Verbs that look at tasks before they change them."""
+
+
+@pytest.mark.parametrize("type", ["limfifottl", "utubettl"])
+@pytest.mark.parametrize("verb", READING_FIRST)
+def test_a_first_call_that_reads_before_it_writes_lets_nobody_write_in_between(
+    sqlite_place: Place, verb: str, type: str
+) -> None:
+    room: dict[str, Any] = {"capacity": 9} if type == "limfifottl" else {}
+    tube = sqlite_place.tube(type, ttr=60, **room)
+    for data in "abc":
+        group: dict[str, Any] = {"utube": data} if type == "utubettl" else {}
+        tube.put(data, **group)
+    tube.bury(1)
+    task = take(tube)
+    sqlite_place.changes.clear()
+    path = str(sa.make_url(sqlite_place.url).database)
+    texts: list[str] = []
+
+    def write_in_between(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        texts.append(text)
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, timeout=0)) as other, other:
+            other.execute("INSERT INTO mine (what) VALUES (?)", [str(len(texts))])
+
+    sa.event.listen(sqlite_place.engine, "before_cursor_execute", write_in_between)
+    with sqlite_place.engine.begin() as connection, connection.begin_nested():
+        READING_FIRST[verb](tube, task, connection)
+    assert sqlite_place.changes and sqlite_place.rows()
 
 
 class Autocommitting(sqlite3.Connection):
