@@ -191,12 +191,12 @@ def join(
             return known
         if joined is not None and joined.is_lent:
             raise BadOption("this connection is another queue's: it is its unit's", option="connection")
+        watch(connection.dialect)
+        if joined is None:  # from now on it may be lost, in the middle of the look at it, too
+            joined = connection.info[KEY] = Joined(partial(stands, connection.dialect))
         tx = begin(connection)
     except sa.exc.InvalidRequestError as error:  # a Session that has failed, for one
         raise unusable(error) from error
-    watch(connection.dialect)
-    if joined is None:
-        joined = connection.info[KEY] = Joined(partial(stands, connection.dialect))
     unit = joined.units[store] = open(tx)
     return unit
 
@@ -258,15 +258,25 @@ def watch(dialect: Dialect) -> None:
             sa.event.listen(sa.Pool, "invalidate", _lost)
 
 
-def _lost(connection: Any, record: Any, _: Any) -> None:
+def _lost(_connection: Any, record: Any, _error: Any) -> None:
     """Called before SQLAlchemy closes a connection that broke or was interrupted: no dialect ends its transaction."""
     joined: Joined | None = record.info.get(KEY)
     if joined is not None and not joined.is_lent:
         del record.info[KEY]
-        if isinstance(connection, sqlite3.Connection):
-            with suppress(sqlite3.Error):  # a result that is not read would keep it open, and the file locked
-                connection.rollback()
+        _roll_back(record.driver_connection)
         joined.ended(committed=False)
+
+
+def _roll_back(raw: Any) -> None:
+    """Roll back on SQLite: a result that is not read would keep a closed connection open, and the file locked."""
+    if isinstance(raw, sqlite3.Connection):
+        with suppress(sqlite3.Error):
+            raw.rollback()
+    elif type(raw).__module__.startswith("aiosqlite"):
+        rolling_back = raw.rollback()
+        with suppress(Exception):
+            rolling_back.send(None)  # hands it to the connection's thread, which closes it after that
+        rolling_back.close()
 
 
 def _watch_ends(dialect: Dialect) -> None:

@@ -104,7 +104,7 @@ def stands(dialect: Any, connection: Any) -> bool:
 def _notice_its_end(connection: sa.Connection, *_: Any) -> None:
     """Called before each statement: pysqlite would begin another transaction with it, and say nothing."""
     joined: Joined | None = connection.info.get(KEY)
-    if joined is not None and not joined.stands(connection.connection):
+    if joined is not None and joined.units and not joined.stands(connection.connection):
         joined.is_dead = True
 
 

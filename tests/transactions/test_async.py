@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -138,29 +137,59 @@ def test_the_async_door_joins_with_await(place: Place, kind: type) -> None:
     assert place.rows() == ["row"]
 
 
-def test_a_cancelled_call_is_cancelled_and_ends_the_transaction(place: Place) -> None:
+@pytest.mark.parametrize("call", ["put", "take"])
+def test_a_cancelled_call_is_cancelled_and_ends_the_transaction(place: Place, call: str) -> None:
+    """Also while its error is kept, and the result that was not read with it."""
     tube = place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
-        async with tubes.aio.connect(place.url, sweep=False) as queue:
+        async with tubes.aio.connect(place.url, sweep=False, busy_timeout=1) as queue:
             jobs = await queue.tube.jobs
-            this: Any = asyncio.current_task()
-
-            def cancel(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-                if "tubes_task" in statement:
-                    this.cancel()
-
             async with engine.connect() as connection:
                 await jobs.put("before", connection=connection)
-                sa.event.listen(connection.sync_connection, "before_cursor_execute", cancel)
-                with pytest.raises(asyncio.CancelledError):
-                    await jobs.put("cancelled", connection=connection)
-            gc.collect()  # aiosqlite's has the file locked until then
+                cancel_at("tubes_task", connection)
+                with pytest.raises(asyncio.CancelledError) as kept:
+                    if call == "put":
+                        await jobs.put("cancelled", connection=connection)
+                    else:
+                        await jobs.take(0, connection=connection)
+            await jobs.put("next")
             async with engine.begin() as connection:
                 await jobs.put("after", connection=connection)
+            del kept
 
     play(place, scene)
-    assert [task.data for task in tube.tasks("r")] == ["after"]
+    assert [task.data for task in tube.tasks("r")] == ["next", "after"]
+
+
+def test_a_first_call_that_is_cancelled_leaves_nothing_locked(sqlite_place: Place) -> None:
+    """It was looking at the connection, on which the user has written."""
+    tube = sqlite_place.tube()
+
+    async def scene(engine: AsyncEngine) -> None:
+        async with tubes.aio.connect(sqlite_place.url, sweep=False, busy_timeout=1) as queue:
+            jobs = await queue.tube.jobs
+            async with engine.connect() as connection:
+                await connection.execute(INSERT, {"what": "row"})
+                cancel_at("database_list", connection)
+                with pytest.raises(asyncio.CancelledError) as kept:
+                    await jobs.put("cancelled", connection=connection)
+            await jobs.put("next")
+            del kept
+
+    play(sqlite_place, scene)
+    assert [task.data for task in tube.tasks("r")] == ["next"] and sqlite_place.rows() == []
+
+
+def cancel_at(what: str, connection: AsyncConnection) -> None:
+    """Cancel the current task at the next statement in which that is."""
+    this: Any = asyncio.current_task()
+
+    def cancel(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if what in statement:
+            this.cancel()
+
+    sa.event.listen(connection.sync_connection, "before_cursor_execute", cancel)
 
 
 def test_many_tasks_join_transactions_of_their_own_at_once(place: Place) -> None:
