@@ -121,6 +121,10 @@ class Joined:
         """Whether it can still be committed: databases roll back by themselves, and say nothing."""
         return not self.is_dead and self._stands(connection)
 
+    def is_over(self, connection: Any) -> bool:
+        """Whether the release of a savepoint was SQLite's commit, since there was no transaction round it."""
+        return not (self.is_dead or self._stands(connection))
+
     def savepoint(self, name: str) -> None:
         self._savepoints.append((name, {unit: unit.mark() for unit in self.units.values()}))
 
@@ -356,8 +360,21 @@ def watch_savepoints(dialect: Dialect) -> None:
 
         return told
 
+    release = told(dialect.do_release_savepoint, Joined.release)
+
+    def do_release_savepoint(connection: sa.Connection, name: str) -> None:
+        release(connection, name)
+        joined: Joined | None = connection.info.get(KEY)
+        if (
+            joined is not None
+            and connection.dialect.name == "sqlite"
+            and joined.is_over(connection.connection)
+        ):
+            del connection.info[KEY]
+            guarded(partial(joined.ended, committed=True))
+
     vars(dialect).update(
         do_savepoint=told(dialect.do_savepoint, Joined.savepoint),
         do_rollback_to_savepoint=told(dialect.do_rollback_to_savepoint, Joined.undo_to),
-        do_release_savepoint=told(dialect.do_release_savepoint, Joined.release),
+        do_release_savepoint=do_release_savepoint,
     )

@@ -480,6 +480,27 @@ def test_a_savepoint_is_all_that_is_committed_where_a_commit_does_nothing(sqlite
     engine.dispose()
 
 
+def test_a_savepoint_of_an_autocommit_connection_is_a_transaction(sqlite_place: Place) -> None:
+    tube = sqlite_place.tube()
+    engine = sqlite_place.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        with connection.begin_nested():
+            with connection.begin_nested() as inner:
+                tube.put("undone", connection=connection)
+                inner.rollback()
+            with connection.begin_nested():
+                tube.put("a", connection=connection)
+            assert sqlite_place.changes == []
+        assert sqlite_place.changes == [("put", "a")] and not connection.info
+        with suppress(KeyError), connection.begin_nested():
+            tube.put("undone", connection=connection)
+            raise KeyError
+    with orm.Session(engine) as session, session.begin(), session.begin_nested():
+        tube.put("b", connection=session)
+    assert sqlite_place.changes == [("put", "a"), ("put", "b")]
+    assert [task.data for task in tube.tasks("r")] == ["a", "b"]
+
+
 def test_a_session_s_savepoints_are_followed(place: Place) -> None:
     tube = place.tube()
     with orm.Session(place.engine) as session, session.begin():
