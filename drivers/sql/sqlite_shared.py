@@ -17,7 +17,7 @@ from tubes.stats import Counts
 from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lock_file import LockFile
-from .sqlite_writer import SqliteWriter
+from .sqlite_writer import SqliteWriter, lasts
 
 T = TypeVar("T")
 
@@ -85,18 +85,31 @@ class SharedFile:
 
     def check_not_locked_here(self) -> None:
         """Raise StoreBusy if this thread has the file's write lock: a call that waits for it would wait for itself."""
-        thread = get_ident()
-        for shared in [shared for key, shared in list(self._all.items()) if key[:2] == self.key[:2]]:
-            if any(tx.is_open and tx.thread == thread for tx in _all_of(shared.joined)):
-                raise StoreBusy(
-                    "this thread's own transaction has locked the file, and the call would wait for it: "
-                    "pass connection= to the call"
-                )
-            if any(writer.is_held_by(thread) for writer in _all_of(shared.writers)):
-                raise StoreBusy(
-                    "this thread is inside a transaction of another queue on the same file, and the call would wait "
-                    "for it: make the call before or after, or use one queue for both"
-                )
+        if lasts(self._is_joined_here):
+            raise StoreBusy(
+                "this thread's own transaction has locked the file, and the call would wait for it: "
+                "pass connection= to the call"
+            )
+        if lasts(self._is_held_here):
+            raise StoreBusy(
+                "this thread is inside a transaction of another queue on the same file, and the call would wait "
+                "for it: make the call before or after, or use one queue for both"
+            )
+
+    def _is_joined_here(self) -> bool:
+        thread, them = get_ident(), (tx for shared in self._of_this_file() for tx in _all_of(shared.joined))
+        return any(tx.is_open and tx.thread == thread for tx in them)
+
+    def _is_held_here(self) -> bool:
+        thread, them = (
+            get_ident(),
+            (one for shared in self._of_this_file() for one in _all_of(shared.writers)),
+        )
+        return any(writer.is_held_by(thread) for writer in them)
+
+    def _of_this_file(self) -> list[SharedFile]:
+        """Those of all namespaces."""
+        return [shared for key, shared in list(self._all.items()) if key[:2] == self.key[:2]]
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to."""

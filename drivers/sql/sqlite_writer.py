@@ -57,6 +57,24 @@ SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
 """The same for who has waited for so many seconds, so that nobody starves."""
 
 
+ENDED_ELSEWHERE, LOOK = 0.5, 0.001
+"""Seconds that a call waits for another thread to end a transaction of its own thread; and between two looks."""
+
+
+def lasts(is_inside: Callable[[], bool]) -> bool:
+    """Tell whether this thread stays inside a transaction, so that its call would wait for itself.
+
+    Another thread may end that, as where a web framework runs the parts of a request in a pool of threads: this one has
+    the next request by then.
+    """
+    until = real_monotonic() + ENDED_ELSEWHERE
+    while is_inside():
+        if real_monotonic() >= until:
+            return True
+        interruptible(pause, LOOK)
+    return False
+
+
 class _Member:
     """One thread's work in the line."""
 
@@ -282,7 +300,7 @@ class SqliteWriter:
     # Those who find it taken
 
     def refuse_to_wait_for_oneself(self) -> None:
-        if self._holder == get_ident():
+        if lasts(lambda: self._holder == get_ident()):
             raise StoreBusy(
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call; what "
                 "takes none is done before or after"

@@ -291,6 +291,39 @@ def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_tra
     assert sqlite_place.changes == [("put", "first"), ("put", "second")]
 
 
+@pytest.mark.parametrize("call", ["put", "joined put", "transaction", "put of another queue"])
+@pytest.mark.parametrize("inside", ["a user's transaction", "the queue's"])
+def test_a_call_waits_while_another_thread_ends_the_transaction(
+    sqlite_place: Place, inside: str, call: str
+) -> None:
+    """As where a web framework runs the parts of a request in a pool of threads, and this one has the next request."""
+    tube, engine = sqlite_place.tube(), sqlite_place.engine
+    other = sqlite_place.connect().tube.jobs
+    connection = engine.connect()
+    end: Callable[[], object] = connection.commit
+    if inside == "the queue's":
+        block = sqlite_place.queue.transaction()
+        tube.put("inside", unit=block.__enter__())
+        end = partial(block.__exit__, None, None, None)
+    else:
+        tube.put("inside", connection=connection)
+    elsewhere = threading.Timer(0.1, end)
+    elsewhere.start()
+    if call == "put":
+        tube.put("outside")
+    elif call == "put of another queue":
+        other.put("outside")
+    elif call == "joined put":
+        with engine.begin() as second:
+            tube.put("outside", connection=second)
+    else:
+        with sqlite_place.queue.transaction() as unit:
+            tube.put("outside", unit=unit)
+    elsewhere.join()
+    connection.close()
+    assert [task.data for task in tube.tasks("r")] == ["inside", "outside"]
+
+
 def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place: Place) -> None:
     shared: Any = sqlite_place.queue.store._shared  # type: ignore[attr-defined]
     with sqlite_place.engine.connect() as one, sqlite_place.engine.connect() as two:
