@@ -50,6 +50,7 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
+
 A_MOMENT = 0.01
 """Seconds until a signal that was lost is sent again: until what Python was clearing away is gone."""
 

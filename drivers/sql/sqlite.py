@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
 from tubes.migrations.running import migration, must_upgrade, print_sql
 
-from tubes.clock import Clock, pause, real_monotonic
+from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
@@ -28,6 +28,7 @@ from tubes.waiting import Waiters
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
+from ..retries import pause_after
 from . import sqlite_joined
 from .catalogue import Catalogue
 from .driver import SqlDriver
@@ -63,9 +64,9 @@ LONG_LOG = 64 << 20
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers: those that read at that moment are waited for."""
 
-BEING_MADE, TRIES, NAP = 2.0, 3, 0.005
+BEING_MADE, TRIES = 2.0, 3
 """Seconds that a file beside the database may be there and not yet open to all users of it; tries where it is open to
-them when it is looked for; seconds between two."""
+them when it is looked for."""
 
 WAITS_FOR_READERS_MS = 50
 """Milliseconds of one try to switch a file to a write-ahead log."""
@@ -128,13 +129,14 @@ class SqliteStore(Catalogue, Renewable):
                     raise
                 tries += 1
                 file = self._kept_from(error.__cause__)
-                if file is None and tries == TRIES:
-                    raise
-                if file is not None and real_monotonic() >= until:
+                if file is None:
+                    if tries == TRIES:
+                        raise
+                elif real_monotonic() >= until:
                     raise StoreUnavailable(
                         f"{self._what} cannot be used: access to {file} is denied"
                     ) from error.__cause__
-            pause(NAP)
+            pause_after(tries)
 
     def _kept_from(self, cause: BaseException | None) -> str | None:
         """The file beside it that this user may not use, which SQLite does not say."""

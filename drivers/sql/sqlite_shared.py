@@ -97,15 +97,14 @@ class SharedFile:
             )
 
     def _is_joined_here(self) -> bool:
-        thread, them = get_ident(), (tx for shared in self._of_this_file() for tx in _all_of(shared.joined))
-        return any(tx.is_open and tx.thread == thread for tx in them)
+        thread = get_ident()
+        joined = (tx for shared in self._of_this_file() for tx in _all_of(shared.joined))
+        return any(tx.is_open and tx.thread == thread for tx in joined)
 
     def _is_held_here(self) -> bool:
-        thread, them = (
-            get_ident(),
-            (one for shared in self._of_this_file() for one in _all_of(shared.writers)),
-        )
-        return any(writer.is_held_by(thread) for writer in them)
+        thread = get_ident()
+        writers = (writer for shared in self._of_this_file() for writer in _all_of(shared.writers))
+        return any(writer.is_held_by(thread) for writer in writers)
 
     def _of_this_file(self) -> list[SharedFile]:
         """Those of all namespaces."""

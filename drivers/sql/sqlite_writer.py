@@ -56,7 +56,6 @@ while what it has read is still good."""
 SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
 """The same for who has waited for so many seconds, so that nobody starves."""
 
-
 ENDED_ELSEWHERE, LOOK = 0.5, 0.001
 """Seconds that a call waits for another thread to end a transaction of its own thread; and between two looks."""
 
