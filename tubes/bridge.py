@@ -261,6 +261,7 @@ class Worker:
             else:
                 self.is_idle = False
                 work()
+                del work  # the last call refers to its transaction, which ends with the last reference to it
             self._end_late_naps()
 
     def _park(self, signal: Signal, timeout: float | None) -> bool:

@@ -391,8 +391,9 @@ def test_a_loop_that_ends_without_its_takes_loses_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path) -> None:
-    """Once nobody refers to who was in it; and others may write."""
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path, calls: int) -> None:
+    """Once nobody refers to who was in it; and others may write. Its thread does not refer to the last call."""
     loop = asyncio.new_event_loop()
 
     async def begin() -> aio.Tube:
@@ -402,7 +403,8 @@ def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path) -> No
 
         async def stay() -> None:
             async with queue.transaction() as unit:
-                await tube.put("never committed", unit=unit)
+                for _ in range(calls):
+                    await tube.put("never committed", unit=unit)
                 begun.set()
                 await asyncio.Event().wait()
 
