@@ -311,6 +311,9 @@ class Queue:
 
     async def run_sync(self, work: Callable[[Any], T], *, unit: Unit) -> T:
         """Return ``work(unit.connection)``, called in the transaction's thread: statements of your own."""
+        if not isinstance(unit, Unit):
+            raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
+        unit.check(self.store)
         return await self.run(lambda: work(unit.connection), unit=unit)
 
     @_like(plain.Queue.close)

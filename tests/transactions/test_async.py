@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -242,5 +243,20 @@ def test_what_is_no_unit_is_refused(place: Place) -> None:
             for unit in nonsense:
                 with pytest.raises(tubes.BadOption, match="a unit is what"):
                     await tube.put("x", unit=unit)
+                with pytest.raises(tubes.BadOption, match="a unit is what"):
+                    await queue.run_sync(lambda connection: connection, unit=unit)
 
     asyncio.run(main())
+
+
+def test_statements_run_in_no_other_queue_s_unit(place: Place) -> None:
+    """Nor in a thread of this queue, beside those of the other."""
+
+    async def main() -> None:
+        connect = partial(tubes.aio.connect, place.url, sweep=False)
+        async with connect() as queue, connect() as other, other.transaction() as unit:
+            with pytest.raises(tubes.BadOption, match="another queue's"):
+                await queue.run_sync(lambda connection: connection.execute(INSERT, {"what": "x"}), unit=unit)
+
+    asyncio.run(main())
+    assert place.rows() == []
