@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -310,7 +311,10 @@ class Queue:
                 own.when_clear(places.release)
 
     async def run_sync(self, work: Callable[[Any], T], *, unit: Unit) -> T:
-        """Return ``work(unit.connection)``, called in the transaction's thread: statements of your own."""
+        """Return ``work(unit.connection)``, called in the transaction's thread: statements of your own.
+
+        It sees your context variables, as in ``asyncio.to_thread``.
+        """
         if not isinstance(unit, Unit):
             raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
         unit.check(self.store)
@@ -397,12 +401,14 @@ class Callbacks:
     """Calls the user's callbacks in the event loop, in commit order.
 
     What a coroutine function returns is awaited before the next callback is called. The verb that made the change
-    does not wait for that; ``close`` does.
+    does not wait for that; ``close`` does. All see the context variables of who connected: one call's change may be
+    told by another.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._line: deque[tuple[Listener, Task, Event]] = deque()
+        self._context = copy_context()
         self._awaited: asyncio.Future[Any] | None = None
 
     def bound(self, listener: Any) -> Any:
@@ -412,7 +418,7 @@ class Callbacks:
     def post(self, listener: Listener, task: Task, event: Event) -> None:
         """Have a callback called. In any thread, in order."""
         with suppress(RuntimeError):  # the loop is over: there is nobody to call
-            self._loop.call_soon_threadsafe(self._add, listener, task, event)
+            self._loop.call_soon_threadsafe(self._add, listener, task, event, context=self._context)
 
     async def finish(self) -> None:
         """Wait for what is awaited now, unless that is who asks, or a loop that is over has left it."""

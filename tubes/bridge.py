@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import Context, copy_context
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
@@ -241,9 +242,10 @@ class Worker:
         """Wait for its end."""
         self._thread.join()
 
-    def begin(self, work: Callable[[], object]) -> greenlet:
-        """Run a call until it ends or waits. Only within the thread."""
+    def begin(self, work: Callable[[], object], context: Context | None = None) -> greenlet:
+        """Run a call, in its caller's context, until it ends or waits. Only within the thread."""
         begun = greenlet(work)
+        begun.gr_context = context
         begun.switch()
         return begun
 
@@ -347,6 +349,7 @@ class Call(Generic[T]):
         otherwise: Callable[[], object] | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self.answer: asyncio.Future[T] = self.loop.create_future()
         self.settled: asyncio.Future[None] = self.loop.create_future()
         self._worker = worker
@@ -374,7 +377,7 @@ class Call(Generic[T]):
         if self.answer.cancelled():
             self._worker.begin(lambda: self._make_good(self._otherwise))
         else:
-            self._greenlet = self._worker.begin(self._do)
+            self._greenlet = self._worker.begin(self._do, self._context)
 
     def _do(self) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from faults.harness import eventually
 import tubes
 from tubes import aio, bridge
 from tubes.testing import FakeClock
+
+REQUEST = ContextVar("REQUEST", default="nobody's")
 
 
 @awaited
@@ -266,6 +269,8 @@ async def test_statements_of_ones_own_run_in_the_transaction(sql_url: str) -> No
         async with queue.transaction() as unit:
             await jobs.put("x", unit=unit)
             assert await queue.run_sync(lambda connection: connection.scalar(count), unit=unit) == 1
+            REQUEST.set("ours")
+            assert await queue.run_sync(lambda _: REQUEST.get(), unit=unit) == "ours"
         with pytest.raises(tubes.BadOption, match="over"):
             await queue.run_sync(lambda connection: connection.scalar(count), unit=unit)
 
@@ -408,6 +413,32 @@ async def test_a_callback_runs_in_the_event_loop_before_the_verb_returns(url: st
         assert task is not None
         await jobs.ack(task)
         assert seen == [("put", here), ("take", here), ("ack", here)]
+
+
+@awaited
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_callbacks_see_the_context_variables_of_who_connected(url: str, is_awaited: bool) -> None:
+    """Whoever calls the verb: of calls at one time, one may tell the changes of all."""
+    seen: list[str] = []
+
+    def plain(task: tubes.Task, event: tubes.Event) -> None:
+        seen.append(REQUEST.get())
+
+    async def coroutine(task: tubes.Task, event: tubes.Event) -> None:
+        await asyncio.sleep(0)
+        seen.append(REQUEST.get())
+
+    async def put(request: str) -> None:
+        REQUEST.set(request)
+        await jobs.put("x")
+
+    REQUEST.set("who connected")
+    async with connect(url) as queue:
+        jobs = await queue.create_tube("jobs", "fifo", on_task_change=coroutine if is_awaited else plain)
+        async with asyncio.TaskGroup() as group:
+            for request in "abc":
+                group.create_task(put(request))
+    assert seen == ["who connected"] * 3
 
 
 @awaited
