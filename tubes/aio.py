@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tubes import queue as plain
-from tubes.bridge import Crew, Worker
+from tubes.bridge import Crew, Worker, is_in_loop
 from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
 from tubes.errors import BadOption
@@ -278,6 +278,8 @@ class Queue:
                 yield unit
                 await worker.settled()  # what was taken for nobody is given back in this transaction or never
             except BaseException as error:
+                if not is_in_loop():  # it is over: this block ends with the last reference to it
+                    raise
                 leave = partial(block.__exit__, type(error), error, error.__traceback__)
                 if not await run(leave, otherwise=roll_back):
                     raise

@@ -38,6 +38,15 @@ STALE_NAPS = 64
 log = logging.getLogger("tubes.aio")
 
 
+def is_in_loop() -> bool:
+    """Whether an event loop runs, so that somebody can wait."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Crew:
     """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction.
 

@@ -8,11 +8,13 @@ import random
 import sqlite3
 import threading
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aio.running import PATIENCE, awaited, connect, in_line, threads_since, until
+from faults.harness import eventually
 
 import tubes
 from tubes import aio, bridge
@@ -419,8 +421,17 @@ def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path, calls
 
     tube = loop.run_until_complete(begin())
     loop.close()
-    gc.collect()
-    with tubes.connect(f"sqlite:///{tmp_path / 'aio.db'}", busy_timeout=0) as other:
+    connect_now = partial(tubes.connect, f"sqlite:///{tmp_path / 'aio.db'}", busy_timeout=0)
+
+    def others_may_write() -> bool:
+        gc.collect()  # again, as its thread may be at the end of the last call still
+        with suppress(tubes.StoreBusy):
+            connect_now().close()
+            return True
+        return False
+
+    eventually(others_may_write)
+    with connect_now() as other:
         other.tube.jobs.put("y")
         asyncio.run(go_on())
         assert [task.data for task in other.tube.jobs.tasks("r")] == ["y", "x"]
