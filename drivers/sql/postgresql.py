@@ -69,8 +69,11 @@ OURS = ("dead_after", "pooled")
 UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
 
-IN_THE_WAY = ("42P07", "42723")
-"""SQLSTATEs of a table and a function that are to be made, where others have that name."""
+IN_THE_WAY = ("42P07", "42723", "42710", "42703")
+"""SQLSTATEs of a table and a function that are to be made, where others have that name, or a type has the table's.
+
+The last: there is a table of versions, and it is no such one.
+"""
 
 LOCK_WAIT = 0.1
 """Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
