@@ -8,6 +8,9 @@ from tubes.errors import StoreUnavailable
 
 from . import HEAD, running, version_table
 
+SECRETS = ("password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
+"""Options of libpq's that nobody is to see."""
+
 HIDDEN = """
     SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE relname = :table AND NOT has_schema_privilege(pg_namespace.oid, 'USAGE')
@@ -68,5 +71,5 @@ def schema_version(connection: sa.Connection, namespace: str) -> str | None:
 
 
 def shown(url: sa.URL) -> str:
-    """A URL without its passwords, also those in its query."""
-    return url.difference_update_query(("password", "sslpassword")).render_as_string(hide_password=True)
+    """A URL without its passwords and what is as good as one, also those in its query."""
+    return url.difference_update_query(SECRETS).render_as_string(hide_password=True)

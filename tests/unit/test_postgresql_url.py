@@ -54,7 +54,14 @@ def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("place", ["user:s3cret@127.0.0.1:1/db", "127.0.0.1:1/db?user=me&password=s3cret"])
+KNOWN = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+SECRETS = KNOWN & {"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["user:s3cret@127.0.0.1:1/db", *(f"127.0.0.1:1/db?user=me&{name}=s3cret" for name in sorted(SECRETS))],
+)
 def test_a_server_that_is_away_is_named_without_the_password(place: str) -> None:
     with pytest.raises(tubes.StoreUnavailable, match=r"127\.0\.0\.1:1/db") as caught:
         tubes.connect(f"postgresql+psycopg://{place}")
