@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .postgresql_wire import BEGIN, Wire
 
+LIFT = "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')"
+"""Until the transaction's end. With many tasks it may take longer than a role may, and nobody can do without it."""
+
 
 def empty_temporary(wire: Wire, namespace: str) -> None:
     """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
@@ -24,7 +27,9 @@ def empty_temporary(wire: Wire, namespace: str) -> None:
         return
     # Who is second waits for the first, and finds it done
     was_started = f"SELECT started <> {epoch} FROM {server} FOR UPDATE"
-    if (True,) in wire.execute(was_started, (), begin=BEGIN).rows:  # two, where data was restored
+    is_new = (True,) in wire.execute(was_started, (), begin=BEGIN).rows  # two rows, where data was restored
+    wire.execute(LIFT, ())
+    if is_new:
         wire.execute(f"UPDATE {server} SET started = {epoch}", ())
         # Out of the front first, with nobody there to see it: each sub-queue that a task leaves when it is deleted
         # takes one of the server's locks, of which there may be too few for all

@@ -513,6 +513,28 @@ def test_a_restart_empties_a_temporary_tube_whose_data_alone_was_restored(connec
     assert [task.data for task in tasks] == ["new"]
 
 
+def test_a_restart_empties_a_temporary_tube_though_it_takes_longer_than_a_statement_may(url: str) -> None:
+    """Nobody could open the queue else, nor get a task of any other tube."""
+    with tubes.connect(url, sweep=False) as queue:
+        queue.create_tube("brief", "fifo", temporary=True).put("gone")
+    with psycopg.connect(plain(url)) as db:
+        db.execute("""
+            UPDATE tubes_server SET started = 'before';
+            CREATE FUNCTION takes_long() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF current_setting('statement_timeout') <> '0' THEN
+                    RAISE query_canceled;
+                END IF;
+                RETURN old;
+            END $$;
+            CREATE TRIGGER takes_long BEFORE DELETE ON tubes_temporary_task
+                FOR EACH ROW EXECUTE FUNCTION takes_long()
+        """)
+    with tubes.connect(changed(url, options="-cstatement_timeout=1min"), sweep=False) as queue:
+        assert queue.tube.brief.tasks("r") == []
+        with queue.transaction() as unit:
+            assert unit.connection.exec_driver_sql("SHOW statement_timeout").scalar() == "1min"
+
+
 @pytest.mark.parametrize("type", ["limfifottl", "limited_utube"])
 def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(
     connect: Connect, url: str, type: str
