@@ -35,6 +35,8 @@ def bring_up(
     with connection.begin():
         connection.execute(sa.text("SELECT set_config('lock_timeout', :ms, true)"), {"ms": lock_timeout})
         version = schema_version(connection, namespace)
+        if version is None:
+            _check_shows_rows(connection, namespace, what)
         if version is None and not migrate:
             _check_not_hidden(connection, namespace, what)
         command = running.migration(shown(connection.engine.url), namespace)
@@ -57,6 +59,16 @@ def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> N
         raise StoreUnavailable(
             f"{what} cannot be used: access is denied to the schema {schema}, where the tables are: "
             f"GRANT USAGE ON SCHEMA {schema} TO its role"
+        )
+
+
+def _check_shows_rows(connection: sa.Connection, namespace: str, what: str) -> None:
+    """StoreUnavailable where row level security keeps the table's only row from this role, as if it were empty."""
+    table = f'"{version_table(namespace)}"'
+    if connection.scalar(sa.text("SELECT row_security_active(to_regclass(:table))"), {"table": table}):
+        raise StoreUnavailable(
+            f"{what} cannot be used: row level security hides what is in {table} from its role: give it a policy "
+            "that lets it see and write all rows of the queue's tables, or disable row level security on them"
         )
 
 

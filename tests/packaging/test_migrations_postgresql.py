@@ -367,6 +367,24 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
             db.execute("DROP OWNED BY application; DROP ROLE application")
 
 
+def test_tables_that_row_level_security_hides_are_not_said_to_be_missing(
+    own_postgres_db: str, postgres_server: PostgresServer
+) -> None:
+    """To migrate them would not help."""
+    bring_up(own_postgres_db)
+    application = sa.make_url(own_postgres_db).set(username="application").render_as_string()
+    server = sa.make_url(own_postgres_db).set(username="postgres").render_as_string()
+    with psycopg.connect(conninfo(server), autocommit=True) as db:
+        db.execute("CREATE ROLE application LOGIN")
+        try:
+            db.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO application")
+            db.execute("ALTER TABLE tubes_version ENABLE ROW LEVEL SECURITY")
+            with pytest.raises(tubes.StoreUnavailable, match="row level security"):
+                tubes.connect(application)
+        finally:
+            db.execute("DROP OWNED BY application; DROP ROLE application")
+
+
 # The SQL
 
 
