@@ -657,7 +657,8 @@ def _path(url: str) -> str | None:
             "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
             option="url",
         ) from error
-    if parsed.host or "?" in url or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+    names_a_host = url.partition("://")[2][:1] not in ("", "/")  # or a user
+    if names_a_host or "?" in url or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise BadOption(
             f"bad SQLite URL {parsed.render_as_string()!r}: write sqlite:///relative.db, sqlite:////absolute.db"
             " or sqlite:// for memory",

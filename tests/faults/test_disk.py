@@ -286,6 +286,18 @@ def test_a_question_mark_in_a_url_is_refused(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("place", ["host", "ann:secret@", "ann@host", ":80"])
+def test_a_user_or_a_host_in_a_url_is_refused(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file has none, and nothing is protected by the password."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(tubes.BadOption, match="bad SQLite URL") as refused:
+        tubes.connect(f"sqlite://{place}/jobs.db")
+    assert "secret" not in str(refused.value)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
     """A file of no bytes is what SQLite makes of a new database."""
     db.touch()
