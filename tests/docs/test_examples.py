@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import interpreter
 import pytest
@@ -146,3 +147,18 @@ def test_the_worker_puts_aside_what_killed_its_workers(tmp_path: Path) -> None:
         worker.terminate()
         worker.communicate(timeout=30)
         assert (worker.returncode, (tmp_path / "tries").read_text()) == (0, "xxxxx")
+
+
+def test_the_copy_to_another_store_leaves_out_what_is_over() -> None:
+    """That of the how-to, also where a task never had any time to live."""
+    (block,) = (
+        found for found in blocks(ROOT / "docs/how-to/upgrade.md", "python") if "def copy" in found.text
+    )
+    page: dict[str, Any] = {}
+    exec(block.text.partition("\nwith (")[0], page)
+    with tubes.connect("sqlite://", sweep=False) as old, tubes.connect("sqlite://") as new:
+        mails, there = old.create_tube("mails", "fifottl"), new.create_tube("mails", "fifottl")
+        mails.put("over", ttl=0)
+        mails.put("hello", ttl=60)
+        page["copy"](mails, there)
+        assert [task.data for task in there.tasks("r")] == ["hello"]
