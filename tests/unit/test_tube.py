@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -69,12 +70,18 @@ def test_statistics_of_all_leave_out_no_tube_because_the_store_is_away(
         tube._queue.statistics()
 
 
+@pytest.fixture
+def held(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> tubes.Task | None:
+    """A taken task. However long it is until the next take, that looks for the dead only when it finds nothing."""
+    monkeypatch.setattr("tubes.queue.LOOK_EVERY", math.inf)
+    tube.put("held")
+    return tube.take(timeout=0)
+
+
 def test_an_ack_stands_when_the_look_for_more_meets_a_store_that_is_away(
-    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+    tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error would tell the caller that nothing was changed; the next call has it."""
-    tube.put("held")
-    held = tube.take(timeout=0)
 
     def is_away(*_: object) -> None:
         raise tubes.StoreUnavailable("no such server")
@@ -105,10 +112,8 @@ def no_take_is_committed(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_ack_stands_and_what_was_not_committed_is_not_taken(
-    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    tube.put("held")
-    held = tube.take(timeout=0)
     monkeypatch.setattr(tube._queue, "rescue_for", lambda taker: bool(taker.put("of the dead")))
     request.getfixturevalue("no_take_is_committed")
     assert tube.take(timeout=0, ack=held) is None
