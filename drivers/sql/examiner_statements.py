@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import sqlalchemy as sa
@@ -13,190 +11,152 @@ from .rules import COLUMNS
 from .statements import Statement
 
 
-@dataclass(frozen=True)
 class Looks:
-    """The statements for one dialect, namespace and table of tasks."""
+    """For one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks."""
 
-    # Tasks
-    size: Statement
-    rows: Statement
-    row: Statement
-    payloads: Statement
-    set_row: Statement
-    set_times: Statement
-    set_front: Statement
-    as_bytes: Statement
-    remove: Statement
-    give_room: Statement
-    # Sub-queues
-    first_lines: Statement
-    next_lines: Statement
-    lock_line: Statement | None
-    fronts: Statement
-    best_behind: Statement
-    # Tubes
-    strays: Sequence[Statement]
-    has_utubes: Statement
-    adopt: Statement
-    pass_number: Statement | None
-    stored: Statement
-    lock_stored: Statement
-    set_stored: Statement
-    # Sessions
-    holders: Statement
-    connections: Statement
-    lonely: Statement
-    unknown: Statement
-    add_session: Statement
-    # Calls
-    calls: Statement
-    remove_calls: Statement
-    uncounted: Statement | None
-    count_anew: Statement
-    # Schema
-    made: Statement
-    check_file: Statement
-    check_tables: Sequence[Statement]
-    check_indexes: Sequence[Statement]
-    # Sequences of a server
-    behind: Statement
-    catch_up: Statement
+    def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
+        is_server = dialect.name == "postgresql"
+        tube, session, connection, calls = (
+            f'"{namespace}_{name}"' for name in ("tube", "session", "connection", "calls")
+        )
+        task = f'"{namespace}_temporary_task"' if temporary else f'"{namespace}_task"'
+        ours = tube, task, session, connection, calls
+        locked = " FOR UPDATE" if is_server else ""
 
+        def make(text: str, *names: str) -> Statement:
+            return Statement(sa.text(text), dialect, *names)
 
-@lru_cache(maxsize=64)
-def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
-    """Build and compile all of them; ``temporary``: for the table of the temporary tubes' tasks."""
-    is_server = dialect.name == "postgresql"
-    tube, session, connection, calls = (
-        f'"{namespace}_{name}"' for name in ("tube", "session", "connection", "calls")
-    )
-    task = f'"{namespace}_temporary_task"' if temporary else f'"{namespace}_task"'
-    ours = tube, task, session, connection, calls
-    locked = " FOR UPDATE" if is_server else ""
+        if is_server:
+            sizes = "octet_length(data), octet_length(bytes)"
+            # In a database without an encoding, a text may be none: it is not sent as one, nor converted
+            as_bytes = (
+                "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN convert_to(data, 'SQL_ASCII')"
+                " ELSE convert_to(data, 'UTF8') END"
+            )
+            ids = "SELECT CAST(json_array_elements_text(CAST(:ids AS json)) AS bigint)"
+            among = f"id = ANY(CAST(ARRAY({ids}) AS bigint[]))"
+            in_lines = "front = 0"  # a unique index keeps the others right
+            corners = ("front = 1", "front = 0", "front IS NULL")
+            tables = ", ".join(
+                f"""to_regclass('"{namespace}_{name}"')""" for name in ("task", "temporary_task")
+            )
+            made = (
+                f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
+                f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
+                " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
+                f" WHERE tgrelid IN ({tables}) AND tgenabled <> 'D'"
+            )
+        else:
+            sizes = "length(CAST(data AS BLOB)), length(bytes)"
+            as_bytes = "CAST(data AS BLOB)"  # as text it might not be readable
+            among = "id IN (SELECT value FROM json_each(:ids))"
+            in_lines = "front IS NOT NULL"
+            corners = (
+                "front = 1",
+                "front IS NOT NULL AND utube IS NOT NULL",
+                "front IS NULL AND tube IS NOT NULL",
+            )
+            made = "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
+        sequences = " UNION ALL ".join(
+            f"SELECT '{name}' AS name, CAST({sequence} AS regclass) AS sequence, ({highest}) AS highest"
+            for name, sequence, highest in (
+                (
+                    "task",
+                    f"""'"{namespace}_task_id"'""",
+                    f'SELECT greatest((SELECT max(id) FROM "{namespace}_task"),'
+                    f' (SELECT max(id) FROM "{namespace}_temporary_task"))',
+                ),
+                ("tube", f"pg_get_serial_sequence('{tube}', 'id')", f"SELECT max(id) FROM {tube}"),
+            )
+        )
+        behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
+        facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {task}"
+        works = "state IN ('r', 't')"
 
-    def make(text: str, *names: str) -> Statement:
-        return Statement(sa.text(text), dialect, *names)
+        def lines(first: str, *names: str) -> Statement:
+            """Walk from sub-queue to sub-queue, past all that is in them."""
+            there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
+            of = f"FROM {task} AS m WHERE m.tube = :tube AND m.utube = walk.utube AND m.{works}"
+            # Where EXISTS stood, PostgreSQL would read all that are behind, and a search by (pri, id) all of one pri
+            better = (
+                f"SELECT CASE WHEN (b.pri, b.id) < (h.pri, h.id) THEN 1 ELSE 0 END FROM {task} AS b"
+                " WHERE b.tube = :tube AND b.utube = h.utube AND b.front = 0 ORDER BY b.pri, b.id LIMIT 1"
+            )
+            worse = (
+                f"SELECT 1 FROM {task} AS h WHERE h.tube = :tube AND h.utube = walk.utube AND h.front = 1"
+                f" AND h.state = 'r' AND ({better}) = 1 LIMIT 1"
+            )
+            return make(
+                f"WITH RECURSIVE walk(utube, n) AS ("
+                f"SELECT * FROM (SELECT t.utube, 1 {there} AND t.utube {first} ORDER BY t.utube LIMIT 1) AS first "
+                f"UNION ALL SELECT (SELECT t.utube {there} AND t.utube > walk.utube ORDER BY t.utube LIMIT 1), n + 1"
+                f" FROM walk WHERE walk.utube IS NOT NULL AND n < :limit) "
+                f"SELECT utube, (SELECT count(*) FROM (SELECT 1 {of} AND m.front = 1 LIMIT 2) AS heads), "
+                f"CASE WHEN (SELECT 1 {of} AND m.front = 0 LIMIT 1) = 1 THEN 1 ELSE 0 END, "
+                f"CASE WHEN ({worse}) = 1 THEN 1 ELSE 0 END "
+                f"FROM walk WHERE utube IS NOT NULL",
+                *names,
+            )
 
-    if is_server:
-        sizes = "octet_length(data), octet_length(bytes)"
-        # In a database without an encoding, a text may be none: it is not sent as one, nor converted
-        as_bytes = (
-            "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN convert_to(data, 'SQL_ASCII')"
-            " ELSE convert_to(data, 'UTF8') END"
-        )
-        among = "id = ANY(CAST(ARRAY(SELECT CAST(json_array_elements_text(CAST(:ids AS json)) AS bigint)) AS bigint[]))"
-        in_lines = "front = 0"  # a unique index keeps the others right
-        corners = ("front = 1", "front = 0", "front IS NULL")
-        tables = ", ".join(f"""to_regclass('"{namespace}_{name}"')""" for name in ("task", "temporary_task"))
-        made = (
-            f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
-            f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
-            " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
-            f" WHERE tgrelid IN ({tables}) AND tgenabled <> 'D'"
-        )
-    else:
-        sizes = "length(CAST(data AS BLOB)), length(bytes)"
-        as_bytes = "CAST(data AS BLOB)"  # as text it might not be readable
-        among = "id IN (SELECT value FROM json_each(:ids))"
-        in_lines = "front IS NOT NULL"
-        corners = (
-            "front = 1",
-            "front IS NOT NULL AND utube IS NOT NULL",
-            "front IS NULL AND tube IS NOT NULL",
-        )
-        made = "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
-    sequences = " UNION ALL ".join(
-        f"SELECT '{name}' AS name, CAST({sequence} AS regclass) AS sequence, ({highest}) AS highest"
-        for name, sequence, highest in (
-            (
-                "task",
-                f"""'"{namespace}_task_id"'""",
-                f'SELECT greatest((SELECT max(id) FROM "{namespace}_task"),'
-                f' (SELECT max(id) FROM "{namespace}_temporary_task"))',
-            ),
-            ("tube", f"pg_get_serial_sequence('{tube}', 'id')", f"SELECT max(id) FROM {tube}"),
-        )
-    )
-    behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
-    facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {task}"
-    works = "state IN ('r', 't')"
+        def strays(corner: str) -> Statement:
+            """The numbers of tubes that are not in the catalogue, walking from tube to tube."""
+            return make(
+                f"WITH RECURSIVE walk(tube) AS (SELECT min(tube) FROM {task} WHERE {corner} "
+                f"UNION ALL SELECT (SELECT min(t.tube) FROM {task} AS t WHERE {corner} AND t.tube > walk.tube)"
+                f" FROM walk WHERE walk.tube IS NOT NULL) "
+                f"SELECT tube FROM walk WHERE tube IS NOT NULL AND tube NOT IN (SELECT id FROM {tube})"
+            )
 
-    def lines(first: str, *names: str) -> Statement:
-        """Walk from sub-queue to sub-queue, past all that is in them."""
-        there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
-        of = f"FROM {task} AS m WHERE m.tube = :tube AND m.utube = walk.utube AND m.{works}"
-        # Where EXISTS stood, PostgreSQL would read all that are behind, and a search by (pri, id) all of one pri
-        better = (
-            f"SELECT CASE WHEN (b.pri, b.id) < (h.pri, h.id) THEN 1 ELSE 0 END FROM {task} AS b WHERE b.tube = :tube"
-            " AND b.utube = h.utube AND b.front = 0 ORDER BY b.pri, b.id LIMIT 1"
-        )
-        worse = (
-            f"SELECT 1 FROM {task} AS h WHERE h.tube = :tube AND h.utube = walk.utube AND h.front = 1"
-            f" AND h.state = 'r' AND ({better}) = 1 LIMIT 1"
-        )
-        return make(
-            f"WITH RECURSIVE walk(utube, n) AS ("
-            f"SELECT * FROM (SELECT t.utube, 1 {there} AND t.utube {first} ORDER BY t.utube LIMIT 1) AS first "
-            f"UNION ALL SELECT (SELECT t.utube {there} AND t.utube > walk.utube ORDER BY t.utube LIMIT 1), n + 1"
-            f" FROM walk WHERE walk.utube IS NOT NULL AND n < :limit) "
-            f"SELECT utube, (SELECT count(*) FROM (SELECT 1 {of} AND m.front = 1 LIMIT 2) AS heads), "
-            f"CASE WHEN (SELECT 1 {of} AND m.front = 0 LIMIT 1) = 1 THEN 1 ELSE 0 END, "
-            f"CASE WHEN ({worse}) = 1 THEN 1 ELSE 0 END "
-            f"FROM walk WHERE utube IS NOT NULL",
-            *names,
-        )
-
-    def strays(corner: str) -> Statement:
-        """The numbers of tubes that are not in the catalogue, walking from tube to tube."""
-        return make(
-            f"WITH RECURSIVE walk(tube) AS (SELECT min(tube) FROM {task} WHERE {corner} "
-            f"UNION ALL SELECT (SELECT min(t.tube) FROM {task} AS t WHERE {corner} AND t.tube > walk.tube)"
-            f" FROM walk WHERE walk.tube IS NOT NULL) "
-            f"SELECT tube FROM walk WHERE tube IS NOT NULL AND tube NOT IN (SELECT id FROM {tube})"
-        )
-
-    return Looks(
-        size=make(f"SELECT count(*) FROM {task}"),
-        rows=make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit", "after", "limit"),
-        row=make(f"{facts} WHERE id = :id{locked}", "id"),
-        payloads=make(f"SELECT id, {as_bytes} FROM {task} WHERE {among} AND data IS NOT NULL", "ids"),
-        set_row=make(
+        # Tasks
+        self.size = make(f"SELECT count(*) FROM {task}")
+        self.rows = make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit", "after", "limit")
+        self.row = make(f"{facts} WHERE id = :id{locked}", "id")
+        self.payloads = make(f"SELECT id, {as_bytes} FROM {task} WHERE {among} AND data IS NOT NULL", "ids")
+        self.set_row = make(
             f"UPDATE {task} SET state = :state, front = :front, place = :place, utube = :utube, due_ms = :due_ms,"
             " attempts = :attempts, owner = :owner WHERE id = :id",
             *("state", "front", "place", "utube", "due_ms", "attempts", "owner", "id"),
-        ),
-        set_times=make(  # by itself: beside a new front or state, ttr_ms would start a trigger
+        )
+        self.set_times = make(  # by itself: beside a new front or state, ttr_ms would start a trigger
             f"UPDATE {task} SET created_ms = :created_ms, updated_ms = :updated_ms, ttl_ms = :ttl_ms, ttr_ms = :ttr_ms"
             " WHERE id = :id",
             *("created_ms", "updated_ms", "ttl_ms", "ttr_ms", "id"),
-        ),
-        set_front=make(f"UPDATE {task} SET front = :front WHERE id = :id", "front", "id"),
-        as_bytes=make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id", "id"),
-        remove=make(f"DELETE FROM {task} WHERE id = :id", "id"),
-        give_room=make(f"UPDATE {tube} SET stored = stored - 1 WHERE id = :tube AND stored > 0", "tube"),
-        first_lines=lines(">= ''", "tube", "limit"),
-        next_lines=lines("> :after", "tube", "after", "limit"),
-        lock_line=(
+        )
+        self.set_front = make(f"UPDATE {task} SET front = :front WHERE id = :id", "front", "id")
+        self.as_bytes = make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id", "id")
+        self.remove = make(f"DELETE FROM {task} WHERE id = :id", "id")
+        self.give_room = make(
+            f"UPDATE {tube} SET stored = stored - 1 WHERE id = :tube AND stored > 0", "tube"
+        )
+
+        # Sub-queues
+        self.first_lines = lines(">= ''", "tube", "limit")
+        self.next_lines = lines("> :after", "tube", "after", "limit")
+        self.lock_line = (
             make(f'SELECT count(pg_advisory_xact_lock("{namespace}_key"(:tube, :utube)))', "tube", "utube")
             if is_server
             else None
-        ),
-        fronts=make(
+        )
+        self.fronts = make(
             f"{facts} WHERE tube = :tube AND utube = :utube AND front = 1 ORDER BY pri, id LIMIT :limit{locked}",
             *("tube", "utube", "limit"),
-        ),
-        best_behind=make(
+        )
+        self.best_behind = make(
             f"{facts} WHERE tube = :tube AND utube = :utube AND front = 0 AND {works} ORDER BY pri, id LIMIT 1{locked}",
             *("tube", "utube"),
-        ),
-        strays=[strays(corner) for corner in corners],
-        has_utubes=make(f"SELECT 1 FROM {task} WHERE tube = :tube AND utube IS NOT NULL LIMIT 1", "tube"),
-        adopt=make(
+        )
+
+        # Tubes
+        self.strays = [strays(corner) for corner in corners]
+        self.has_utubes = make(
+            f"SELECT 1 FROM {task} WHERE tube = :tube AND utube IS NOT NULL LIMIT 1", "tube"
+        )
+        self.adopt = make(
             f"INSERT INTO {tube} (id, name, type, options, temporary, stored) "
             f"{'OVERRIDING SYSTEM VALUE ' if is_server else ''}VALUES (:id, :name, :type, '{{}}', :temporary, 0)",
             *("id", "name", "type", "temporary"),
-        ),
-        pass_number=(
+        )
+        self.pass_number = (
             make(
                 "SELECT setval(s, :id) FROM (SELECT CAST(pg_get_serial_sequence("
                 f"'{tube}', 'id') AS regclass) AS s) AS q WHERE coalesce(pg_sequence_last_value(s), 0) < :id",
@@ -204,49 +164,62 @@ def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
             )
             if is_server
             else None
-        ),
-        stored=make(f"SELECT stored FROM {tube} WHERE id = :tube", "tube"),
-        lock_stored=make(f"SELECT stored FROM {tube} WHERE id = :tube{locked}", "tube"),
-        set_stored=make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube", "stored", "tube"),
-        holders=make(
+        )
+        self.stored = make(f"SELECT stored FROM {tube} WHERE id = :tube", "tube")
+        self.lock_stored = make(f"SELECT stored FROM {tube} WHERE id = :tube{locked}", "tube")
+        self.set_stored = make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube", "stored", "tube")
+
+        # Sessions
+        self.holders = make(
             "SELECT held.owner, held.tasks, session.id, session.ends_ms FROM"
             f" (SELECT owner, count(*) AS tasks FROM {task}"
             " WHERE tube = :tube AND front = 1 AND state = 't' AND owner IS NOT NULL GROUP BY owner) AS held"
             f" LEFT JOIN {session} AS session ON session.id = held.owner ORDER BY held.owner",
             "tube",
-        ),
-        connections=make(f"SELECT id FROM {connection} WHERE session = :session", "session"),
-        lonely=make(
+        )
+        self.connections = make(f"SELECT id FROM {connection} WHERE session = :session", "session")
+        self.lonely = make(
             f"SELECT id FROM {session} WHERE ends_ms IS NULL"
             f" AND id NOT IN (SELECT session FROM {connection}) ORDER BY id"
-        ),
-        unknown=make(
+        )
+        self.unknown = make(
             f"SELECT DISTINCT session FROM {connection}"
             f" WHERE session NOT IN (SELECT id FROM {session}) ORDER BY session"
-        ),
-        add_session=make(
+        )
+        self.add_session = make(
             f"INSERT INTO {session} (id, ttr_ms, ends_ms)"
             f" SELECT DISTINCT session, 0, CAST(NULL AS bigint) FROM {connection}"
             f" WHERE session = :id AND session NOT IN (SELECT id FROM {session})",
             "id",
-        ),
-        calls=make(
+        )
+
+        # Calls
+        self.calls = make(
             f"SELECT DISTINCT tube FROM {calls} WHERE tube NOT IN (SELECT id FROM {tube}) ORDER BY tube"
-        ),
-        remove_calls=make(
+        )
+        self.remove_calls = make(
             f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})", "tube"
-        ),
-        uncounted=(
+        )
+        self.uncounted = (
             None if is_server else make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
-        ),
-        count_anew=make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event"),
-        made=make(made),
-        check_file=make("PRAGMA quick_check(100)"),
-        check_tables=[make(f"PRAGMA quick_check({name})") for name in ours],
-        check_indexes=[make(f"PRAGMA integrity_check({name})") for name in ours],
-        behind=make(f"SELECT name, highest {behind} ORDER BY name"),
-        catch_up=make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name"),
-    )
+        )
+        self.count_anew = make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event")
+
+        # Schema
+        self.made = make(made)
+        self.check_file = make("PRAGMA quick_check(100)")
+        self.check_tables = [make(f"PRAGMA quick_check({name})") for name in ours]
+        self.check_indexes = [make(f"PRAGMA integrity_check({name})") for name in ours]
+
+        # Sequences of a server
+        self.behind = make(f"SELECT name, highest {behind} ORDER BY name")
+        self.catch_up = make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name")
+
+
+@lru_cache(maxsize=64)
+def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
+    """All of them, built and compiled once."""
+    return Looks(dialect, namespace, temporary)
 
 
 def rebuilding(dialect: Dialect, index: str) -> Statement:
