@@ -16,33 +16,17 @@ one from behind. A take therefore costs the same whatever lies in busy sub-queue
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import sqlalchemy as sa
 
 
-@dataclass(frozen=True)
 class Tables:
     """The tables of one namespace."""
 
-    tube: sa.Table
-    task: sa.Table
-    temporary_task: sa.Table
-    session: sa.Table
-    connection: sa.Table
-    calls: sa.Table
-
-
-@lru_cache(maxsize=64)
-def tables(namespace: str) -> Tables:
-    """Describe the tables of a namespace."""
-    meta = sa.MetaData()
-    big = sa.BigInteger
-    text = sa.Text
-    task = _task(f"{namespace}_task", meta)
-    return Tables(
-        tube=sa.Table(
+    def __init__(self, namespace: str) -> None:
+        meta, big, text = sa.MetaData(), sa.BigInteger, sa.Text
+        self.tube = sa.Table(
             f"{namespace}_tube",
             meta,
             sa.Column("id", big, primary_key=True),
@@ -51,17 +35,36 @@ def tables(namespace: str) -> Tables:
             sa.Column("options", text, nullable=False),
             sa.Column("temporary", sa.Boolean, nullable=False),
             sa.Column("stored", big, nullable=False),
-        ),
-        task=task,
-        temporary_task=task.to_metadata(meta, name=f"{namespace}_temporary_task"),
-        session=sa.Table(
+        )
+        self.task = sa.Table(
+            f"{namespace}_task",
+            meta,
+            sa.Column("id", big, primary_key=True),
+            sa.Column("tube", big, nullable=False),
+            sa.Column("state", text, nullable=False),
+            sa.Column("front", sa.SmallInteger),
+            sa.Column("pri", big, nullable=False),
+            sa.Column("place", big),
+            sa.Column("utube", text),
+            sa.Column("created_ms", big, nullable=False),
+            sa.Column("updated_ms", big, nullable=False),
+            sa.Column("due_ms", big),
+            sa.Column("ttl_ms", big),
+            sa.Column("ttr_ms", big),
+            sa.Column("attempts", sa.Integer, nullable=False),
+            sa.Column("owner", text),
+            sa.Column("data", text),
+            sa.Column("bytes", sa.LargeBinary),
+        )
+        self.temporary_task = self.task.to_metadata(meta, name=f"{namespace}_temporary_task")
+        self.session = sa.Table(
             f"{namespace}_session",
             meta,
             sa.Column("id", text, primary_key=True),
             sa.Column("ttr_ms", big, nullable=False),
             sa.Column("ends_ms", big),
-        ),
-        connection=sa.Table(
+        )
+        self.connection = sa.Table(
             f"{namespace}_connection",
             meta,
             sa.Column("id", big, primary_key=True),
@@ -69,37 +72,17 @@ def tables(namespace: str) -> Tables:
             sa.Column("host", text, nullable=False),
             sa.Column("pid", sa.Integer, nullable=False),
             sa.Column("started_ms", big, nullable=False),
-        ),
-        calls=sa.Table(
+        )
+        self.calls = sa.Table(
             f"{namespace}_calls",
             meta,
             sa.Column("tube", big, primary_key=True),
             sa.Column("event", text, primary_key=True),
             sa.Column("count", big, nullable=False),
-        ),
-    )
+        )
 
 
-def _task(name: str, meta: sa.MetaData) -> sa.Table:
-    big = sa.BigInteger
-    text = sa.Text
-    return sa.Table(
-        name,
-        meta,
-        sa.Column("id", big, primary_key=True),
-        sa.Column("tube", big, nullable=False),
-        sa.Column("state", text, nullable=False),
-        sa.Column("front", sa.SmallInteger),
-        sa.Column("pri", big, nullable=False),
-        sa.Column("place", big),
-        sa.Column("utube", text),
-        sa.Column("created_ms", big, nullable=False),
-        sa.Column("updated_ms", big, nullable=False),
-        sa.Column("due_ms", big),
-        sa.Column("ttl_ms", big),
-        sa.Column("ttr_ms", big),
-        sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("owner", text),
-        sa.Column("data", text),
-        sa.Column("bytes", sa.LargeBinary),
-    )
+@lru_cache(maxsize=64)
+def tables(namespace: str) -> Tables:
+    """Those of a namespace, described once."""
+    return Tables(namespace)
