@@ -39,7 +39,9 @@ def register() -> None:
     imported with them, which has registered itself for both: so it comes after all that.
     """
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+        before=lambda: _with_all_open(lambda queue: queue.store.before_fork()),
+        after_in_parent=lambda: _with_all_open(lambda queue: queue.store.after_fork()),
+        after_in_child=lambda: _with_all_open(lambda queue: queue.forked()),
     )
     atexit.register(_at_exit)
 
@@ -63,18 +65,6 @@ def _with_all_open(act: Callable[[Queue], None]) -> None:
                 each.callback(act, queue)
 
     guarded(whole)
-
-
-def _before_fork() -> None:
-    _with_all_open(lambda queue: queue.store.before_fork())
-
-
-def _after_fork_in_parent() -> None:
-    _with_all_open(lambda queue: queue.store.after_fork())
-
-
-def _after_fork_in_child() -> None:
-    _with_all_open(lambda queue: queue.forked())
 
 
 def _at_exit() -> None:
