@@ -14,7 +14,7 @@ import itertools
 import os
 import select
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -29,6 +29,8 @@ from ..lookout import Lookout
 from ..retries import Lost
 from .lending import Lender
 from .statements import Row
+
+T = TypeVar("T")
 
 PLANNING = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
 """A plan made while the table was empty must not be a scan, since it is kept while the table fills."""
@@ -160,12 +162,7 @@ class Wire:
         if name is None or begin:  # always, behind a pooler
             return self.pipeline(text, (given,), begin=begin)[0]
         self._check_own()
-        pg = self._pg
-        values = [_sent(value) for value in given]
-        try:
-            pg.send_query_prepared(name, values)
-        except psycopg.Error as error:
-            raise self._gone(error, was_sent=False) from error
+        self._sending(self._pg.send_query_prepared, name, [_sent(value) for value in given])
         return self._read(self._answer())
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
@@ -177,7 +174,7 @@ class Wire:
         is_new = name is None
         self._pg.enter_pipeline_mode()
         try:
-            name = self._send_all(text, name, values, before, after)
+            name = self._sending(self._send_all, text, name, values, before, after)
             answers = self._answers([], are_piped=True)
         finally:
             if not self.is_lost:
@@ -298,17 +295,16 @@ class Wire:
         if TRIGGERS_SETTING in text.lower():
             self._may_lack_triggers = True
 
-    def _sending(self, call: Callable[..., None], *args: Any) -> None:
+    def _sending(self, call: Callable[..., T], *args: Any) -> T:
         """Call libpq where no answer is under way: if that fails, nothing was done."""
         try:
-            call(*args)
+            return call(*args)
         except psycopg.Error as error:
             raise self._gone(error, was_sent=False) from error
 
     def _is_pooled(self) -> bool:
         """Whether the server's process is another than the connection was told: a pooler makes one up."""
-        self._sending(self._pg.send_query, b"SELECT pg_backend_pid()")
-        pid: int = self._read(self._answer()).rows[0][0]
+        pid: int = self.simple("SELECT pg_backend_pid()").rows[0][0]
         return pid != self._pg.backend_pid
 
     def _silence(self) -> dict[str, str]:
@@ -335,20 +331,17 @@ class Wire:
         after: Sequence[str],
     ) -> bytes:
         pg = self._pg
-        try:
-            for other in before:
-                pg.send_query_params(other.encode(), None)
-            if name is None:
-                # never one again, since nobody may see that it was prepared; without a name it is soon forgotten
-                name = b"" if self.pooled else b"t%d" % next(self._names)
-                pg.send_prepare(name, text.encode())
-            for row in rows:
-                pg.send_query_prepared(name, row)
-            for other in after:
-                pg.send_query_params(other.encode(), None)
-            pg.pipeline_sync()
-        except psycopg.Error as error:
-            raise self._gone(error, was_sent=False) from error
+        for other in before:
+            pg.send_query_params(other.encode(), None)
+        if name is None:
+            # never one again, since nobody may see that it was prepared; without a name it is soon forgotten
+            name = b"" if self.pooled else b"t%d" % next(self._names)
+            pg.send_prepare(name, text.encode())
+        for row in rows:
+            pg.send_query_prepared(name, row)
+        for other in after:
+            pg.send_query_params(other.encode(), None)
+        pg.pipeline_sync()
         return name
 
     def _answer(self) -> PGresult:
