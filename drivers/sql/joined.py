@@ -129,16 +129,13 @@ class Joined:
         self._savepoints.append((name, {unit: unit.mark() for unit in self.units.values()}))
 
     def undo_to(self, name: str) -> None:
-        marks = self._leave(name)
+        marks = self.release(name)
         for unit in self.units.values():
             unit.undo_to(marks.get(unit, 0))
         self._savepoints.append((name, marks))
 
-    def release(self, name: str) -> None:
-        self._leave(name)
-
-    def _leave(self, name: str) -> dict[Unit, int]:
-        """Drop a savepoint and those inside it; one that is older than all our units is not known."""
+    def release(self, name: str) -> dict[Unit, int]:
+        """Drop a savepoint and those inside it; return its marks. One that is older than all our units has none."""
         while self._savepoints:
             found, marks = self._savepoints.pop()
             if found == name:
@@ -305,25 +302,16 @@ def _watch_ends(dialect: Dialect) -> None:
             end()
 
     def do_rollback(connection: Any) -> None:
-        _end(connection, lambda: roll_back(connection))
+        _end(connection, partial(roll_back, connection))
 
     def do_commit_twophase(
         connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
     ) -> None:
-        _end(
-            connection.connection,
-            lambda: commit_twophase(connection, xid, is_prepared=is_prepared, recover=recover),
-            may_commit=True,
-            is_prepared=is_prepared,
-        )
+        end = partial(commit_twophase, connection, xid, is_prepared=is_prepared, recover=recover)
+        _end(connection.connection, end, may_commit=True, is_prepared=is_prepared)
 
-    def do_rollback_twophase(
-        connection: sa.Connection, xid: Any, is_prepared: bool = True, recover: bool = False
-    ) -> None:
-        _end(
-            connection.connection,
-            lambda: roll_back_twophase(connection, xid, is_prepared=is_prepared, recover=recover),
-        )
+    def do_rollback_twophase(connection: sa.Connection, *given: Any, **named: Any) -> None:
+        _end(connection.connection, partial(roll_back_twophase, connection, *given, **named))
 
     told = (do_commit, do_rollback, do_commit_twophase, do_rollback_twophase)
     vars(dialect).update({function.__name__: function for function in told})
@@ -351,14 +339,14 @@ def _end(
 def watch_savepoints(dialect: Dialect) -> None:
     """Have a dialect tell our units of savepoints."""
 
-    def told(does: Callable[[sa.Connection, str], None], tell: Callable[[Joined, str], None]) -> Any:
-        def told(connection: sa.Connection, name: str) -> None:
+    def told(does: Callable[[sa.Connection, str], None], tell: Callable[[Joined, str], object]) -> Any:
+        def do(connection: sa.Connection, name: str) -> None:
             does(connection, name)
             joined: Joined | None = connection.info.get(KEY)
             if joined is not None:
                 tell(joined, name)
 
-        return told
+        return do
 
     release = told(dialect.do_release_savepoint, Joined.release)
 
