@@ -296,8 +296,9 @@ class Tube:
             if not kept and wait != 0.0:
                 try:
                     self._wait_and_take(limit, kept, wait)
-                except StoreError:
-                    if ack is None:
+                except StoreError as error:
+                    is_over = self._queue.is_closed and isinstance(error, StoreUnavailable)
+                    if ack is None and not is_over:
                         raise
                     kept.clear()  # the ack stands, so that is no error of this call; the next one has it
         finally:
@@ -368,14 +369,6 @@ class Tube:
             kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
-        try:
-            self._stand_in_line(limit, kept, timeout)
-        except StoreUnavailable:
-            if not self._queue.is_closed:
-                raise
-            kept.clear()  # closed while it waited: nothing came
-
-    def _stand_in_line(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         waiters, clock, key = self._store.waiters, self._clock, self._id
         deadline = self._deadline(timeout)
         self._queue.begin_to_wait()
