@@ -641,7 +641,7 @@ class Queue:
         self._units = weakref.WeakSet()
         self._lock = threading.RLock()
         for tube in self._tubes.values():
-            tube.forked()
+            tube.place.forked()
         self.deliveries = Deliveries()
         self._sweeper = Sweeper(self._background)
         self._next_sweep_ms = math.inf

@@ -684,10 +684,6 @@ class Tube:
 
     # Called by the queue, and by `tubes.aio`
 
-    def forked(self) -> None:
-        """Called in a forked child."""
-        self.place.forked()
-
     def give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
         """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it.
 

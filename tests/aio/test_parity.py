@@ -15,7 +15,7 @@ DOORS = [(tubes.Tube, tubes.aio.Tube), (tubes.Queue, tubes.aio.Queue)]
 
 INTERNAL = {
     tubes.Tube: {
-        "doubt", "expire", "forked", "give_back", "line_up", "next_due_ms", "publish", "rescue",
+        "doubt", "expire", "give_back", "line_up", "next_due_ms", "publish", "rescue",
     },
     tubes.Queue: {
         "begin_to_wait", "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",

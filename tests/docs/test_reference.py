@@ -121,13 +121,11 @@ INTERNAL = {
     tubes.Tube: {
         "doubt",
         "expire",
-        "forked",
         "give_back",
         "next_due_ms",
         "publish",
         "line_up",
         "rescue",
-        "rescue_for",
     },
     tubes.Queue: {
         "begin_to_wait",
