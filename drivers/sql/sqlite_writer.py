@@ -410,15 +410,10 @@ class SqliteWriter:
     def _outcome(self, member: _Member) -> Any:
         if member.retry:
             member.reset()
-            return self._again(member)
+            return self._lead(member) if self._turn.acquire(False) else self._stand_in_line(member)
         if member.error is not None:
             raise member.error
         return member.result
-
-    def _again(self, member: _Member) -> Any:
-        if self._turn.acquire(False):
-            return self._lead(member)
-        return self._stand_in_line(member)
 
     def _lead(self, member: _Member) -> Any:
         if member.alone or not self._line:
@@ -509,16 +504,14 @@ class SqliteWriter:
         """Try again and again until the lock can be had, or raise StoreBusy."""
         for _ in range(0 if self._shares_commits else QUICK_TRIES):
             sched_yield()  # whoever has it may need this very processor
-            cursor = self._execute_unless_busy(text, given)
-            if cursor is not None:
+            if cursor := self._execute_unless_busy(text, given):
                 return cursor
         self.check_not_locked_here()
         self.log.let_go(self.db)
         began, nap = real_monotonic(), FIRST_PAUSE
         while True:
             interruptible(pause, nap)
-            cursor = self._execute_unless_busy(text, given)
-            if cursor is not None:
+            if cursor := self._execute_unless_busy(text, given):
                 return cursor
             now = real_monotonic()
             if now - began >= self._busy_timeout:
