@@ -22,20 +22,9 @@ Row = tuple[Any, ...]
 """What a statement is given, or answers with."""
 
 RAW = (
-    "id",
-    "state",
-    "data",
-    "bytes",
-    "pri",
-    "utube",
-    "created_ms",
-    "updated_ms",
-    "due_ms",
-    "ttl_ms",
-    "ttr_ms",
-    "attempts",
-    "owner",
-)
+    "id", "state", "data", "bytes", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
+    "attempts", "owner",
+)  # fmt: skip
 """The columns of a raw task, in order: what the driver's steps return, and normalize_task reads."""
 
 NEW = (
@@ -142,18 +131,19 @@ class Statements:
     def _make(self, clause: ClauseElement, *names: str) -> Statement:
         return Statement(clause, self._dialect, *names)
 
-    def _first(self, *names: str, where: Condition, by: Sequence[Any]) -> Statement:
+    def _in_order(self, where: Condition, by: Sequence[Any]) -> sa.Select[Any]:
         """Raw tasks in an order, up to a limit."""
-        return self._make(
-            _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit")), *names, "limit"
-        )
+        return _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
+
+    def _first(self, *names: str, where: Condition, by: Sequence[Any]) -> Statement:
+        return self._make(self._in_order(where, by), *names, "limit")
 
     def _passing(self, *names: str, where: Condition, by: Sequence[Any]) -> Passing:
         """A look that can pass over what others have locked, however much that is, where others write meanwhile."""
         look = self._first(*names, where=where, by=by)
         if not self._is_server:
             return Passing(look, look, look)
-        query = _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
+        query = self._in_order(where, by)
         names_of_busy = sa.select(sa.func.json_array_elements_text(bind("busy")))
         elsewhere = query.where(self._task.c.utube.not_in(names_of_busy))
         return Passing(
@@ -220,36 +210,27 @@ class Statements:
         self.put_ranked = self._make(
             sa.insert(task).prefix_with("OR IGNORE", dialect="sqlite").values(ranked), *NEW
         )
-        self.step_back = self._make(
-            sa.update(task)
-            .where(
-                _of_tube(task),
-                c.utube == bind("utube_"),
-                c.front == ONE,
-                c.state == READY,
-                c.pri > bind("pri_"),
-            )
-            .values(front=ZERO),
-            "tube",
-            "utube_",
-            "pri_",
+        worse = (
+            _of_tube(task),
+            c.utube == bind("utube_"),
+            c.front == ONE,
+            c.state == READY,
+            c.pri > bind("pri_"),
         )
+        step_back = sa.update(task).where(*worse).values(front=ZERO)
+        self.step_back = self._make(step_back, "tube", "utube_", "pri_")
 
     def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
         """Insert a task. A server decides by triggers who stands in front, and sees here that the tube is there."""
         task = self._task
         if not self._is_server:
             return self._make(sa.insert(task).values(values), *names)
-        typed = self._typed(values)
+        typed = {name: sa.type_coerce(value, task.c[name].type) for name, value in values.items()}
         chosen = sa.select(*typed.values()).where(self._tube.c.id == bind("tube"))
         insert = sa.insert(task).from_select(list(typed), chosen)
         statement = self._make(insert.returning(task.c.id), *names)
         statement.batch = self._make(_batch(self._namespace, task.name, values, names), *names)
         return statement
-
-    def _typed(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What is selected to be inserted, as what it is to be stored."""
-        return {name: sa.type_coerce(value, self._task.c[name].type) for name, value in values.items()}
 
     # Take
 
