@@ -29,7 +29,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for w
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-os.environ.setdefault("TUBES_KIT_EXAMPLES", "8")  # other ones each time, for each type on each store
+os.environ.setdefault("TUBES_KIT_EXAMPLES", "5")  # other ones each time, for each type on each store
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a kit whose class says ``topics``, the others are left to the slow tests."""
+    for item in items:
+        topics = getattr(getattr(item, "cls", None), "topics", None)
+        package, _, topic = getattr(item, "function", item).__module__.rpartition(".")
+        if topics and package == "tubes.testing" and topic not in topics:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -144,6 +144,7 @@ async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str)
         assert task is not None and task.data == "x"
 
 
+@pytest.mark.slow
 @awaited
 async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None:
     """Though there is one that ends before them all, and has not ended."""
@@ -307,6 +308,7 @@ async def test_transactions_of_many_tasks_take_turns(sql_url: str) -> None:
         assert len(tasks) == 80
 
 
+@pytest.mark.slow
 @awaited
 async def test_transactions_inside_others_wait_for_nobody(postgres_db: str) -> None:
     """Each of two tasks has as many as there is room for, and neither waits for what the other has."""

@@ -111,6 +111,7 @@ def cluster() -> Iterator[RedisCluster]:
     made.close()
 
 
+@pytest.mark.slow
 @awaited
 async def test_calls_at_a_node_that_hangs_hold_up_no_tube_on_another_node(cluster: RedisCluster) -> None:
     async with connect(cluster.url, sweep=False) as queue:
@@ -160,6 +161,7 @@ async def test_waiting_takes_go_on_waiting_when_redis_is_started_again(redis_ser
         await jobs.drop()
 
 
+@pytest.mark.slow
 @awaited
 async def test_what_a_cancelled_take_cannot_give_back_at_once_is_given_back_later(
     postgres_server: PostgresServer, own_postgres_db: str

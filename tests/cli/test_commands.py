@@ -553,6 +553,7 @@ def test_what_is_logged_is_one_line_with_the_error(capfd: pytest.CaptureFixture[
     assert capfd.readouterr().err == "tubes: it failed\ntubes: so did this (no room)\n"
 
 
+@pytest.mark.slow
 def test_a_warning_ends_nothing_where_warnings_are_errors(shell: Shell) -> None:
     """The tube is made, as without PYTHONWARNINGS."""
     command = shell.installed("create", "short", "fifottl", "--ttl", "5")
@@ -562,6 +563,7 @@ def test_a_warning_ends_nothing_where_warnings_are_errors(shell: Shell) -> None:
     assert said.stderr.startswith(b"tubes: warning: tube 'short' has a ttl and no ttr")
 
 
+@pytest.mark.slow
 def test_a_warning_can_be_silenced(shell: Shell) -> None:
     command = shell.installed("create", "short", "fifottl", "--ttl", "5")
     environment = {**shell.environment, "PYTHONWARNINGS": "ignore"}

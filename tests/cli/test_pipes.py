@@ -137,6 +137,7 @@ def test_an_end_of_which_nobody_knows_is_told_with_its_lines(
     assert f"ended early, 500 put; {told}" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_bytes_go_in_and_come_out_as_base64(shell: Shell, jobs: tubes.Tube) -> None:
     put = shell.run("put", "jobs", "--bytes", input=b"AP8=\nnot base64\naGVs*bG8=\naGVsbG8=\r\n")
     assert put.returncode == BAD_INPUT
@@ -302,6 +303,7 @@ def test_no_signal_leaves_a_task_taken_that_take_was_to_ack(jobs: tubes.Tube) ->
     assert at > 20
 
 
+@pytest.mark.slow
 def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, jobs: tubes.Tube) -> None:
     """As from a terminal that is closed, or from somebody in a hurry."""
     jobs.put("small")
@@ -320,6 +322,7 @@ def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, job
     assert count(jobs, "ready") == 21
 
 
+@pytest.mark.slow
 def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) -> None:
     """Its reader reads too late: the task is back in the tube, and the ack of it must not pass for one."""
     with shell.connect() as queue:
@@ -364,6 +367,7 @@ def test_take_waits_for_each_task_that_it_was_asked_for(shell: Shell, jobs: tube
     assert take.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_gets_no_more_and_the_rest_stays(shell: Shell, jobs: tubes.Tube) -> None:
     jobs.put_many("x" * 1000 for _ in range(1000))
     process = shell.start(
@@ -379,6 +383,7 @@ def test_a_reader_that_goes_away_gets_no_more_and_the_rest_stays(shell: Shell, j
     assert count(jobs, "total") == left
 
 
+@pytest.mark.slow
 def test_help_ends_as_quietly_as_tasks_where_the_reader_goes_away(shell: Shell) -> None:
     process = subprocess.Popen(
         shell.installed("--help"), env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -389,6 +394,7 @@ def test_help_ends_as_quietly_as_tasks_where_the_reader_goes_away(shell: Shell) 
     process.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "why"),
     [
@@ -413,6 +419,7 @@ def test_a_closed_standard_file_is_an_error_and_never_the_store(
     assert [len(task.data) for task in jobs.tasks("r")] == [5000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -474,6 +481,7 @@ def test_a_misspelt_option_is_refused_with_a_suggestion(shell: Shell, jobs: tube
     assert b"Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_finds_each_line_either_put_and_counted_or_neither(shell: Shell, jobs: tubes.Tube) -> None:
     """So that whoever goes on from the line that is named puts none twice."""
     for _ in range(20):
@@ -498,6 +506,7 @@ def feed(pipe: Any, data: bytes) -> None:
         pipe.write(data)
 
 
+@pytest.mark.slow
 def test_a_file_is_found_by_the_url_that_made_it(shell: Shell) -> None:
     url = f"sqlite:///{shell.folder}/my%20queue.db"
     assert shell.run("create", "jobs", "--url", url).returncode == 0

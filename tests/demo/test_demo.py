@@ -64,6 +64,7 @@ def test_a_terminal_is_shown_how_far_the_crawl_is(monkeypatch: pytest.MonkeyPatc
     assert "one was killed\r\n" in drawn
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([TUBES, "demo"], env=environment, stderr=subprocess.PIPE, text=True) as process:

@@ -96,6 +96,7 @@ def test_a_page_that_is_not_there_is_not_fetched(site: tuple[Site, list[str]]) -
     assert served.report().fetched == 0
 
 
+@pytest.mark.slow
 def test_an_answer_ends_after_it_was_counted_out(site: tuple[Site, list[str]]) -> None:
     """Whoever has the whole page may ask for the next at once: their requests never overlap."""
     served, (first, _) = site

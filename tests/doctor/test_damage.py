@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from faults.harness import eventually
 from interpreter import Process
 from sleeper import is_asleep
+from slow import slow_but
 
 import tubes
 from tubes.clock import pause
@@ -211,12 +212,27 @@ DAMAGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
-def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patient: Patient) -> None:
-    if damage.only_sqlite and not patient.is_sqlite:
-        with pytest.raises(psycopg.errors.UniqueViolation):  # the server does not let it happen
-            harm(patient, damage)
-        return
+def called(damage: Damage) -> str:
+    return damage.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=called)
+def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, file: Patient) -> None:
+    check_repair(damage, file)
+
+
+@pytest.mark.parametrize("damage", slow_but(DAMAGES[::6], DAMAGES), ids=called)
+def test_damage_on_postgresql_is_found_and_repaired(damage: Damage, database: Patient) -> None:
+    """In the same way, but for what the server does not let happen."""
+    if damage.only_sqlite:
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            harm(database, damage)
+    else:
+        check_repair(damage, database)
+
+
+def check_repair(damage: Damage, patient: Patient) -> None:
+    """Do damage, and have it found, repaired, and nothing lost by that."""
     tube = harm(patient, damage)
     before = patient.rows()
     found = [*patient.examine(deep=damage.deep)]
@@ -259,7 +275,7 @@ LEFT = (
 )
 
 
-@pytest.mark.parametrize("damage", LEFT, ids=lambda damage: damage.name.replace(" ", "-"))
+@pytest.mark.parametrize("damage", LEFT, ids=called)
 def test_what_takes_a_person_is_found_and_left_as_it_is(damage: Damage, patient: Patient) -> None:
     if damage.only_sqlite and not patient.is_sqlite:
         with pytest.raises(
@@ -318,6 +334,7 @@ def test_a_time_before_the_year_1_holds_up_nobody(type: str, patient: Patient) -
     assert tube.ack(first.id).state.name == "DONE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -405,6 +422,7 @@ def test_tasks_of_a_tube_number_that_is_yet_to_come_are_not_mixed_up(patient: Pa
     assert (sorted(drain(lost)), sorted(drain(tube))) == ([0, 3, 6], [1, 2, 4, 5, 7, 8])
 
 
+@pytest.mark.slow
 def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Patient) -> None:
     worker = patient.connect()
     tube = fill(worker, "utube")
@@ -574,6 +592,7 @@ def test_a_put_that_waits_for_room_is_woken_by_a_repair(deaf: None, patient: Pat
         assert waiting.result(timeout=10).data == "room"
 
 
+@pytest.mark.slow
 def test_a_consumer_of_another_process_is_called_by_a_repair(
     patient: Patient, asleep: Callable[..., Process]
 ) -> None:
@@ -585,6 +604,7 @@ def test_a_consumer_of_another_process_is_called_by_a_repair(
     assert consumer.communicate(timeout=20)[0] == "0\n"
 
 
+@pytest.mark.slow
 def test_what_the_dead_hold_in_a_tube_of_an_unknown_type_is_left(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     patient.sql("UPDATE tubes_tube SET type = 'foreign'")
@@ -613,6 +633,7 @@ def test_a_temporary_tube_is_examined_as_others_are(patient: Patient) -> None:
     assert drain(queue.tube[f"lost_{tube.record.id}"]) == [*range(9)]
 
 
+@pytest.mark.slow
 def test_each_namespace_is_examined_by_itself(fresh: Patient) -> None:
     queue = fresh.opened[0]
     fill(queue, "utube")
@@ -665,6 +686,7 @@ def test_what_takes_a_person_keeps_nothing_else_from_being_repaired(file: Patien
     assert task is not None and task.data == "first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["{broken", "null", '{"ttl_ms": "soon"}', "[" * 100_000])
 def test_a_tube_whose_options_cannot_be_read_costs_the_others_nothing(patient: Patient, options: str) -> None:
     fill(patient.opened[0], "fifo", "others")
@@ -705,6 +727,7 @@ def test_a_payload_that_is_no_text_is_said_to_be_the_doctors_without_a_word_of_i
     assert (kept.state, kept.data) == (tubes.State.BURIED, b'"secret\xff"')
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_cost_the_other_tasks_nothing(postgres_url: str) -> None:
     """A database without an encoding stores them, and its server refuses to send them as text."""
     name = f"tubes_ascii_{uuid4().hex}"

@@ -14,11 +14,13 @@ from tubes.options import LONGEST_MS
 from .conftest import Patient, do_everything, find_nothing, find_nothing_while_others_work
 
 
+@pytest.mark.slow
 def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
     do_everything(patient.opened[0])
     find_nothing(patient, patient.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifottl", "utubettl"])
 def test_the_longest_durations_are_not_called_wrong(type: str, patient: Patient) -> None:
     """Also where a delay, touches and a release have made them longer still."""
@@ -41,6 +43,7 @@ def test_the_longest_durations_are_not_called_wrong(type: str, patient: Patient)
     find_nothing(patient, patient.rows)
 
 
+@pytest.mark.slow
 def test_what_others_have_locked_is_left_to_them(doctors_url: str) -> None:
     """A better task is put while the one in front is being taken, and so stays behind, as it is taken in order."""
     with (

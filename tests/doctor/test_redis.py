@@ -16,6 +16,7 @@ import pytest
 import redis
 from faults.harness import eventually
 from sleeper import is_asleep
+from slow import slow_but
 
 import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
@@ -264,7 +265,9 @@ DAMAGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "damage", slow_but(DAMAGES[::3], DAMAGES), ids=lambda damage: damage.name.replace(" ", "-")
+)
 def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patient: Patient) -> None:
     tube = fill(patient.opened[0], damage.type)
     tube.bury(9)
@@ -293,6 +296,7 @@ def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patien
     assert drain(tube) == ["more"]
 
 
+@pytest.mark.slow
 def test_an_empty_member_of_an_index_hides_nothing_behind_it(patient: Patient) -> None:
     """What is gone through in order goes on past it: who holds tasks, and who stands in front."""
     fill(patient.opened[0], "utube")
@@ -692,6 +696,7 @@ def test_a_number_that_no_tube_ever_had_is_that_of_no_lost_tube(number: str, pat
     assert [record.name for record in patient.opened[0].records()] == ["jobs"]
 
 
+@pytest.mark.slow
 def test_a_key_of_another_type_keeps_no_other_tube_from_being_repaired(patient: Patient) -> None:
     queue = patient.opened[0]
     torn, jobs, later = (fill(queue, "fifo", name) for name in ("torn", "jobs", "later"))
@@ -727,6 +732,7 @@ def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:
     assert patient.opened[0].create_tube("jobs", "fifo").put("more").id == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("is_next_lost", [True, False])
 def test_a_tube_that_only_seems_to_be_dropped_is_kept(
@@ -774,6 +780,7 @@ def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient)
     assert held is not None and tube.ack(held).data == 0
 
 
+@pytest.mark.slow
 def test_a_dead_owner_that_is_on_no_list_is_told_of_once_and_rescued_in_one_repair(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     patient.take(1, owner=NOBODY)
@@ -809,6 +816,7 @@ def test_owners_are_looked_at_in_every_tube(patient: Patient, monkeypatch: pytes
     assert patient.examine() == []
 
 
+@pytest.mark.slow
 def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient) -> None:
     tube = fill(patient.opened[0], "utube")
     tube.take(timeout=0)
@@ -871,6 +879,7 @@ def test_many_findings_are_repaired_in_bounded_steps(patient: Patient) -> None:
     assert task is not None and task.data == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
     do_everything(patient.opened[0])
     patient.opened[0].create_tube("hot", "redis", url=patient.url).put("x")
@@ -906,6 +915,7 @@ def test_each_namespace_is_examined_by_itself(patient: Patient) -> None:
         assert len(drain(tube)) == 9
 
 
+@pytest.mark.slow
 def test_tubes_on_all_nodes_of_a_cluster_are_examined(redis_cluster: str) -> None:
     with tubes.connect(redis_cluster, namespace="doctors", sweep=False) as queue:
         numbers = [fill(queue, "utubettl", f"jobs{number}").record.id for number in range(4)]

@@ -7,3 +7,4 @@ from tubes.testing.through_asyncio import ThroughAsyncio
 
 class TestAwaitedRedisUtubettl(ThroughAsyncio, RedisKit):
     type = "utubettl"
+    topics = ("agreement", "api", "timing")

@@ -14,8 +14,10 @@ class TestAwaitedLimfifottl(ThroughAsyncio, Capacity):
 
 class TestAwaitedUtubettl(ThroughAsyncio, ConformanceKit):
     type = "utubettl"
+    topics = ("agreement", "api", "atomicity", "changes", "concurrency", "ownership", "timing")
 
 
 class TestAwaitedMemory(ThroughAsyncio, PrivateKit):
     type = "fifo"
     url = "sqlite://"
+    topics = ("agreement",)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from examples.lifo import LIFO
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-a-driver.md"
@@ -22,6 +24,7 @@ def save_files(folder: Path) -> list[str]:
     return [name for _, name in named]
 
 
+@pytest.mark.slow
 def test_its_drivers_pass_the_kit(tmp_path: Path) -> None:
     """In a process of its own, in an empty folder, as a third party would; the LIFO has passed it elsewhere."""
     assert save_files(tmp_path) == ["lifo.py", "slim.py", "test_my_drivers.py"]

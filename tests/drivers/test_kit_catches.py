@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from slow import slow_but
 
 import tubes
 from tubes import Change, Event, Features, NewTask, Ref, State, Task, TubeType, register_driver
@@ -650,7 +651,7 @@ def outcomes_of(ran: pytest.RunResult, type: str) -> set[str]:
     return {line.split()[0] for line in ran.outlines if f"::Test_{type}_::" in line and line[0].isupper()}
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", slow_but(["ordering.Ordering", "ownership.Ownership"], SUITES))
 def test_each_fault_is_found_by_the_test_that_is_there_for_it(pytester: pytest.Pytester, suite: str) -> None:
     faults = [fault for fault in FAULTS if fault.suite == suite]
     write(pytester, suite, {fault.type: fault.features for fault in faults})
@@ -659,6 +660,7 @@ def test_each_fault_is_found_by_the_test_that_is_there_for_it(pytester: pytest.P
     assert not missed and "errors" not in ran.parseoutcomes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_same_tests_pass_without_the_faults(pytester: pytest.Pytester, suite: str) -> None:
     faults = [fault for fault in FAULTS if fault.suite == suite]
@@ -668,6 +670,7 @@ def test_the_same_tests_pass_without_the_faults(pytester: pytest.Pytester, suite
     assert not ran.parseoutcomes().keys() & {"failed", "errors", "skipped"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [fault for fault in FAULTS if fault.is_seen_by_the_machine][::4],  # each has a test that finds it sooner
@@ -678,6 +681,7 @@ def test_the_machine_finds_the_fault_by_itself(pytester: pytest.Pytester, fault:
     run(pytester, "agrees").assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_the_machine_finds_nothing_where_there_is_nothing(pytester: pytest.Pytester) -> None:
     write(pytester, "agreement.Agreement", {type: features for features, type in SOUND.items()}, examples=4)
     run(pytester, "agrees").assert_outcomes(passed=len(SOUND))
@@ -695,12 +699,14 @@ def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester:
     )
 
 
+@pytest.mark.slow
 def test_a_test_that_cannot_clean_up_is_in_no_other_s_way(pytester: pytest.Pytester) -> None:
     register_driver("untidy", factory(TruncatesNothingTaken, PLAIN))
     write(pytester, "ordering.Ordering", {"untidy": PLAIN})
     run(pytester, "test_a_released_task").assert_outcomes(passed=2, errors=2)
 
 
+@pytest.mark.slow
 def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         f"from tubes.testing import ConformanceKit\nclass TestIt(ConformanceKit): type = {SOUND[PLAIN]!r}\n"
@@ -710,6 +716,7 @@ def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytest
     ran.stdout.fnmatch_lines([f"*say which features = Features(...) '{SOUND[PLAIN]}' has*"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -747,6 +754,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 
 
+@pytest.mark.slow
 def test_the_kit_as_it_is_knows_that_a_server_outlives_its_clients(
     pytester: pytest.Pytester, server_url: str
 ) -> None:
@@ -760,6 +768,7 @@ def test_the_kit_as_it_is_knows_that_a_server_outlives_its_clients(
     assert ran.parseoutcomes().get("passed") == 1 and ran.ret == 0
 
 
+@pytest.mark.slow
 def test_the_kit_as_it_is_waits_for_no_server_to_notice_a_death(server_url: str) -> None:
     """What the machine's dead held is back at its next sweep."""
     clock = FakeClock()

@@ -56,6 +56,7 @@ def test_who_looks_in_vain_looks_ever_more_seldom(pair: Pair) -> None:
         assert seconds_of(lookout, left_out) < awake
 
 
+@pytest.mark.slow
 def test_who_does_not_look_in_vain_any_more_looks_more_often_again(pair: Pair) -> None:
     here, there = pair
     lookout = Lookout(here.fileno(), 0.2)

@@ -5,3 +5,4 @@ from postgres_kit import PostgresKit
 
 class TestPostgresFifo(PostgresKit):
     type = "fifo"
+    topics = ("agreement", "api", "ordering")

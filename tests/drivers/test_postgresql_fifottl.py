@@ -5,3 +5,4 @@ from postgres_kit import PostgresKit
 
 class TestPostgresFifottl(PostgresKit):
     type = "fifottl"
+    topics = ("agreement", "ordering", "timing")

@@ -5,3 +5,4 @@ from postgres_kit import PostgresKit
 
 class TestPostgresLimfifottl(PostgresKit):
     type = "limfifottl"
+    topics = ("agreement", "api", "capacity", "timing")

@@ -5,3 +5,4 @@ from postgres_kit import PostgresKit
 
 class TestPostgresUtube(PostgresKit):
     type = "utube"
+    topics = ("agreement", "groups", "ordering")

@@ -70,6 +70,7 @@ def test_dead_rows_are_vacuumed_in_the_background(
         assert asked(db, size, table) <= before
 
 
+@pytest.mark.slow
 def test_a_few_dead_rows_are_left_to_autovacuum(url: str, db: psycopg.Connection) -> None:
     with tubes.connect(url, sweep=False) as queue:
         leave_dead(db, 9_000)
@@ -77,6 +78,7 @@ def test_a_few_dead_rows_are_left_to_autovacuum(url: str, db: psycopg.Connection
     assert asked(db, VACUUMS, "tubes_task") == 0
 
 
+@pytest.mark.slow
 def test_a_locked_table_is_not_waited_for(
     url: str, db: psycopg.Connection, postgres_server: PostgresServer
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_locked_table_is_not_waited_for(
         eventually(lambda: asked(db, VACUUMS, "tubes_task"))
 
 
+@pytest.mark.slow
 def test_who_does_not_own_the_tables_leaves_it(
     url: str, db: psycopg.Connection, postgres_server: PostgresServer
 ) -> None:
@@ -115,6 +118,7 @@ def test_who_does_not_own_the_tables_leaves_it(
         db.execute("DROP OWNED BY worker; DROP ROLE worker")
 
 
+@pytest.mark.slow
 def test_a_vacuum_that_the_server_ends_is_no_error_and_not_tried_again_at_once(
     url: str, db: psycopg.Connection, postgres_server: PostgresServer
 ) -> None:
@@ -135,6 +139,7 @@ def test_a_vacuum_that_the_server_ends_is_no_error_and_not_tried_again_at_once(
         assert task.data == "after"
 
 
+@pytest.mark.slow
 def test_a_vacuum_for_which_no_thread_can_be_had_is_left_to_autovacuum(
     url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +151,7 @@ def test_a_vacuum_for_which_no_thread_can_be_had_is_left_to_autovacuum(
         assert asked(db, VACUUMS, "tubes_task") == 0
 
 
+@pytest.mark.slow
 def test_a_vacuum_holds_up_nobody_for_long(
     url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +172,7 @@ def test_a_vacuum_holds_up_nobody_for_long(
         assert [task.data for task in tube.take_many(2, timeout=0)] == ["after", "it"]
 
 
+@pytest.mark.slow
 def test_what_an_old_transaction_keeps_is_vacuumed_rarely(
     url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

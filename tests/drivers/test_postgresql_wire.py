@@ -65,6 +65,7 @@ def test_a_statement_that_was_refused_when_it_was_new_can_be_executed_again(
     assert numbers(db) == [1, 2]
 
 
+@pytest.mark.slow
 def test_what_the_client_has_no_buffer_for_is_too_large_and_no_server_away(postgres_db: str) -> None:
     """As beyond a gigabyte; here for want of memory, of which there is enough for half of it.
 
@@ -143,6 +144,7 @@ def test_nothing_is_done_outside_a_transaction_whose_begin_was_refused(
     assert numbers(db) == [0] and not wire.in_transaction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", range(4))
 def test_what_is_refused_after_others_of_one_text_is_told(wire: Wire, before: int) -> None:
     with pytest.raises(Refused, match="division by zero"):
@@ -181,6 +183,7 @@ def test_a_statement_that_takes_long_is_waited_for_asleep(wire: Wire) -> None:
     assert time.thread_time() - begun < 0.25
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_while_more_is_being_sent_is_heard(wire: Wire) -> None:
     """It reads no more while nobody reads its answers."""
     assert [result.rows for result in wire.pipeline(ECHO, [(LARGE,)] * 20)] == [[(LARGE,)]] * 20
@@ -315,6 +318,7 @@ def test_a_server_with_room_for_one_connection_is_migrated_on_that(
             db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT -1".encode())
 
 
+@pytest.mark.slow
 def test_a_queue_goes_on_with_the_connection_of_one_that_was_closed(
     postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +334,7 @@ def test_a_queue_goes_on_with_the_connection_of_one_that_was_closed(
     eventually(lambda: connections(db) == 0)
 
 
+@pytest.mark.slow
 def test_a_queue_does_without_a_spare_connection_that_was_cut(
     postgres_db: str, db: psycopg.Connection
 ) -> None:

@@ -5,3 +5,4 @@ from redis_kit import ClusterKit
 
 class TestRedisClusterUtubettl(ClusterKit):
     type = "utubettl"
+    topics = ("agreement", "api", "groups")

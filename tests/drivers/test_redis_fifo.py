@@ -5,3 +5,4 @@ from redis_kit import RedisKit
 
 class TestRedisFifo(RedisKit):
     type = "fifo"
+    topics = ("agreement", "api", "ordering")

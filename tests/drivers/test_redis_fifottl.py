@@ -5,3 +5,4 @@ from redis_kit import RedisKit
 
 class TestRedisFifottl(RedisKit):
     type = "fifottl"
+    topics = ("agreement", "ordering", "timing")

@@ -35,6 +35,7 @@ class TestRedisInSqlite(ServerKit):
     """All features at once, on a SQLite file."""
 
     type = "redis"
+    topics = ("agreement", "api", "capacity")
     transactions = False
 
     @pytest.fixture(autouse=True)
@@ -253,6 +254,7 @@ def test_a_restart_of_the_server_empties_a_temporary_tube(
         assert brief.statistics()["tasks"]["total"] == 1
 
 
+@pytest.mark.slow
 def test_a_session_is_joined_also_while_a_server_is_away(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
@@ -350,6 +352,7 @@ def test_a_server_that_only_reads_is_an_error_of_ours(
         assert tube.take(timeout=0)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_waited_for_once(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +376,7 @@ def test_a_server_that_hangs_is_waited_for_once(
     assert len(took) == 4 and max(took) < 2 * min(took), took
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +404,7 @@ def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
         assert queue.statistics().keys() == names
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_waited_for_once_by_a_close(
     own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +419,7 @@ def test_a_server_that_hangs_is_waited_for_once_by_a_close(
         assert time.monotonic() - began < 2  # an answer is waited for 1.1 s
 
 
+@pytest.mark.slow
 def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answer(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +597,7 @@ def test_who_comes_while_the_dead_are_looked_for_keeps_what_it_takes(
         assert task is not None and two.tube.hot.ack(task).data == "x"
 
 
+@pytest.mark.slow
 def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
     tmp_path: Path, redis_url: str
 ) -> None:

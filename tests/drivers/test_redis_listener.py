@@ -74,6 +74,7 @@ class FailingNodes:
         return FailingWire(fails_at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", ["wait", "answer"])
 def test_an_unforeseen_failure_at_a_bell_leaves_the_listener_at_work(
     fails_at: str, monkeypatch: pytest.MonkeyPatch

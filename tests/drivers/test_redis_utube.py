@@ -5,3 +5,4 @@ from redis_kit import RedisKit
 
 class TestRedisUtube(RedisKit):
     type = "utube"
+    topics = ("agreement", "groups", "ordering")

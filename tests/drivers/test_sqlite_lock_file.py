@@ -107,6 +107,7 @@ def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
     opened[0].close()
 
 
+@pytest.mark.slow
 def test_threads_open_and_close_lock_files_at_the_same_time(tmp_path: Path) -> None:
     """Of several databases, and each lets go while others come and go."""
 

@@ -21,6 +21,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["pytest", "hypothesis"])
 def test_the_clock_and_the_model_need_nothing(module: str) -> None:
     program = WITHOUT.format(module) + "from tubes.testing import FakeClock, Model; FakeClock().advance(1)"
@@ -75,6 +76,7 @@ class TestMade(ConformanceKit):
 """
 
 
+@pytest.mark.slow
 def test_a_driver_with_an_entry_point_is_found_by_the_kits_other_processes(tmp_path: Path) -> None:
     """What a function has made cannot be pickled, and need not be."""
     (tmp_path / "test_made.py").write_text(MADE)

@@ -67,6 +67,7 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server:
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.slow
 def test_who_looks_seldom_finds_the_dead_too(connect: Connect, url: str, process: Callable[..., Any]) -> None:
     """No sweeper looks in between."""
     tube = connect(sweep=False).create_tube("jobs", "utube")
@@ -93,6 +94,7 @@ def test_what_a_killed_process_holds_is_ready_again(
     tube.ack(task)
 
 
+@pytest.mark.slow
 def test_who_lives_keeps_its_task_for_longer_than_the_dead_are_waited_for(connect: Connect) -> None:
     """Also where it does nothing meanwhile, and does not sweep."""
     queue, other = connect(sweep=False), connect()
@@ -176,6 +178,7 @@ print(len(stored) > 0)
 """
 
 
+@pytest.mark.slow
 def test_where_few_files_can_be_opened_a_call_is_done_or_refused_by_an_error_of_ours(url: str) -> None:
     """A connect, and calls of more threads than there are connections."""
     assert run(DESCRIPTORS + FEW_FILES, url) == "True"

@@ -101,6 +101,7 @@ def test_what_a_child_puts_stays_when_its_parent_closes_first(connect: Connect, 
     assert stored == ["before", "after"]
 
 
+@pytest.mark.slow
 def test_a_child_exits_and_its_parent_keeps_its_tasks_and_counts(db: Path) -> None:
     """sys.exit in the child runs its exit functions: they end the child's session, not the parent's."""
     code = """
@@ -352,6 +353,7 @@ others = ()
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("store", "url"), [("postgresql", "postgres_queue_url"), ("redis", "redis_db")])
 def test_a_child_that_goes_on_in_a_call_on_a_server_does_not_touch_its_connection(
     store: str, url: str, request: pytest.FixtureRequest
@@ -388,6 +390,7 @@ print(hear())
     assert lines.count("lost") == {"postgresql": 3, "redis": 1}[store]
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_in_the_middle_of_a_call_does_not_cancel_that_of_its_parent(
     postgres_queue_url: str,
 ) -> None:
@@ -619,6 +622,7 @@ queue.close()
         assert lines[0] == "True"
 
 
+@pytest.mark.slow
 def test_a_hook_of_the_program_uses_a_tube_elsewhere_in_the_child(tmp_path: Path, redis_url: str) -> None:
     """It is called before the driver's own hooks, too. What the parent holds there stays its own."""
     code = f"""
@@ -642,6 +646,7 @@ queue.close()
     assert run_cold(code, tmp_path / "jobs.db")[-1] == "a"
 
 
+@pytest.mark.slow
 def test_a_hook_of_the_program_that_calls_in_the_middle_of_a_fork_is_refused(db: Path) -> None:
     """It was registered before tubes was imported, so that the file is closed where it is called. It does not hang."""
     code = """
@@ -670,6 +675,7 @@ queue.close()
     assert run_cold(code, db) == ["refused"] * 6 + ["['of the child', 'of the parent']"]
 
 
+@pytest.mark.slow
 def test_a_hook_that_is_called_first_of_all_ends_no_connection_of_its_parent(postgres_db: str) -> None:
     """It was registered before the library was loaded, so nothing there knows of the fork yet."""
     code = """
@@ -693,6 +699,7 @@ queue.close()
     assert run_cold(code, postgres_db) == ["[True, True, True] ['of the child']"]
 
 
+@pytest.mark.slow
 def test_a_child_keeps_no_connection_of_its_parent_open(postgres_db: str) -> None:
     """Not one that no call was using: the server would keep it for as long as the child lives."""
     code = """
@@ -840,6 +847,7 @@ def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
         assert tube.take(timeout=0) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 def test_threads_that_begin_at_once_in_a_child_are_of_one_session(
     store: str, connect: Connect, request: pytest.FixtureRequest
@@ -875,6 +883,7 @@ def test_threads_that_begin_at_once_in_a_child_are_of_one_session(
         assert in_child(child) == [8, True]
 
 
+@pytest.mark.slow
 def test_the_queues_of_a_child_share_their_counts_as_its_parent_s_do(postgres_db: str) -> None:
     with (
         tubes.connect(postgres_db, migrate=True, sweep=False) as queue,

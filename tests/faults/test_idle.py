@@ -80,6 +80,7 @@ def idle(queue: Any, asked: Asked) -> int:
     return asked(queue) - before
 
 
+@pytest.mark.slow
 def test_a_process_that_has_nothing_to_do_asks_no_more_where_there_are_many_tubes(
     connect: Connect, asked: Asked
 ) -> None:
@@ -113,6 +114,7 @@ def test_what_is_due_in_many_tubes_is_what_each_of_them_says(connect: Connect) -
     assert [due is None for due in seen.values()].count(True) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["redis"])
 def test_what_a_session_holds_that_the_server_lost_comes_back_in_the_background(
     connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch

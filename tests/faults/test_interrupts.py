@@ -272,6 +272,7 @@ print(tube.put("from the main thread").data)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["off", "full"])
 @pytest.mark.parametrize("stands_in_line", [False, True])
 def test_a_handler_that_calls_in_the_middle_of_a_call_is_not_waited_for_by_itself(
@@ -342,6 +343,7 @@ over.acquire(timeout=20)
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_only_seems_the_main_one_may_call(db: Path) -> None:
     """A program that embeds Python imports everything in a thread of its own, where no signal's handler can be set."""
     program = [sys.executable, "-c", EMBEDDED, str(db)]
@@ -427,6 +429,7 @@ def test_a_signal_loses_no_counts_and_locks_nobody_out_of_them(connect: Connect,
     assert at > 20
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, db: Path) -> None:
     """Wherever its handler raises, what is put then is stored, and what is taken is held by a session that lives."""
     stored = sqlite3.connect(db, isolation_level=None)
@@ -486,6 +489,7 @@ def check_close(connect: Connect, step: int) -> None:
     assert at > 20
 
 
+@pytest.mark.slow
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     check_close(connect, step=10)
 

@@ -265,6 +265,7 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Conn
     tube.ack(task)
 
 
+@pytest.mark.slow
 def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
     putter = connect(sweep=False)
     tube = putter.create_tube("jobs", "fifottl")
@@ -350,6 +351,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20, method="thread")
 def test_a_queue_is_closed_while_its_listener_waits_to_begin_a_session(connect: Connect, db: Path) -> None:
     """As a process that was taken for dead does; here it waits for who closes, and who closes waits for it."""

@@ -139,6 +139,7 @@ def asked(worker: Any, verb: str) -> str:
     return heard(worker)
 
 
+@pytest.mark.slow
 def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> None:
     """A process that opens the file by another name sees whose tasks are taken, and takes none of them."""
     tube = connect().create_tube("jobs", "fifo")
@@ -236,6 +237,7 @@ def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
     assert heard(other) == "[]"
 
 
+@pytest.mark.slow
 def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:
     """Closing one of them drops its own lock and not the other's."""
     first, second = connect(sweep=False), connect(sweep=False)
@@ -251,6 +253,7 @@ def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db:
     assert tube.ack(held).data == "first"
 
 
+@pytest.mark.slow
 def test_namespaces_share_a_file_and_nothing_else(connect: Connect, db: Path) -> None:
     """Two queues of different tables in one file, from two processes: tasks, sessions and counts are apart."""
     code = """
@@ -271,6 +274,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], namespace="theirs") as queue:
     assert tube.statistics()["calls"]["put"] == 1
 
 
+@pytest.mark.slow
 def test_locks_that_another_library_dropped_are_taken_again(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
@@ -285,6 +289,7 @@ def test_locks_that_another_library_dropped_are_taken_again(
     assert asked(worker, "ack") == "held"
 
 
+@pytest.mark.slow
 def test_who_reads_its_own_database_as_a_file_loses_nothing(connect: Connect, db: Path) -> None:
     """Closing any descriptor of it drops the lock by which SQLite shows that a process has it open.
 
@@ -347,6 +352,7 @@ def test_a_connect_that_may_open_no_further_file_keeps_none_open(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("namespaces", [("tubes",), ("tubes", "others")])
 def test_a_queue_that_closes_takes_no_lock_from_a_user_s_connection(
     db: Path, namespaces: tuple[str, ...]

@@ -149,6 +149,7 @@ def test_connecting_outdoes_a_program_that_wants_no_log(
             other.execute("PRAGMA journal_mode=DELETE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["full", "normal"])
 def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
     connect: Connect, db: Path, durability: str
@@ -277,6 +278,7 @@ def test_a_queue_that_waits_for_a_lock_to_begin_its_session_disturbs_nobody_who_
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
@@ -311,6 +313,7 @@ def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
     assert tube.statistics()["calls"]["ack"] == 1
 
 
+@pytest.mark.slow
 def test_a_queue_closes_when_it_has_waited_for_a_lock_once(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
@@ -370,6 +373,7 @@ def test_a_rescue_waits_for_a_lock_once_and_not_for_each_tube(
         assert tube.take(timeout=0) is not None
 
 
+@pytest.mark.slow
 def test_a_put_inside_one_s_own_transaction_without_its_unit_is_refused(connect: Connect) -> None:
     """It would wait for itself: the error says what to do, and the transaction goes on."""
     queue = connect()
@@ -438,6 +442,7 @@ def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
     assert db.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [tubes.StoreUnavailable("this queue is closed"), OSError("no locks available")],

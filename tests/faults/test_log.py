@@ -48,6 +48,7 @@ def put_long(tube: tubes.Tube, count: int) -> None:
         tube.put("x" * 20_000)
 
 
+@pytest.mark.slow
 def test_nobody_copies_the_log_while_another_may(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
@@ -65,6 +66,7 @@ def test_nobody_copies_the_log_while_another_may(
     assert tube._queue.statistics("jobs")["tasks"]["ready"] == 350
 
 
+@pytest.mark.slow
 def test_what_others_add_meanwhile_is_copied_too(connect: Connect, db: Path) -> None:
     """Else the log would go on growing for as long as others write all the time: it is begun anew from its end."""
     queue = quiet(connect, durability="full")

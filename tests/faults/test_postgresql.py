@@ -116,6 +116,7 @@ def test_a_connection_that_is_lost_while_a_queue_is_opened_is_an_error_of_ours(u
         tubes.connect(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_session_of_which_nobody_knows_whether_it_was_begun_is_no_change_of_the_user_s(
     url: str, proxy: Proxy, is_open: bool
@@ -131,6 +132,7 @@ def test_a_session_of_which_nobody_knows_whether_it_was_begun_is_no_change_of_th
         assert queue.create_tube("jobs", "fifo").put("x")
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect: Connect, url: str) -> None:
     """Wherever another connection is needed."""
     queue = connect(sweep=False)
@@ -168,6 +170,7 @@ def test_conflicts_before_a_connection_is_lost_are_no_reason_to_give_up(connect:
         transact(lost, lost, lost)
 
 
+@pytest.mark.slow
 def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: Connect) -> None:
     """In a statement's first flight, with which it is prepared, and in those after it."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
@@ -188,6 +191,7 @@ def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: C
     assert got == ["x" * 2_000_000, b"\0" * 2_000_000, 10_000]
 
 
+@pytest.mark.slow
 def test_a_handler_may_call_in_the_middle_of_a_commit(url: str) -> None:
     """Of a tube that calls back, in the order of the commits."""
     code = """
@@ -213,6 +217,7 @@ queue.close()
     assert run(code, url, within=20) == """['interrupted', "the handler's"] 2"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "lost"])
 def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
     url: str, proxy: Proxy, is_committed: bool
@@ -247,6 +252,7 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
         assert theirs.ack(task).data == "x"
 
 
+@pytest.mark.slow
 def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url: str, proxy: Proxy) -> None:
     """Its connection dies in the commit, which stands: else this session would keep the task as long as it lives."""
     with tubes.connect(through(proxy, url), sweep=False) as queue:
@@ -259,6 +265,7 @@ def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url:
         assert [(task.data, task.attempts) for task in tube.take_many(9, 0)] == [(kept.data, 2)]
 
 
+@pytest.mark.slow
 def test_what_an_unknown_take_holds_is_given_back_also_by_who_has_joined_another_session(
     url: str, proxy: Proxy
 ) -> None:
@@ -321,6 +328,7 @@ print(tube.put("after").data, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_call_to_a_server_that_does_not_hear_of_it(
     url: str, proxy: Proxy, process: Callable[..., Any]
 ) -> None:
@@ -337,6 +345,7 @@ def test_an_interrupt_ends_a_call_to_a_server_that_does_not_hear_of_it(
         assert heard(worker) == "after"
 
 
+@pytest.mark.slow
 def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Connect, url: str) -> None:
     """Nothing was under way, so the next call is made on another one, and its outcome is known."""
     queue = connect(sweep=False)
@@ -360,6 +369,7 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
     assert (len(tube.tasks("r")), len(tube.tasks("t"))) == (3, 3)
 
 
+@pytest.mark.slow
 def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: Connect, url: str) -> None:
     """A connection stays as the database was set when it was opened: those that were refused are not used again."""
     queue = connect(sweep=False)
@@ -375,6 +385,7 @@ def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: 
     assert [task.data for task in tube.tasks("r")] == ["x"]
 
 
+@pytest.mark.slow
 def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
     connect: Connect, url: str, postgres_server: PostgresServer
 ) -> None:
@@ -399,6 +410,7 @@ def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.slow
 def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(connect: Connect, url: str) -> None:
     """The server goes on from an older backup. Who connected since neither ends nor beats for who connects then."""
     queue = connect()
@@ -604,6 +616,7 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     assert after is not None and after.id == due.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifo", "utube"])
 def test_a_kick_waits_for_nobody(connect: Connect, type: str) -> None:
     """It brings back what comes next in the place of what others have locked, however much that is."""
@@ -625,6 +638,7 @@ def test_a_kick_waits_for_nobody(connect: Connect, type: str) -> None:
     assert kicking.kick(2 * STEP_LIMIT) == STEP_LIMIT + 1
 
 
+@pytest.mark.slow
 def test_a_kick_passes_over_one_locked_sub_queue_after_another(connect: Connect) -> None:
     """Each shows only when those before it are left out; what it has found in between it keeps."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
@@ -668,6 +682,7 @@ def test_a_kick_brings_back_no_more_than_asked_where_better_ones_are_buried_mean
         assert told == ["better", "b"]
 
 
+@pytest.mark.slow
 def test_what_a_kick_has_found_is_nobody_else_s_to_change(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -697,6 +712,7 @@ def test_what_a_kick_has_found_is_nobody_else_s_to_change(
     assert (found, looks) == (buried[1:], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifottl", "utubettl"])
 def test_more_than_a_step_s_worth_of_locked_tasks_that_are_due_holds_up_no_other(
     connect: Connect, type: str
@@ -720,6 +736,7 @@ def test_more_than_a_step_s_worth_of_locked_tasks_that_are_due_holds_up_no_other
     assert other.sweep() == left
 
 
+@pytest.mark.slow
 def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: Connect) -> None:
     """A worker whose transaction takes longer than its ttr is nothing special; all the others wait as ever."""
     queue, other = connect(), connect(sweep=False)
@@ -777,6 +794,7 @@ def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
     return errors
 
 
+@pytest.mark.slow
 def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
     """And who has none at all is told so."""
     server = PostgresServer(settings="max_connections = 8\nsuperuser_reserved_connections = 2")
@@ -796,6 +814,7 @@ def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30, method="thread")
 @pytest.mark.parametrize("full", ["NOLOGIN", "CONNECTION LIMIT 0"])
 def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connections(
@@ -831,6 +850,7 @@ def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connecti
             db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
+@pytest.mark.slow
 def test_who_waits_in_vain_for_one_of_few_connections_is_told_why(connect: Connect, url: str) -> None:
     queue = connect(sweep=False, busy_timeout=0.05)
     tube, name = queue.create_tube("jobs", "fifo"), sa.make_url(url).database
@@ -884,6 +904,7 @@ def test_a_handler_that_calls_does_not_wait_behind_the_call_that_it_interrupts(c
     assert [task.data for task in tube.take_many(9, 0)] == ["of the handler", "of the call"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_connections")
 def test_many_threads_whose_session_is_over_go_on_in_a_new_one(connect: Connect, url: str) -> None:
     queue = connect(sweep=False, busy_timeout=1)
@@ -897,6 +918,7 @@ def test_many_threads_whose_session_is_over_go_on_in_a_new_one(connect: Connect,
     assert store.session != session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifo", "utube"])
 def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
     connect: Connect, url: str, type: str
@@ -926,6 +948,7 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
         assert db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall() == []
 
 
+@pytest.mark.slow
 def test_more_than_a_step_s_worth_of_what_the_dead_has_locked_hides_nothing(
     connect: Connect, url: str
 ) -> None:
@@ -942,6 +965,7 @@ def test_more_than_a_step_s_worth_of_what_the_dead_has_locked_hides_nothing(
     assert [other.sweep(), other.sweep()] == [STEP_LIMIT, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["connection", "session"])
 def test_who_dies_in_the_middle_of_leaving_or_of_a_rescue_holds_up_nobody(
     connect: Connect, url: str, row: str
@@ -973,6 +997,7 @@ def test_who_dies_in_the_middle_of_leaving_or_of_a_rescue_holds_up_nobody(
             assert len(db.execute(f"SELECT FROM tubes_{table}".encode()).fetchall()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
 def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str, verb: str) -> None:
     """It does what comes next in the place of that, and not fewer than there are."""
@@ -988,6 +1013,7 @@ def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str
     assert counts == [1201]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
 def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
     connect: Connect, url: str, verb: str
@@ -1023,6 +1049,7 @@ def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile
     assert (counts, [task.data for task in tube.tasks("!")]) == ([1], ["x"])
 
 
+@pytest.mark.slow
 def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str) -> None:
     """By the ids, however it is given: else others wait for it, and it for them."""
     queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
@@ -1041,6 +1068,7 @@ def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str)
     assert acked == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
 def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url: str, verb: str) -> None:
     """By the ids, although the table is gone through as it lies: else others wait for it, and it for them."""
@@ -1061,6 +1089,7 @@ def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url:
     assert counts == [0]
 
 
+@pytest.mark.slow
 def test_sub_queues_are_locked_in_one_order(connect: Connect, url: str) -> None:
     """By their keys, also where the server would rather not sort: else two batches would wait for each other."""
     with psycopg.connect(plain(url), autocommit=True) as db:
@@ -1084,6 +1113,7 @@ def test_sub_queues_are_locked_in_one_order(connect: Connect, url: str) -> None:
     assert tube.statistics()["tasks"]["total"] == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
 def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
     connect: Connect, url: str, verb: str
@@ -1107,6 +1137,7 @@ def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
     assert counts == [STEP_LIMIT - 2]
 
 
+@pytest.mark.slow
 def test_a_truncate_that_must_wait_for_a_sub_queue_has_none_of_its_tasks_meanwhile(
     connect: Connect, url: str
 ) -> None:
@@ -1140,6 +1171,7 @@ def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
         store.tidy()  # which is no reason to leave out a sweep
 
 
+@pytest.mark.slow
 def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, url: str) -> None:
     """Looking for a task needs no more than time; the lock beyond the timeout ends it no more than a restart does."""
     tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "fifo")
@@ -1155,6 +1187,7 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, 
     assert [task and task.data for task in got] == ["at last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("if_not_exists", [True, False])
 def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     connect: Connect, url: str, if_not_exists: bool
@@ -1180,6 +1213,7 @@ def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     assert isinstance(got[0], tubes.Tube if if_not_exists else tubes.TubeExists)
 
 
+@pytest.mark.slow
 def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connect: Connect) -> None:
     """A take by the session that is being left looks whether that is over."""
     session = connect(sweep=False).identify()
@@ -1191,6 +1225,7 @@ def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connec
         assert joined == joiner.identify() == session
 
 
+@pytest.mark.slow
 def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: Callable[..., Any]) -> None:
     """It looks for them twice: to see whether there are any, and to end them."""
     hasty = url.replace("dead_after=1", "dead_after=0.3")
@@ -1264,6 +1299,7 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Conn
     tube.ack(taken[0])
 
 
+@pytest.mark.slow
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
     """Who leaves must not end it by a look from before the other was in it."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
@@ -1294,6 +1330,7 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
     assert tube.ack(task).state is tubes.State.DONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "take"])
 def test_a_drop_waits_for_who_is_at_the_tube(connect: Connect, url: str, verb: str) -> None:
     """It is refused where a task was taken meanwhile; what was put goes with the tube, and no row is left."""
@@ -1351,6 +1388,7 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
     assert [task.data for task in tube.tasks("r")] == ["b", "y"]
 
 
+@pytest.mark.slow
 def test_an_ack_that_cannot_give_its_room_back_is_not_done(connect: Connect, url: str) -> None:
     tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "limfifottl", capacity=1)
     tube.put("x")
@@ -1363,6 +1401,7 @@ def test_an_ack_that_cannot_give_its_room_back_is_not_done(connect: Connect, url
     assert tube.ack(task).data == "x"
 
 
+@pytest.mark.slow
 def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: str) -> None:
     """As every other verb does: else it would wait for one of them, and that for it."""
     queue, other = (connect(sweep=False, busy_timeout=patience) for patience in (0.2, 20))
@@ -1378,6 +1417,7 @@ def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: s
     assert [task.data for task in tube.tasks("r")] == ["z"]  # it came after the look
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["utube", "utubettl"])
 @pytest.mark.parametrize("by", ["task", "id"])
 def test_an_ack_locks_the_sub_queue_before_its_task(connect: Connect, url: str, type: str, by: str) -> None:
@@ -1428,6 +1468,7 @@ def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str, c
         assert db.execute("SELECT count(*) FROM tubes_task").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_queue_can_be_closed_while_an_operator_has_locked_its_tables(connect: Connect, url: str) -> None:
     """Its beat waits for the lock too, and gives up."""
     queue = connect(sweep=False, busy_timeout=0.2)
@@ -1447,6 +1488,7 @@ def test_a_queue_whose_tables_are_gone_hides_no_error_when_it_is_closed(connect:
         raise KeyError
 
 
+@pytest.mark.slow
 def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_put(
     connect: Connect, url: str
 ) -> None:
@@ -1505,6 +1547,7 @@ def tcp_url() -> Iterator[str]:
         server.close()
 
 
+@pytest.mark.slow
 def test_a_server_notices_as_soon_that_a_client_is_gone(tcp_url: str) -> None:
     """Whose host lost its power in a transaction, say: what it has locked others could not take for two hours."""
     asked = sa.text("SELECT name, setting FROM pg_settings WHERE name ~ '^tcp_.*(user|idle|interval)'")
@@ -1523,6 +1566,7 @@ def test_a_server_notices_as_soon_that_a_client_is_gone(tcp_url: str) -> None:
             assert tuple(int(found[name]) for name in names) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -1576,6 +1620,7 @@ def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(url: str, pro
         assert proxy.cut_after is None and tube.tasks("r") == []
 
 
+@pytest.mark.slow
 def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Behind a pooler it sees with its beat that the server was started again, and notes that in a transaction."""
     pooled = changed(url, pooled="yes")
@@ -1593,6 +1638,7 @@ def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCa
         eventually(lambda: beat() > before, within=5)
 
 
+@pytest.mark.slow
 def test_a_listener_goes_on_whatever_it_meets(
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1624,6 +1670,7 @@ def test_the_longest_name_of_a_sub_queue_goes_through_every_state(connect: Conne
     assert [tube.delete(id).data for id in (task.id, task.id + 1)] == ["delayed", "in front"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "put_many"])
 def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_delay(
     connect: Connect, verb: str
@@ -1636,6 +1683,7 @@ def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_del
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+@pytest.mark.slow
 def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1672,6 +1720,7 @@ queue.close()
 """
 
 
+@pytest.mark.slow
 def test_a_listener_that_has_no_descriptor_tries_again(url: str) -> None:
     refused, *rest = run(NO_DESCRIPTORS, url).splitlines()
     assert "cannot be used" in refused

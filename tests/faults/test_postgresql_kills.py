@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from faults.harness import ENOUGH, Crew, Meanwhile, drain, settle, torment
 from servers import PostgresServer, conninfo, cut
+from slow import slow_but
 
 import tubes
 
@@ -48,7 +49,7 @@ def cut_some(url: str) -> None:
         cut(db, share=0.3, within=0)
 
 
-@pytest.mark.parametrize("type", ["limfifottl", "utubettl"])
+@pytest.mark.parametrize("type", slow_but(["utubettl"], ["limfifottl", "utubettl"]))
 def test_kills_stops_and_cuts_lose_no_task_and_ack_none_twice(
     crew: Crew, own_postgres_db: str, type: str
 ) -> None:
@@ -68,6 +69,7 @@ def restart(server: PostgresServer) -> None:
     server.start()
 
 
+@pytest.mark.slow
 def test_restarts_under_processes_lose_no_task_and_ack_none_twice(
     crew: Crew, postgres_server: PostgresServer
 ) -> None:

@@ -43,6 +43,7 @@ def fill(url: str, table: str, *, count: int) -> None:
         db.execute(put.format(front="0").encode(), [count])
 
 
+@pytest.mark.slow
 def test_a_restart_empties_a_temporary_tube_of_more_sub_queues_than_there_are_locks(
     small: PostgresServer, small_db: str
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_restart_empties_a_temporary_tube_of_more_sub_queues_than_there_are_lo
         assert queue.tube.brief.take(timeout=0)
 
 
+@pytest.mark.slow
 def test_a_tube_of_more_sub_queues_than_there_are_locks_can_be_dropped(small_db: str) -> None:
     """In every state, and no row is left; another tube's tasks are."""
     with tubes.connect(small_db, migrate=True, sweep=False) as queue:
@@ -104,6 +106,7 @@ def a_wait_lasts(url: str, seconds: float) -> bool:
         return bool(db.execute(LONG_WAITS, [seconds]).fetchall())
 
 
+@pytest.mark.slow
 def test_a_drop_that_waits_holds_up_nobody_for_long(small_db: str) -> None:
     """For a transaction at another tube, which it cannot tell from one at this."""
     with (
@@ -127,6 +130,7 @@ def test_a_drop_that_waits_holds_up_nobody_for_long(small_db: str) -> None:
             brief.put("y")
 
 
+@pytest.mark.slow
 def test_a_drop_that_waits_too_long_is_refused(small_db: str) -> None:
     with (
         tubes.connect(small_db, migrate=True, sweep=False) as queue,
@@ -140,6 +144,7 @@ def test_a_drop_that_waits_too_long_is_refused(small_db: str) -> None:
         other.tube.jobs.drop()
 
 
+@pytest.mark.slow
 def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> None:
     """Which it does after deadlock_timeout, where it is its own."""
     with tubes.connect(small_db, migrate=True, sweep=False, busy_timeout=60) as queue:
@@ -153,6 +158,7 @@ def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> 
         assert queue.tubes() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["drop", "count"])
 def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
     postgres_db: str, first: str

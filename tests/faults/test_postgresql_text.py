@@ -30,6 +30,7 @@ def queue_in(postgres_url: str, encoding: str) -> Iterator[tubes.Queue]:
             drop_database(db, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
 def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
     with queue_in(postgres_url, encoding) as queue:
@@ -44,6 +45,7 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
         assert {task.data for task in tube.ack_many(taken)} == set(filter(None, TEXTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_a_locked_sub_queue_of_any_name_is_passed_over(postgres_url: str, encoding: str) -> None:
     """Its name goes to the server as JSON, and a letter written as \\u00fc is not for every encoding."""
@@ -57,6 +59,7 @@ def test_a_locked_sub_queue_of_any_name_is_passed_over(postgres_url: str, encodi
         assert {task.data for task in tube.tasks("r")} == {"first", "free"}
 
 
+@pytest.mark.slow
 def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
     """What it has comes back, and of a batch nothing is stored."""
     with queue_in(postgres_url, "LATIN1") as queue:
@@ -73,6 +76,7 @@ def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
         assert tube.statistics()["tasks"]["total"] == 1
 
 
+@pytest.mark.slow
 def test_a_statement_that_the_server_ends_was_not_done(postgres_db: str) -> None:
     """A role's statement_timeout, while another has the table."""
     slow = sa.make_url(postgres_db).update_query_dict({"options": "-cstatement_timeout=100"})
@@ -88,6 +92,7 @@ def test_a_statement_that_the_server_ends_was_not_done(postgres_db: str) -> None
         assert [task.data for task in tube.take_many(9, 0)] == ["later"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooled", ["no", "yes"])
 @pytest.mark.parametrize("setting", ["array_nulls", "standard_conforming_strings"])
 def test_a_batch_comes_back_as_it_was_whatever_the_role_is_set_to(

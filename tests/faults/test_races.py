@@ -12,6 +12,7 @@ import pytest
 from faults.harness import TYPES
 from faults.racing import Act, Hold, Notes, judge, race
 from servers import conninfo
+from slow import slow_but
 
 import tubes
 
@@ -29,19 +30,20 @@ def test_nothing_is_in_two_hands_on_sqlite(tmp_path: Path, type: str) -> None:
     race_enough(f"sqlite:///{tmp_path / 'race.db'}", type, 0.7, 50, durability="off")
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", slow_but(["limfifottl", "utubettl"], TYPES))
 def test_nothing_is_in_two_hands_on_postgresql(postgres_db: str, type: str) -> None:
     """The same."""
     tubes.connect(postgres_db, migrate=True).close()
     race_enough(postgres_db, type, 1.0, 30)
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", slow_but(["limfifottl", "utubettl"], TYPES))
 def test_nothing_is_in_two_hands_on_redis(redis_db: str, type: str) -> None:
     """The same."""
     race_enough(redis_db, type, 0.7, 30)
 
 
+@pytest.mark.slow
 def test_a_race_shows_that_a_lock_is_missing(postgres_db: str) -> None:
     """A sub-queue's lock is another one each time, and the index is gone that allows one task in front."""
     tubes.connect(postgres_db, migrate=True).close()

@@ -68,6 +68,7 @@ def test_a_call_on_a_file_that_finds_the_stack_nearly_full_is_whole_or_refused(
     assert run(PROGRAM, f"sqlite:///{db}", durability) == "True True"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["postgres_db", "redis_db"])
 def test_a_call_to_a_server_that_finds_the_stack_nearly_full_is_whole_or_refused(
     request: pytest.FixtureRequest, server: str

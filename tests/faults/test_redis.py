@@ -90,6 +90,7 @@ def test_forgotten_scripts_and_cut_connections_lose_and_double_nothing(
     load.settle(connect)
 
 
+@pytest.mark.slow
 def test_forgotten_scripts_alone_are_no_error(connect: Connect, server: RedisServer) -> None:
     """Nobody notices: they are sent again."""
     tube = connect(sweep=False).create_tube("jobs", "utubettl")
@@ -117,6 +118,7 @@ def lost_end(server: RedisServer) -> Iterator[None]:
     server.start()
 
 
+@pytest.mark.slow
 def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(server: RedisServer) -> None:
     """Nor ends another's session when it leaves."""
     with tubes.connect(server.url) as queue:
@@ -266,6 +268,7 @@ def test_who_waits_on_a_connection_that_is_cut_waits_on_another(
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.slow
 def test_a_bell_that_is_no_list_is_not_waited_at_without_a_rest(
     connect: Connect, server: RedisServer
 ) -> None:
@@ -304,6 +307,7 @@ def test_a_call_for_who_was_called_already_goes_to_another_process(
     eventually(lambda: waits.is_set)
 
 
+@pytest.mark.slow
 def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(
     connect: Connect, server: RedisServer, request: pytest.FixtureRequest
 ) -> None:
@@ -359,6 +363,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.slow
 def test_nobody_dies_of_a_server_that_was_away(
     connect: Connect, url: str, server: RedisServer, process: Callable[..., Any]
 ) -> None:
@@ -591,6 +596,7 @@ def test_a_forked_child_listens_as_its_parent_did(connect: Connect, monkeypatch:
     assert in_child(child)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_waited_for_once_by_all_threads_of_a_child(
     connect: Connect, server: RedisServer
 ) -> None:
@@ -747,6 +753,7 @@ def test_a_handler_may_close_a_queue_while_another_begins_or_ends(
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.slow
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     """At once: others need not find out first that it is dead."""
     check_close(connect, step=20)
@@ -910,6 +917,7 @@ def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
     assert tube.put("x").id == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server: RedisServer) -> None:
     """Nobody knows what became of a put, and a look fails, after busy_timeout and a second; then all goes on."""
     queue = connect(busy_timeout=0.2, sweep=False)
@@ -975,6 +983,7 @@ def test_a_server_that_hangs_is_not_waited_for_by_who_wants_another(connect: Con
     assert failed
 
 
+@pytest.mark.slow
 def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server: RedisServer) -> None:
     tube = connect(busy_timeout=0.1).create_tube("jobs", "fifo")  # an answer is waited for a second longer
     with redis.Redis.from_url(server.url) as client:
@@ -986,6 +995,7 @@ def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server:
         client.client_unpause()
 
 
+@pytest.mark.slow
 def test_a_server_is_given_more_time_for_a_large_answer(connect: Connect, server: RedisServer) -> None:
     """A take's or a list's, by what was asked for."""
     tube = connect(busy_timeout=0.1, sweep=False).create_tube("jobs", "fifo")
@@ -1000,6 +1010,7 @@ def test_a_server_is_given_more_time_for_a_large_answer(connect: Connect, server
         assert len(paused(lambda: tube.tasks("t", limit=2**40))) == 10
 
 
+@pytest.mark.slow
 def test_what_follows_a_large_batch_is_given_no_more_time_than_otherwise(
     connect: Connect, server: RedisServer
 ) -> None:
@@ -1015,6 +1026,7 @@ def test_what_follows_a_large_batch_is_given_no_more_time_than_otherwise(
         client.client_unpause()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dropped_by", ["itself", "another"])
 def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect, is_dropped_by: str) -> None:
     listener: Any = importlib.import_module("tubes.drivers.redis.listener")
@@ -1050,6 +1062,7 @@ def test_a_queue_that_was_closed_beside_another_is_forgotten(connect: Connect, u
 # Callbacks
 
 
+@pytest.mark.slow
 def test_callbacks_of_a_tube_come_in_the_order_of_its_commits(connect: Connect) -> None:
     """Whichever thread commits."""
     tube = connect().create_tube("jobs", "fifo")
@@ -1105,6 +1118,7 @@ def test_full_durability_needs_a_server_that_syncs(
         assert queue.create_tube("jobs", "fifo").put("x").id == 1
 
 
+@pytest.mark.slow
 def test_full_durability_waits_once_for_a_script_that_the_server_does_not_know(
     connect: Connect, server: RedisServer
 ) -> None:
@@ -1215,6 +1229,7 @@ def test_counts_of_a_damaged_tube_hold_up_no_others_and_are_kept(
         assert tube.statistics()["calls"]["put"] == 1
 
 
+@pytest.mark.slow
 def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url: str) -> None:
     """The server answers when nobody waits any more."""
     pid = server.pid

@@ -140,6 +140,7 @@ def test_slots_that_move_under_load_lose_and_double_nothing(connect: Connect, cl
     assert not load.errors
 
 
+@pytest.mark.slow
 def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster) -> None:
     """For busy_timeout: then nothing was done. Who waits for a task goes on waiting, and is called afterwards."""
     queue, hasty = connect(), connect(busy_timeout=0.2, sweep=False)
@@ -163,6 +164,7 @@ def named(number: int) -> dict[str, Any]:
     return {"utube": str(number)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifo", "redis"])
 def test_a_script_does_not_end_in_the_middle_since_the_slot_is_moved(
     cluster: RedisCluster, type: str, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +204,7 @@ def test_a_script_does_not_end_in_the_middle_since_the_slot_is_moved(
         assert task is not None and task.data == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, cluster: RedisCluster) -> None:
     """Nor does who had nothing to ask there meanwhile believe that it has the tube still."""
     queue = connect(sweep=False)
@@ -220,6 +223,7 @@ def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, clu
     assert task is not None and task.data == "x"
 
 
+@pytest.mark.slow
 def test_a_node_that_knows_of_nothing_any_more_is_not_believed(cluster: RedisCluster) -> None:
     """It is the one that the URL names, and the only one that can be asked while another does not answer."""
     master, other = master_of_all(cluster)
@@ -232,6 +236,7 @@ def test_a_node_that_knows_of_nothing_any_more_is_not_believed(cluster: RedisClu
         assert queue.tubes() == []
 
 
+@pytest.mark.slow
 def test_a_replica_is_found_that_has_taken_over_from_the_only_master(
     cluster: RedisCluster,
 ) -> None:
@@ -249,6 +254,7 @@ def test_a_replica_is_found_that_has_taken_over_from_the_only_master(
         assert task is not None and task.data == "x"
 
 
+@pytest.mark.slow
 def test_a_tube_whose_node_is_away_is_not_made(cluster: RedisCluster) -> None:
     away = next(node for node in cluster.nodes if node is not owner_of(cluster, SESSIONS))
     with tubes.connect(cluster.url, sweep=False, busy_timeout=0.1) as queue:
@@ -261,6 +267,7 @@ def test_a_tube_whose_node_is_away_is_not_made(cluster: RedisCluster) -> None:
         queue.create_tube(name, "fifo").put("x")
 
 
+@pytest.mark.slow
 def test_a_node_that_hangs_leaves_out_no_tube_of_type_redis_of_another(
     cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +289,7 @@ def test_a_node_that_hangs_leaves_out_no_tube_of_type_redis_of_another(
             assert time.monotonic() - began < 1  # an answer is waited for 1.2 s
 
 
+@pytest.mark.slow
 def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_it(
     connect: Connect, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +313,7 @@ def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_i
     assert task is not None and task.data == "x"
 
 
+@pytest.mark.slow
 def test_a_tube_whose_node_has_lost_everything_is_made_anew_by_who_creates_it(
     connect: Connect, cluster: RedisCluster
 ) -> None:
@@ -328,6 +337,7 @@ def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
         queue.create_tube("jobs", "fifo").drop()
 
 
+@pytest.mark.slow
 def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     connect: Connect, cluster: RedisCluster
 ) -> None:
@@ -345,6 +355,7 @@ def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     load.settle(connect)
 
 
+@pytest.mark.slow
 def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisCluster) -> None:
     """However long it waits for an answer: it shows those who ask the others that it lives."""
     url = f"{cluster.url}?dead_after=1.5"
@@ -366,6 +377,7 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
         assert [task and task.data for task in got] == ["x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dead_after", "busy_timeout", "most"), [(15, 1, 6), (1, 5, 2)])
 def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_node_that_hangs(
     cluster: RedisCluster, dead_after: int, busy_timeout: int, most: int
@@ -402,6 +414,7 @@ def take_or_fail(tube: tubes.Tube) -> None:
         tube.take(timeout=20)
 
 
+@pytest.mark.slow
 def test_statistics_of_all_tubes_wait_for_a_node_that_hangs_once(cluster: RedisCluster) -> None:
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-node-timeout", 60_000)
@@ -412,6 +425,7 @@ def test_statistics_of_all_tubes_wait_for_a_node_that_hangs_once(cluster: RedisC
             assert seconds_of_statistics(queue, here, away) < 4
 
 
+@pytest.mark.slow
 def test_statistics_of_all_tubes_wait_for_a_node_that_serves_no_slots_once(cluster: RedisCluster) -> None:
     with tubes.connect(cluster.url, busy_timeout=0.5, sweep=False) as queue:
         here, there = on_two_nodes(queue, cluster)
@@ -479,6 +493,7 @@ def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) 
         eventually(lambda: len(sessions_of(queue)) == 1)
 
 
+@pytest.mark.slow
 def test_a_connect_waits_for_a_node_that_is_away_once(cluster: RedisCluster) -> None:
     """What a node does with its memory, and with its disk, is asked for one by one."""
     for node in cluster.nodes:
@@ -492,6 +507,7 @@ def test_a_connect_waits_for_a_node_that_is_away_once(cluster: RedisCluster) -> 
     assert 0.5 < took < 2.5, took  # a node that hangs is waited for a second longer than busy_timeout
 
 
+@pytest.mark.slow
 def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: RedisCluster) -> None:
     """Callbacks of a tube come in the order of its commits; those of others do not wait for them."""
     for node in cluster.nodes:
@@ -530,6 +546,7 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
         assert any("before this one" in str(error) for error, _ in failed)
 
 
+@pytest.mark.slow
 def test_awaited_calls_to_a_node_that_hangs_hold_up_no_tube_of_another(cluster: RedisCluster) -> None:
     """Each node has threads of its own, of which there are as many as a queue has."""
     for node in cluster.nodes:
@@ -553,6 +570,7 @@ def test_awaited_calls_to_a_node_that_hangs_hold_up_no_tube_of_another(cluster: 
         assert asyncio.run(seconds_of_a_put(here.name, there.name, owner_of(cluster, slot_of(there)))) < 1
 
 
+@pytest.mark.slow
 def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) -> None:
     """Sessions that nobody knows, for which all tubes are asked, are for the sweep to look for."""
     url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
@@ -576,6 +594,7 @@ def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) ->
         assert max(took) < 1.5
 
 
+@pytest.mark.slow
 def test_takes_do_not_wait_for_the_catalogue_s_node_again_and_again(cluster: RedisCluster) -> None:
     """They look there for the dead, of whom nothing is known while it hangs."""
     for node in cluster.nodes:
@@ -634,6 +653,7 @@ def test_a_node_that_may_lose_tasks_is_warned_of(
     assert setting in record.getMessage()
 
 
+@pytest.mark.slow
 def test_full_durability_waits_for_the_catalogue_too(connect: Connect, cluster: RedisCluster) -> None:
     """Its node is not that of most tubes, whose puts wait for their own."""
     catalogue = owner_of(cluster, SESSIONS)

@@ -26,6 +26,7 @@ import redis
 from faults.harness import eventually, no_new_threads, quiet, waiting
 from faults.proxy import Proxy
 from redis_servers import RedisServer
+from slow import slow_but
 
 import tubes
 
@@ -112,6 +113,7 @@ def test_a_take_whose_answer_is_lost_strands_nothing(
     unlucky.ack(task)
 
 
+@pytest.mark.slow
 def test_a_take_that_arrives_when_its_sender_has_looked_already_strands_nothing(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_look_whose_answer_is_lost_is_done_again(
     assert proxy.cut_after is None
 
 
+@pytest.mark.slow
 def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     server: RedisServer, tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
@@ -219,7 +222,9 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     assert got and got[0] is not None and got[0].data == "y"
 
 
-@pytest.mark.parametrize("lost", ["by the beat", "by a look", "by the clock", "being opened"])
+@pytest.mark.parametrize(
+    "lost", slow_but(["by the beat"], ["by the beat", "by a look", "by the clock", "being opened"])
+)
 def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
     lost: str, server: RedisServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +354,7 @@ def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
     assert "s3cret" not in caplog.text
 
 
+@pytest.mark.slow
 def test_threads_take_turns_where_a_server_has_no_more_connections(
     own_redis_server: Callable[..., RedisServer],
 ) -> None:
@@ -368,6 +374,7 @@ def test_threads_take_turns_where_a_server_has_no_more_connections(
             assert isinstance(error, tubes.StoreUnavailable) and "max number of clients" in str(error)
 
 
+@pytest.mark.slow
 def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServer, caplog: Any) -> None:
     """All that it would notice is that its tasks come half a second late."""
     server.command("ACL SETUSER", "deaf", "on", ">s3cret", "~{tubes*", "+@all", "-blpop")
@@ -510,6 +517,7 @@ def test_a_server_may_be_waited_for_as_long_as_one_likes(server: str, request: p
         queue.tubes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_hiredis_is_not_needed(protocol: int, tube: tubes.Tube, proxy: Proxy) -> None:
     """Whoever has redis-py already may not have it."""
@@ -527,6 +535,7 @@ def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
     assert isinstance(refused(server.url.replace("db=0", "db=99")), tubes.StoreUnavailable)
 
 
+@pytest.mark.slow
 def test_a_server_that_still_loads_is_waited_for(server: RedisServer, caplog: Any) -> None:
     """As one that was restarted: it takes connections, and says that it loads."""
     connect = partial(tubes.connect, server.url)

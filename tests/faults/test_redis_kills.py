@@ -12,6 +12,7 @@ import redis
 from faults.harness import ENOUGH, Crew, Meanwhile, drain, settle, torment
 from faults.test_postgresql_kills import DEAD_AFTER, configure
 from redis_servers import RedisServer
+from slow import slow_but
 
 
 def crew_on(server: RedisServer, folder: Path) -> Crew:
@@ -48,7 +49,7 @@ def restart(server: RedisServer) -> None:
     server.start()
 
 
-@pytest.mark.parametrize("type", ["limfifottl", "utubettl"])
+@pytest.mark.parametrize("type", slow_but(["utubettl"], ["limfifottl", "utubettl"]))
 def test_kills_stops_cuts_and_flushes_lose_no_task_and_ack_none_twice(
     crew: Crew, server: RedisServer, type: str
 ) -> None:
@@ -62,6 +63,7 @@ def test_kills_stops_cuts_and_flushes_lose_no_task_and_ack_none_twice(
     assert killed >= 3 and troubles.times > 5 and account.acked >= ENOUGH, account
 
 
+@pytest.mark.slow
 def test_restarts_under_processes_lose_no_task_and_ack_none_twice(crew: Crew, server: RedisServer) -> None:
     """The same, with a server that ends in order or crashes."""
     configure(crew, "utubettl")

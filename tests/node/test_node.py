@@ -153,6 +153,7 @@ def test_workers_in_node_and_python_share_a_tube(queue: tubes.Queue, start: Star
     assert [statistics["calls"][call] for call in ("put", "take", "ack")] == [122] * 3
 
 
+@pytest.mark.slow
 def test_sub_queues_have_the_same_names_in_both(queue: tubes.Queue, start: Start) -> None:
     """The unnamed one, the one whose name is empty, and those whose names look like a stored one."""
     jobs = queue.create_tube("jobs", "utube")
@@ -169,6 +170,7 @@ def test_sub_queues_have_the_same_names_in_both(queue: tubes.Queue, start: Start
     assert [task.utube for task in jobs.tasks("t")] == names
 
 
+@pytest.mark.slow
 def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None:
     jobs = queue.create_tube("jobs", "limfifottl", ttl=60, ttr=30, capacity=3)
     node = start("jobs")
@@ -188,6 +190,7 @@ def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None
     node.close()
 
 
+@pytest.mark.slow
 def test_what_is_over_takes_up_no_room(redis_db: str, start: Start) -> None:
     """No Python process is there that would settle it."""
     with tubes.connect(redis_db, sweep=False) as queue:
@@ -202,6 +205,7 @@ def test_what_is_over_takes_up_no_room(redis_db: str, start: Start) -> None:
         assert jobs.statistics()["calls"]["ttl"] == 1
 
 
+@pytest.mark.slow
 def test_payloads_are_bytes_too(queue: tubes.Queue, start: Start) -> None:
     """One that was settled with the take looks like an event."""
     jobs = queue.create_tube("jobs", "fifottl")
@@ -216,6 +220,7 @@ def test_payloads_are_bytes_too(queue: tubes.Queue, start: Start) -> None:
     node.close()
 
 
+@pytest.mark.slow
 def test_what_a_tube_cannot_have_is_refused(queue: tubes.Queue, start: Start) -> None:
     """It would be in nobody's index, or in everybody's way."""
     jobs = queue.create_tube("jobs", "fifo")
@@ -230,6 +235,7 @@ def test_what_a_tube_cannot_have_is_refused(queue: tubes.Queue, start: Start) ->
         start("fleeting")
 
 
+@pytest.mark.slow
 def test_what_nobody_could_read_is_refused(queue: tubes.Queue, start: Start) -> None:
     """Else it would stay in the hands of who takes it, or stand before another sub-queue's tasks."""
     jobs = queue.create_tube("jobs", "utubettl")
@@ -269,6 +275,7 @@ def test_each_wakes_the_other(redis_db: str, start: Start, monkeypatch: pytest.M
         node.close()
 
 
+@pytest.mark.slow
 def test_a_task_that_came_is_told_though_nothing_can_be_said_after_it(
     queue: tubes.Queue, redis_db: str, start: Start
 ) -> None:
@@ -285,6 +292,7 @@ def test_a_task_that_came_is_told_though_nothing_can_be_said_after_it(
     assert node.answer()["data"] == "x"
 
 
+@pytest.mark.slow
 def test_what_an_unknown_take_has_taken_comes_back(
     own_redis_server: Callable[..., RedisServer], program: Path
 ) -> None:
@@ -314,6 +322,7 @@ def _until_somebody_waits(url: str, tube: tubes.Tube) -> None:
         eventually(lambda: client.exists(f"{{tubes:{tube.record.id}}}:waiting"))
 
 
+@pytest.mark.slow
 def test_a_stopped_client_loses_its_task_and_goes_on_in_a_new_session(
     queue: tubes.Queue, start: Start
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_wheel_carries_the_licence(wheel: Path) -> None:
     assert any(name.endswith("LICENSE") for name in names)
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_docs_tests_and_examples(source: Path, tmp_path: Path) -> None:
     run(sys.executable, "-c", BUILD, "build_sdist", tmp_path, cwd=source)
     (built,) = tmp_path.glob("*.tar.gz")
@@ -150,6 +151,7 @@ for group in ("tubes.drivers", "tubes.stores", "console_scripts"):
 """
 
 
+@pytest.mark.slow
 def test_the_installed_entry_points_all_load(installed: Path, tmp_path: Path) -> None:
     found = run(sys.executable, "-c", ENTRY_POINTS, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
     assert sorted(found) == sorted(
@@ -176,6 +178,7 @@ with tubes.connect("sqlite://") as queue:
 """
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -257,6 +257,7 @@ def test_a_file_without_the_schema_is_refused_where_migrate_is_false(tmp_path: P
         file.touch()
 
 
+@pytest.mark.slow
 def test_what_is_said_to_be_run_brings_the_file_up(tmp_path: Path) -> None:
     """Wherever it is run, whatever the file's name and the namespace."""
     url = f"sqlite:///{tmp_path}/100%25 mine%3F.db"
@@ -279,6 +280,7 @@ def test_a_refused_file_of_somebody_else_s_keeps_its_journal(tmp_path: Path) -> 
     assert file.read_bytes() == before and [*tmp_path.iterdir()] == [file]
 
 
+@pytest.mark.slow
 def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None:
     """In a process of its own: what two threads do to one connection of SQLite's may end that."""
     code = """

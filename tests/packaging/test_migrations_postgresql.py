@@ -193,6 +193,7 @@ def test_who_waited_for_another_sees_what_it_did_in_any_isolation(
     assert outcome == [False]
 
 
+@pytest.mark.slow
 def test_who_migrates_for_too_long_is_not_waited_for(postgres_db: str, db: psycopg.Connection) -> None:
     """It was stopped in the middle, say: StoreBusy after the timeout. When it is gone, the next one does it."""
     refused: list[Exception] = []
@@ -226,6 +227,7 @@ def test_what_fails_half_way_leaves_nothing(postgres_db: str, db: psycopg.Connec
 # Refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -269,6 +271,7 @@ def test_without_migrate_it_says_what_to_run(postgres_db: str, db: psycopg.Conne
     assert not bring_up(postgres_db, "mine", migrate=False)
 
 
+@pytest.mark.slow
 def test_connect_migrates_only_when_told(postgres_db: str, db: psycopg.Connection) -> None:
     with pytest.raises(tubes.SchemaMismatch, match=r"no schema.*tubes migrate --url .*migrate=True"):
         tubes.connect(postgres_db)
@@ -304,6 +307,7 @@ def test_a_password_is_not_in_the_message(postgres_db: str, place: str) -> None:
 # Down
 
 
+@pytest.mark.slow
 def test_down_leaves_nothing_but_an_empty_version_table(postgres_db: str, db: psycopg.Connection) -> None:
     bring_up(postgres_db)
     put(db)
@@ -424,6 +428,7 @@ def test_the_printed_sql_makes_everything_or_nothing(postgres_db: str, db: psyco
 # Neighbours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blue", ["blue", "Blue", "select", "b" * 32])
 def test_two_namespaces_share_a_database_and_go_their_own_ways(
     postgres_db: str, db: psycopg.Connection, blue: str
@@ -439,6 +444,7 @@ def test_two_namespaces_share_a_database_and_go_their_own_ways(
     assert fronts(db, f'"{blue}_task"') == {second: 1, third: 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("namespace", ["_", "__jobs", "Select", "b" * 32])
 def test_a_queue_works_in_a_namespace_of_any_name(postgres_db: str, namespace: str) -> None:
     with tubes.connect(postgres_db, namespace=namespace, migrate=True) as queue:
@@ -547,6 +553,7 @@ def test_both_task_tables_count_on_one_sequence(postgres_db: str, db: psycopg.Co
     assert ids == sorted(set(ids))
 
 
+@pytest.mark.slow
 def test_a_crash_empties_the_temporary_table_and_sets_no_id_back(
     own_postgres_db: str, postgres_server: PostgresServer
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_commit_brings_tasks_and_rows(postgres_place: Place, play: Any) -> Non
     assert len(tube.tasks("r")) == 5 and [event for event, _ in place.changes[6:]] == ["take", "ack"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "ack"])
 def test_a_connection_that_dies_before_the_commit_is_told(
     postgres_place: Place, play: Any, verb: str

@@ -99,6 +99,7 @@ def test_a_connection_that_only_reads_is_refused(place: Place, engine_of: Any) -
                 tube.put("x", connection=connection)
 
 
+@pytest.mark.slow
 def test_a_connection_to_another_database_is_refused(
     place: Place, engine_of: Any, tmp_path: Path, postgres_url: str
 ) -> None:
@@ -245,6 +246,7 @@ def test_a_detached_connection_will_do(place: Place) -> None:
 # On SQLite
 
 
+@pytest.mark.slow
 def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlite_place: Place) -> None:
     """Through any queue on the file; it would wait for itself. Reads are answered, and later all works."""
     place = sqlite_place
@@ -291,6 +293,7 @@ def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_tra
     assert sqlite_place.changes == [("put", "first"), ("put", "second")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["put", "joined put", "transaction", "put of another queue"])
 @pytest.mark.parametrize("inside", ["a user's transaction", "the queue's"])
 def test_a_call_waits_while_another_thread_ends_the_transaction(
@@ -336,6 +339,7 @@ def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place
         assert shared.joined.other.tx.thread != 0
 
 
+@pytest.mark.slow
 def test_a_call_of_another_queue_inside_a_transaction_of_this_one_is_refused_at_once(
     sqlite_place: Place,
 ) -> None:
@@ -429,6 +433,7 @@ def test_a_sub_queue_is_not_changed_with_an_old_snapshot(postgres_place: Place, 
     assert postgres_place.changes == [("put", "y")]
 
 
+@pytest.mark.slow
 def test_a_connection_that_runs_no_triggers_is_refused(own_postgres_db: str) -> None:
     """A superuser's may: an ack on it would leave the next of its sub-queue behind nobody."""
     engine = sa.create_engine(sa.make_url(own_postgres_db).set(username="postgres"))
@@ -439,6 +444,7 @@ def test_a_connection_that_runs_no_triggers_is_refused(own_postgres_db: str) -> 
     engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["role", "url"])
 def test_a_queue_whose_connections_run_no_triggers_is_refused(own_postgres_db: str, by: str) -> None:
     """As those of a role may be, also once it is open."""
@@ -470,6 +476,7 @@ def test_a_queue_whose_connections_run_no_triggers_is_refused(own_postgres_db: s
     engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_bare", [False, True])
 @pytest.mark.parametrize("sets", ["SET LOCAL", "SET"])
 def test_a_unit_whose_connection_runs_no_triggers_is_refused(

@@ -167,6 +167,7 @@ def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
     assert [task.data for task in tube.tasks("r")] == [0, "x", 1, "x", 2, "x"]
 
 
+@pytest.mark.slow
 def test_who_a_unit_s_connection_is_ends_with_the_unit(own_postgres_db: str) -> None:
     url = sa.make_url(own_postgres_db).set(username="postgres").render_as_string(hide_password=False)
     with tubes.connect(url, migrate=True, sweep=False) as queue:
@@ -324,6 +325,7 @@ def test_a_queue_that_is_closed_inside_a_transaction_commits_nothing(
     assert place.changes == [] and place.connect().tube.jobs.tasks("r") == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20, method="thread")
 def test_a_queue_that_is_closed_inside_a_transaction_does_not_wait_for_a_sweep_that_waits_for_that(
     sqlite_place: Place,
@@ -337,6 +339,7 @@ def test_a_queue_that_is_closed_inside_a_transaction_does_not_wait_for_a_sweep_t
         queue.close()
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_closed_after_a_transaction_waits_for_the_sweep(
     sqlite_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +365,7 @@ def test_a_queue_that_is_closed_after_a_transaction_waits_for_the_sweep(
     assert are_early == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyError, None])
 def test_a_queue_that_is_closed_over_a_result_leaves_nothing_locked(
     sqlite_place: Place, error: type[Exception] | None
@@ -570,6 +574,7 @@ def test_a_statement_after_such_a_rollback_does_not_hide_it(sqlite_place: Place,
     assert place.changes == [] and tube.tasks("r") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "take", "take_many"])
 def test_a_signal_in_a_unit_s_call_parts_nothing(place: Place, verb: str) -> None:
     """Wherever its handler raises, the block goes on: what is committed is told, and nobody's task is taken."""
@@ -718,6 +723,7 @@ def test_two_phases_publish_at_the_second(postgres_place: Place) -> None:
     assert postgres_place.changes == [("put", "a")]
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_publishes_when_it_is_committed(tmp_path: Path) -> None:
     """On a server that allows it, which is not how servers come."""
     server = PostgresServer(settings="max_prepared_transactions = 5")

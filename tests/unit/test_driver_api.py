@@ -518,6 +518,7 @@ for type in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: Package) -> None:
     package("wants", "import nothing_of_that_name", "wants = wants:Driver")
     package("lacks", "", "lacks = lacks:Driver")
@@ -634,6 +635,7 @@ def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: 
     assert third == "<Tube jobs (yours)>"
 
 
+@pytest.mark.slow
 def test_a_module_that_registers_what_its_entry_point_names_does_so_once(package: Package) -> None:
     """As the how-to's modules do, once they are packaged: by its type, and by an import."""
     code = "import tubes\nDriver = {}\ntubes.register_driver({!r}, Driver)"
@@ -681,6 +683,7 @@ sys.exit(run(["ls", "--url", sys.argv[1]]) or run(["doctor", "--deep", "--url", 
 """
 
 
+@pytest.mark.slow
 def test_a_tube_whose_driver_cannot_be_had_here_keeps_nobody_from_the_others(
     package: Package, tmp_path: Path
 ) -> None:

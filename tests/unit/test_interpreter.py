@@ -28,6 +28,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_it_is_what_a_new_interpreter_is(program: str, tmp_path: Path) -> None:
     arguments = ["-c", program, "one", "two"]

@@ -42,6 +42,7 @@ def test_a_server_says_what_it_is(redis_server: RedisServer) -> None:
     assert version in (info["redis_version"], info.get("valkey_version"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_server_that_was_stopped_goes_on_with_what_it_was_told(
     redis_server: RedisServer, mode: Literal["fast", "immediate"]
@@ -149,6 +150,7 @@ def test_three_nodes_form_a_cluster(redis_cluster: str) -> None:
         client.flushall(target_nodes="primaries")
 
 
+@pytest.mark.slow
 def test_a_closed_cluster_leaves_nothing_behind() -> None:
     with closing(RedisCluster()) as cluster:
         folders = [node.folder for node in cluster.nodes]

@@ -33,6 +33,7 @@ def test_the_tests_are_no_superuser(postgres_server: PostgresServer) -> None:
     assert ask(postgres_server.url, "SHOW is_superuser") == "off"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_server_that_was_stopped_goes_on_with_what_was_committed(
     postgres_server: PostgresServer, own_postgres_db: str, mode: str
@@ -70,6 +71,7 @@ def test_a_test_finds_nothing_of_another(postgres_db: str) -> None:
         leave_things(postgres_db).close()
 
 
+@pytest.mark.slow
 def test_a_server_dies_with_the_process_that_started_it() -> None:
     parent = subprocess.Popen(
         [sys.executable, servers.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -90,6 +92,7 @@ def test_a_server_dies_with_the_process_that_started_it() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_binaries_out_of_reach_are_copied(tmp_path: Path) -> None:
     """A virtual environment in root's home is closed to the user that the server runs as."""
     binaries = max(servers.in_wheel())

@@ -67,6 +67,7 @@ def test_a_failure_that_lasts_is_said_once_and_its_end_too(
     assert (works.levelname, works.message) == ("WARNING", "the background sweep works again")
 
 
+@pytest.mark.slow
 def test_a_wall_clock_that_is_set_back_stops_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """APScheduler's own clock, by which it plans."""
     step = timedelta()
@@ -158,6 +159,7 @@ def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded(monkeypatch: pytes
     sweeper.stop()
 
 
+@pytest.mark.slow
 def test_one_that_takes_longer_than_a_turn_leaves_some_time_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
