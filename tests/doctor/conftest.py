@@ -170,7 +170,7 @@ def database(doctors_url: str, capfd: pytest.CaptureFixture[str]) -> Iterator[Pa
         yield patient
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def patient(request: pytest.FixtureRequest) -> Iterator[Patient]:
     """One on each store."""
     if request.param == "sqlite":

@@ -14,7 +14,7 @@ class TestAwaitedLimfifottl(ThroughAsyncio, Capacity):
 
 class TestAwaitedUtubettl(ThroughAsyncio, ConformanceKit):
     type = "utubettl"
-    topics = ("agreement", "api", "atomicity", "changes", "concurrency", "ownership", "timing")
+    topics = ("agreement", "api", "changes", "ownership", "timing")
 
 
 class TestAwaitedMemory(ThroughAsyncio, PrivateKit):

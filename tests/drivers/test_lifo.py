@@ -11,6 +11,7 @@ from tubes.testing import ConformanceKit
 
 class TestLifo(ConformanceKit):
     type = "lifo"
+    topics = ("agreement", "api", "changes", "ordering", "reopening")
 
 
 def test_the_example_undoes_the_last_step_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,10 @@ def leave_dead(db: psycopg.Connection, count: int = 12_000) -> None:
     eventually(lambda: asked(db, DEAD, "tubes_task") >= count)  # the server counts once a second
 
 
-@pytest.mark.parametrize(("temporary", "table"), [(False, "tubes_task"), (True, "tubes_temporary_task")])
+@pytest.mark.parametrize(
+    ("temporary", "table"),
+    [(False, "tubes_task"), pytest.param(True, "tubes_temporary_task", marks=pytest.mark.slow)],
+)
 def test_dead_rows_are_vacuumed_in_the_background(
     url: str, db: psycopg.Connection, temporary: bool, table: str
 ) -> None:

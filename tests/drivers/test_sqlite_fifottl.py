@@ -5,3 +5,4 @@ from tubes.testing import ConformanceKit
 
 class TestSqliteFifottl(ConformanceKit):
     type = "fifottl"
+    topics = ("agreement", "api", "ordering", "ownership", "timing")

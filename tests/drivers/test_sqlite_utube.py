@@ -5,3 +5,4 @@ from tubes.testing import ConformanceKit
 
 class TestSqliteUtube(ConformanceKit):
     type = "utube"
+    topics = ("agreement", "api", "groups", "ordering", "ownership")

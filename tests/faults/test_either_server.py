@@ -13,6 +13,7 @@ from faults.harness import DESCRIPTORS, Connect, eventually, heard, run, take_lo
 from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
 from redis_servers import RedisServer
 from servers import PostgresServer
+from slow import slow_but
 
 Server = PostgresServer | RedisServer
 
@@ -131,7 +132,7 @@ def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing
     assert tube.statistics()["tasks"]["total"] == 0
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("hours", slow_but([1], [-1, 1]))
 def test_clients_whose_clocks_differ_agree(
     connect: Connect, url: str, process: Callable[..., Any], hours: int
 ) -> None:

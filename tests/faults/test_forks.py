@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from faults.harness import TYPES, Connect, Growing, eventually, run
+from slow import slow_but
 
 import tubes
 from tubes.clock import pause
@@ -589,7 +590,7 @@ def run_cold(code: str, url: str | Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize("url", ["postgres_db", "redis_db"])
+@pytest.mark.parametrize("url", slow_but(["redis_db"], ["postgres_db", "redis_db"]))
 def test_a_hook_of_the_program_uses_a_queue_in_the_child(request: pytest.FixtureRequest, url: str) -> None:
     """It was registered before the driver was loaded, so it is called before the driver's own hooks."""
     code = """

@@ -24,7 +24,7 @@ def race_enough(url: str, type: str, seconds: float, enough: int, **settings: An
         holds += race(url, type, seconds, threads=6, processes=3, **settings).holds
 
 
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", slow_but(["fifo", "limfifottl", "utubettl"], TYPES))
 def test_nothing_is_in_two_hands_on_sqlite(tmp_path: Path, type: str) -> None:
     """Nor lost, nor done twice, nor stuck; the capacity is kept, and everybody gets something."""
     race_enough(f"sqlite:///{tmp_path / 'race.db'}", type, 0.7, 50, durability="off")

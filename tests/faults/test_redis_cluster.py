@@ -464,6 +464,7 @@ def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube,
     return found[True], found[False]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) -> None:
     """Its calls go on, the dead are rescued, counts are stored; a process begins. What is left is done afterwards."""
     url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
