@@ -178,8 +178,9 @@ class Driver(Protocol):
     def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         """Take up to ``limit`` tasks in the type's order.
 
-        Must first settle what is due (up to STEP_LIMIT tasks; those changes come first in the answer), must
-        never take a task whose ttl is over, must count the attempt, and must never take two of a sub-queue.
+        Must first settle what is due (up to STEP_LIMIT tasks; those changes come first in the answer, and where that
+        was not all it takes nothing, and is asked again), must never take a task whose ttl is over, must count the
+        attempt, and must never take two of a sub-queue.
 
         Optional: ``ack_and_take(tx, refs, limit, *, owner, now)``, for a store without transactions over several
         calls. It acks and then takes in one step, or does nothing at all where an ack is refused.

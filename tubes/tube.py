@@ -352,8 +352,9 @@ class Tube:
             if kept:
                 return
             is_acked, acks = bool(acks), ()
-            while not kept and len(changes) >= STEP_LIMIT:  # more was due than one step settles
-                changes = self._commit(step) if unit is None else self._run(step, unit)
+            settled = len(changes) - is_acked
+            while not kept and settled:  # more may be due than one step settles
+                settled = len(self._commit(step) if unit is None else self._run(step, unit))
             if not kept and unit is None and queue.rescue_for(self):
                 self._commit(step)
             if not kept:

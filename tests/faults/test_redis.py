@@ -30,6 +30,7 @@ from redis_servers import RedisServer
 import tubes
 import tubes.aio
 from tubes.driver import Ref
+from tubes.testing import FakeClock
 from tubes.waiting import room
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
@@ -193,6 +194,20 @@ def test_who_waits_for_long_waits_on_one_connection(
 
     eventually(has_waited_often)
     assert len(waited) == 1
+
+
+def test_a_script_settles_few_tasks_and_leaves_the_server_to_others_between(redis_db: str) -> None:
+    """Whoever waits settles what falls due at once, and what a thousand tasks take is long for everybody else."""
+    clock = FakeClock()
+    with tubes.connect(redis_db, clock=clock, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifottl")
+        tube.put_many(range(250), ttl=1)
+        tube.put("last")
+        clock.advance(1)
+        assert len(queue.store.transact(lambda tx: tube.driver.expire(tx, 1000, now=clock.now_ms()))) == 100
+        task = tube.take(timeout=0)
+        assert task is not None and task.data == "last"
+        assert tube.statistics()["tasks"]["total"] == 1
 
 
 @pytest.mark.usefixtures("no_floor")
