@@ -221,7 +221,7 @@ def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, file: 
     check_repair(damage, file)
 
 
-@pytest.mark.parametrize("damage", slow_but(DAMAGES[::6], DAMAGES), ids=called)
+@pytest.mark.parametrize("damage", slow_but(DAMAGES[::12], DAMAGES), ids=called)
 def test_damage_on_postgresql_is_found_and_repaired(damage: Damage, database: Patient) -> None:
     """In the same way, but for what the server does not let happen."""
     if damage.only_sqlite:
@@ -646,6 +646,7 @@ def test_each_namespace_is_examined_by_itself(fresh: Patient) -> None:
         assert len(drain(tube)) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sequence", "name"), [("tubes_task_id", "task"), ("tubes_tube_id_seq", "tube")])
 def test_a_sequence_that_is_behind_goes_on_after_the_last(
     database: Patient, sequence: str, name: str

@@ -10,4 +10,4 @@ from tubes.testing.through_asyncio import ThroughAsyncio
 
 class TestAwaitedPostgresUtubettl(ThroughAsyncio, PostgresKit):
     type = "utubettl"
-    topics = ("agreement", "api", "timing")
+    topics = ("agreement", "timing")

@@ -7,4 +7,4 @@ from tubes.testing.through_asyncio import ThroughAsyncio
 
 class TestAwaitedRedisUtubettl(ThroughAsyncio, RedisKit):
     type = "utubettl"
-    topics = ("agreement", "api", "timing")
+    topics = ("agreement", "timing")

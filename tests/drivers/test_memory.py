@@ -6,4 +6,4 @@ from tubes.testing import PrivateKit
 class TestMemory(PrivateKit):
     type = "utubettl"
     url = "sqlite://"
-    topics = ("agreement", "api", "groups")
+    topics = ("agreement", "groups")

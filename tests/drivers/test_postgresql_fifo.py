@@ -5,4 +5,4 @@ from postgres_kit import PostgresKit
 
 class TestPostgresFifo(PostgresKit):
     type = "fifo"
-    topics = ("agreement", "api", "ordering")
+    topics = ("agreement", "ordering", "ownership")

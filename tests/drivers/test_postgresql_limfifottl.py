@@ -5,4 +5,4 @@ from postgres_kit import PostgresKit
 
 class TestPostgresLimfifottl(PostgresKit):
     type = "limfifottl"
-    topics = ("agreement", "api", "capacity", "timing")
+    topics = ("agreement", "capacity", "timing")

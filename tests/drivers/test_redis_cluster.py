@@ -5,4 +5,4 @@ from redis_kit import ClusterKit
 
 class TestRedisClusterUtubettl(ClusterKit):
     type = "utubettl"
-    topics = ("agreement", "api", "groups")
+    topics = ("agreement", "groups", "reopening")

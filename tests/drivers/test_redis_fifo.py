@@ -5,4 +5,4 @@ from redis_kit import RedisKit
 
 class TestRedisFifo(RedisKit):
     type = "fifo"
-    topics = ("agreement", "api", "ordering")
+    topics = ("agreement", "ordering", "ownership")

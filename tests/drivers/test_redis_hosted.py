@@ -35,7 +35,7 @@ class TestRedisInSqlite(ServerKit):
     """All features at once, on a SQLite file."""
 
     type = "redis"
-    topics = ("agreement", "api", "capacity")
+    topics = ("agreement", "capacity", "reopening")
     transactions = False
 
     @pytest.fixture(autouse=True)

@@ -5,4 +5,4 @@ from redis_kit import RedisKit
 
 class TestRedisLimfifottl(RedisKit):
     type = "limfifottl"
-    topics = ("agreement", "api", "capacity", "timing")
+    topics = ("agreement", "capacity", "timing")

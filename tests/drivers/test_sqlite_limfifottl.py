@@ -5,3 +5,4 @@ from tubes.testing import ConformanceKit
 
 class TestSqliteLimfifottl(ConformanceKit):
     type = "limfifottl"
+    topics = ("agreement", "api", "capacity", "changes", "concurrency", "ordering", "timing")

@@ -453,7 +453,7 @@ def _accepts(url: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate", "killed"])
+@pytest.mark.parametrize("mode", slow_but(["killed"], ["fast", "immediate", "killed"]))
 def test_a_restart_empties_a_temporary_tube_and_no_other(
     connect: Connect, url: str, postgres_server: PostgresServer, mode: str
 ) -> None:
@@ -494,6 +494,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task and task.data for task in got] == ["came"]
 
 
+@pytest.mark.slow
 def test_what_is_due_next_is_known_of_temporary_tubes_and_of_others(connect: Connect) -> None:
     """Their tasks are in two tables, each of which has nothing of the other's."""
     queue = connect(sweep=False)
@@ -598,6 +599,7 @@ def test_a_producer_killed_in_its_transaction_stores_nothing(
     assert {task.data for task in tube.tasks("r")} == {"another sub-queue", "the same sub-queue"}
 
 
+@pytest.mark.slow
 def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     """A take finds a delay that is over in a sub-queue that another transaction has locked, and goes on."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.5)
@@ -873,6 +875,7 @@ def test_more_threads_than_connections_take_turns(connect: Connect) -> None:
     assert in_threads(6, lambda: tube.put(1)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_connections")
 def test_a_handler_that_calls_does_not_wait_behind_the_call_that_it_interrupts(connect: Connect) -> None:
     queue = connect(sweep=False, busy_timeout=1)
@@ -1265,6 +1268,7 @@ def test_who_was_taken_for_dead_leaves_a_session_that_another_keeps_alive(connec
     assert one.identify() != session == two.identify()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Connect, url: str) -> None:
     queue = connect(sweep=False)

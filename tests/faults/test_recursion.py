@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults.harness import run
+from slow import slow_but
 
 PROGRAM = """
 import sys, threading, tubes
@@ -60,7 +61,7 @@ print(bool(stored and taken), bool(refused))
 """
 
 
-@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize("durability", slow_but(["full"], ["full", "normal"]))
 def test_a_call_on_a_file_that_finds_the_stack_nearly_full_is_whole_or_refused(
     db: Path, durability: str
 ) -> None:
