@@ -32,7 +32,7 @@ from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
 from tubes.errors import BadOption
 from tubes.events import Listener
-from tubes.store import Store, Unit
+from tubes.store import Store, Unit, check_unit
 from tubes.task import Event, Task
 from tubes.tube import Tube as PlainTube
 
@@ -317,9 +317,7 @@ class Queue:
 
         It sees your context variables, as in ``asyncio.to_thread``.
         """
-        if not isinstance(unit, Unit):
-            raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
-        unit.check(self.store)
+        check_unit(unit, self.store)
         return await self.run(lambda: work(unit.connection), unit=unit)
 
     @_like(plain.Queue.close)

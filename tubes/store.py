@@ -272,3 +272,10 @@ class Unit:
     def _read(self, look: Callable[[Any], T]) -> T:
         self.check(self._store)
         return self._store.within(self.tx, look)
+
+
+def check_unit(unit: Any, store: Store) -> None:
+    """Raise BadOption unless a caller has passed an open transaction of that store."""
+    if not isinstance(unit, Unit):
+        raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
+    unit.check(store)

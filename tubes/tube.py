@@ -43,7 +43,7 @@ from tubes.options import Seconds
 from tubes.payload import encode, encode_many
 from tubes.place import place_of
 from tubes.stats import statistics
-from tubes.store import Unit
+from tubes.store import Unit, check_unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 from tubes.unknown import Taken, UnknownTakes
 from tubes.waiting import room
@@ -300,7 +300,7 @@ class Tube:
                     is_over = self._queue.is_closed and isinstance(error, StoreUnavailable)
                     if ack is None and not is_over:
                         raise
-                    kept.clear()  # the ack stands, so that is no error of this call; the next one has it
+                    kept.clear()  # closed meanwhile; or the ack stands, so that the next call has the error
         finally:
             self._queue.deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
 
@@ -791,9 +791,7 @@ class Tube:
                 raise BadOption("unit= and connection= name two transactions: pass one", option="connection")
             return self._queue.join_transaction(connection)
         if unit is not None:
-            if not isinstance(unit, Unit):
-                raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
-            unit.check(self._store)
+            check_unit(unit, self._store)
             self._queue.check_open()
         return unit
 
