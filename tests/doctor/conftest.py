@@ -32,6 +32,11 @@ def plain(url: str) -> str:
     return conninfo(ours.render_as_string(hide_password=False))
 
 
+def called(damage: Any) -> str:
+    """The name of a damage, as pytest shows it."""
+    return str(damage.name).replace(" ", "-")
+
+
 @dataclass
 class Said:
     """How the command ended."""

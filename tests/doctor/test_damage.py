@@ -25,7 +25,7 @@ from tubes.clock import pause
 from tubes.doctor import Doctor, Kind
 from tubes.testing import FakeClock
 
-from .conftest import Patient, drain, fill, plain, use_beside_unreadable_jobs
+from .conftest import Patient, called, drain, fill, plain, use_beside_unreadable_jobs
 
 NOBODY = "f" * 32
 """A session that is not there."""
@@ -210,10 +210,6 @@ DAMAGES = (
         )
     ),
 )  # fmt: skip
-
-
-def called(damage: Damage) -> str:
-    return damage.name.replace(" ", "-")
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=called)

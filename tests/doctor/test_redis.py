@@ -27,6 +27,7 @@ from tubes.testing import FakeClock
 from .conftest import (
     TYPES,
     AnyPatient,
+    called,
     do_everything,
     drain,
     fill,
@@ -265,9 +266,7 @@ DAMAGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "damage", slow_but(DAMAGES[::3], DAMAGES), ids=lambda damage: damage.name.replace(" ", "-")
-)
+@pytest.mark.parametrize("damage", slow_but(DAMAGES[::3], DAMAGES), ids=called)
 def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patient: Patient) -> None:
     tube = fill(patient.opened[0], damage.type)
     tube.bury(9)

@@ -227,13 +227,13 @@ def on_server(turn: int) -> list[Any]:
     Left to the slow tests are those of another storage mode of Tarantool's, which are about the same types here, and
     most of those that dice have composed.
     """
-    kept = [case for case in filter(is_composed, ONCE_EACH)][turn::6]
-    kept += [case for case in ONCE_EACH if not is_composed(case) and "_rb/" not in case.name]
-    names = {case.name for case in kept}
-    return [
-        pytest.param(case, id=case.name, marks=() if case.name in names else pytest.mark.slow)
-        for case in ONCE_EACH
-    ]
+    some = {case.name for case in [*filter(is_composed, ONCE_EACH)][turn::6]}
+
+    def marks(case: Case) -> Any:
+        is_kept = case.name in some if is_composed(case) else "_rb/" not in case.name
+        return () if is_kept else pytest.mark.slow
+
+    return [pytest.param(case, id=case.name, marks=marks(case)) for case in ONCE_EACH]
 
 
 ON_CLUSTER = ON_SERVERS[::40]
