@@ -586,7 +586,7 @@ class Tube:
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
-        return self.driver.normalize_task(raws[0])
+        return self._task(raws[0])
 
     def tasks(self, state: State | str, *, after: int = -1, limit: int = 100) -> list[Task]:
         """Return up to ``limit`` tasks in a state, by id, from the one after ``after`` on."""
@@ -599,7 +599,7 @@ class Tube:
         raws = self._read(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
         if not raws:
             self._check_exists()
-        return [self.driver.normalize_task(raw) for raw in raws]
+        return [self._task(raw) for raw in raws]
 
     def release_all(self) -> int:
         """Release every taken task, whoever holds it; return how many (Tarantool: ``tube:release_all``)."""
@@ -769,13 +769,13 @@ class Tube:
         listeners = self._listeners
         if listeners:
             for event, raw, _ in changes:
-                self._queue.deliveries.add(listeners, self.driver.normalize_task(raw), event)
+                self._queue.deliveries.add(listeners, self._task(raw), event)
 
     def doubt(self, changes: Sequence[Change]) -> None:
         """Nobody knows whether these are committed: what was taken is looked for, and given back."""
         for event, raw, _ in changes:
             if event is TAKE:
-                self._unknown.add(*_taken(self.driver.normalize_task(raw)))
+                self._unknown.add(*_taken(self._task(raw)))
 
     # Within
 
@@ -820,9 +820,11 @@ class Tube:
     def _expiry(self, tx: Any) -> Sequence[Change]:
         return self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms())
 
-    def _one(self, changes: Sequence[Change]) -> Task:
-        raw = changes[0][1]
+    def _task(self, raw: Any) -> Task:
         return raw if type(raw) is Task else self.driver.normalize_task(raw)
+
+    def _one(self, changes: Sequence[Change]) -> Task:
+        return self._task(changes[0][1])
 
     def _tasks(self, changes: Sequence[Change]) -> list[Task]:
         normalize = self.driver.normalize_task
@@ -850,7 +852,7 @@ class Tube:
 
     def _check_held(self, ref: Ref, unit: Unit | None) -> None:
         for raw in self._read(lambda tx: self.driver.peek(tx, (ref.id,)), unit):
-            task = self.driver.normalize_task(raw)
+            task = self._task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):
                 return

@@ -505,16 +505,18 @@ def test_what_a_shared_commit_cannot_tell_of_one_it_tells_of_the_others(
     for tube in (bad, good):
         tube.on_task_change(lambda task, event: told.append(task.tube))
 
-    def normalize_task(raw: Any) -> Any:
-        raise ValueError("it cannot be read")
+    put = bad.driver.put
 
-    monkeypatch.setattr(bad.driver, "normalize_task", normalize_task, raising=False)
+    def put_unreadably(*given: Any, **more: Any) -> Sequence[Change]:
+        return [change._replace(raw=()) for change in put(*given, **more)]
+
+    monkeypatch.setattr(bad.driver, "put", put_unreadably)
     with ThreadPoolExecutor(2) as threads:
         with queue.transaction():
             puts = [threads.submit(tube.put, "x") for tube in (bad, good)]
             line: Any = queue.store.writer._line  # type: ignore[attr-defined]
             eventually(lambda: len(line) == 2)
-        with pytest.raises(ValueError, match="cannot be read"):
+        with pytest.raises(ValueError, match="unpack"):
             puts[0].result(30)
         assert puts[1].result(30).data == "x" and told == ["good"]
 

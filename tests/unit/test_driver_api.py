@@ -385,6 +385,30 @@ def test_a_take_with_an_ack_is_a_take_of_a_driver_with_a_difference(
             tube.take(0, ack=1)
 
 
+@pytest.mark.parametrize("type", ["fifo", "fifottl"])
+def test_verbs_and_callbacks_show_the_same_task(type: str) -> None:
+    """Also where the driver has turned what a step gives into a Task already, and would turn that into another."""
+
+    class Loud(Twice):
+        put = property(lambda self: self.driver.put)
+
+        def normalize_task(self, raw: Any) -> tubes.Task:
+            task: tubes.Task = self.driver.normalize_task(raw)
+            return replace(task, data=task.data.upper())
+
+    def make(store: Any, tube: Any) -> Loud:
+        return Loud(store.realise(TubeType(Features(timed=type == "fifottl")), tube))
+
+    tubes.register_driver(f"loud_{type}", make)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        told: list[tubes.Task] = []
+        tube = queue.create_tube("jobs", f"loud_{type}", on_task_change=lambda task, event: told.append(task))
+        put = tube.put("x")
+        taken = tube.take(0)
+        assert taken is not None
+        assert told == [put, taken, tube.ack(taken)]
+
+
 def test_a_driver_that_tells_of_nothing_that_it_stores_has_not_filled_its_tube() -> None:
     """Of a type without bounds nobody would understand that."""
 
