@@ -711,7 +711,8 @@ class Queue:
         return tube
 
     def _record(self, tx: Any, name: str) -> TubeRecord | None:
-        return next((_readable(known) for known in self.store.tubes(tx) if known.name == name), None)
+        record = self.store.tube_named(tx, name)
+        return None if record is None else _readable(record)
 
     def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
         if isinstance(definition, TubeType):

@@ -219,7 +219,7 @@ class Listener(Stirred):
             said_for = int(SAID_FOR * 1000)
             given = (ear.features, 0, 0, ear.name, said_for, ear.kind, ear.capacity)
             is_something_there = ear.wire.evaluate(WAIT, ear.keys, given)
-            ear.wire.send("BLPOP", ear.bell, str(FLOOR))
+            ear.wire.send(("BLPOP", ear.bell, str(FLOOR)))
             ear.next_at = real_monotonic() + FLOOR + self._nodes.patience
         except TROUBLE as error:
             self._nodes.note_away(ear.keys, ear.used_at + min(patience, self._nodes.patience))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.resources import files
 
 _INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
@@ -67,6 +68,7 @@ class Keys(tuple[str, ...]):
     packed: bytes
 
     @classmethod
+    @lru_cache(maxsize=10_000)
     def of_tube(cls, namespace: str, id: int) -> Keys:
         """``{tubes:7}:meta`` and so on."""
         return cls._of(f"{{{namespace}:{id}}}", (*TUBE_KEYS, NEVER))

@@ -10,9 +10,9 @@ import secrets
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -385,10 +385,19 @@ class RedisStore(Renewable):
         return self._after.get(tube, "0")
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
-        flat = self._ask(scripts.TUBES)
-        entries = sorted(map(_entry, flat[::2], flat[1::2]), key=lambda entry: (entry.order, entry.tube.id))
+        entries = sorted(self._entries(), key=lambda entry: (entry.order, entry.tube.id))
         self._after = {entry.tube.id: str(entry.after) for entry in entries}
         return [entry.tube for entry in entries]
+
+    def tube_named(self, tx: Any, name: str) -> TubeRecord | None:
+        for entry in self._entries(name):
+            self._after[entry.tube.id] = str(entry.after)
+            return entry.tube
+        return None
+
+    def _entries(self, *name: str) -> Iterator[Entry]:
+        flat = self._ask(scripts.TUBES, *name)
+        return map(_entry, flat[::2], flat[1::2])
 
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
@@ -729,6 +738,7 @@ class Entry(NamedTuple):
     after: int = 0
 
 
+@lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second
 def _entry(name: bytes, stored: bytes) -> Entry:
     number = 0
     try:
@@ -793,8 +803,7 @@ def _server_ms(wire: Wire) -> float:
 
 def _next_dues(asked: Sequence[tuple[int, Keys]], wire: Wire) -> dict[int, int | None]:
     """When time does something next in tubes of one node; without those that it does not tell of."""
-    for _, keys in asked:
-        wire.send("ZRANGE", keys[TUBE_KEYS.index("due")], 0, 0, "WITHSCORES")
+    wire.send(*[("ZRANGE", keys[TUBE_KEYS.index("due")], 0, 0, "WITHSCORES") for _, keys in asked])
     answers = [(tube, wire.receive()) for tube, _ in asked]
     return {
         tube: int(float(answer[1])) if answer else None

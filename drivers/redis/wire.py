@@ -134,7 +134,7 @@ class Wire:
 
     def command(self, *words: Argument) -> Any:
         """Run any command."""
-        self.send(*words)
+        self.send(words)
         answer = self.receive()
         if isinstance(answer, exceptions.RedisError):
             raise _refused(answer)
@@ -142,10 +142,10 @@ class Wire:
 
     # For who waits for several answers
 
-    def send(self, *words: Argument) -> None:
-        """Send a command whose answer is received later."""
+    def send(self, *commands: Sequence[Argument]) -> None:
+        """Send commands at once, whose answers are received later."""
         self._give_time(0)
-        self._send(_command(*words))
+        self._send(b"".join(_command(*words) for words in commands))
 
     def receive(self) -> Any:
         """Wait for the next answer; what was refused is an answer too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
@@ -47,6 +48,9 @@ class Catalogue(ABC):
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         return [_record(*row) for row in tx.only_rows(self._sql.tubes)]
+
+    def tube_named(self, tx: Any, name: str) -> TubeRecord | None:
+        return next((_record(*row) for row in tx.only_rows(self._sql.tube_named, name)), None)
 
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
@@ -111,6 +115,7 @@ class Catalogue(ABC):
         tx.run(self._sql.remove_session, session)
 
 
+@lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second
 def _record(id: int, name: Any, type: Any, options: Any, temporary: object) -> TubeRecord:
     """A row of the catalogue. Where SQLite has something else than text, it is shown as what it is."""
     if not (isinstance(name, str) and isinstance(type, str)):

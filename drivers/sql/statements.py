@@ -509,8 +509,9 @@ class Statements:
 
     def _write_tubes(self) -> None:
         tube, c = self._tube, self._tube.c
-        self.tubes = self._make(sa.select(c.id, c.name, c.type, c.options, c.temporary).order_by(c.id))
-        self.tube_named = self._make(sa.select(c.id).where(c.name == bind("name")), "name")
+        entry = sa.select(c.id, c.name, c.type, c.options, c.temporary)
+        self.tubes = self._make(entry.order_by(c.id))
+        self.tube_named = self._make(entry.where(c.name == bind("name")), "name")
         self.has_tube = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
         given = ("name", "type", "options", "temporary")
         self.add_tube = self._make(

@@ -348,7 +348,7 @@ others = lambda: wire.simple("ROLLBACK"), lambda: wire.execute("SELECT 1", ())
 from tubes.drivers.redis.wire import Lost
 queue = tubes.connect(sys.argv[1], sweep=False)
 wire = queue.store._hub.nodes._borrow(None)
-ask, hear = lambda: wire.send("PING", "7"), wire.receive
+ask, hear = lambda: wire.send(("PING", "7")), wire.receive
 others = ()
 """,
 }

@@ -463,6 +463,20 @@ def test_counts_that_a_store_cannot_keep_are_kept_for_later(monkeypatch: pytest.
         assert tube.statistics()["calls"]["put"] == 1
 
 
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_tube_is_made_without_a_look_at_all_others(
+    store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a thousand of them would take a million looks."""
+    url = "sqlite://" if store == "sqlite" else request.getfixturevalue("redis_db")
+    with tubes.connect(url, sweep=False) as queue:
+        with monkeypatch.context() as patch:
+            patch.setattr(queue.store, "tubes", None)
+            made = queue.create_tube("jobs", "fifo")
+            assert queue.create_tube("jobs", "fifo", if_not_exists=True) is made
+        assert queue.tubes() == ["jobs"]
+
+
 def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
     """Those given have no effect on it."""
     with tubes.connect("sqlite://", sweep=False) as queue:
