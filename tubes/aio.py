@@ -365,17 +365,26 @@ class Connecting:
     def __init__(self, connect: Callable[[], plain.Queue]) -> None:
         self._connect = connect
         self._queue: Queue | None = None
+        self._is_entered = False
 
     def __await__(self) -> Generator[Any, Any, Queue]:
         return self._open().__await__()
 
     async def __aenter__(self) -> Queue:
-        self._queue = await self
+        if self._is_entered:  # only one of the two queues would be closed
+            raise RuntimeError("this `async with` is open already: call tubes.aio.connect() once for each")
+        self._is_entered = True
+        try:
+            self._queue = await self
+        except BaseException:
+            self._is_entered = False
+            raise
         return self._queue
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._queue is not None:
-            await self._queue.close()
+        queue, self._queue, self._is_entered = self._queue, None, False
+        if queue is not None:
+            await queue.close()
 
     async def _open(self) -> Queue:
         crew = Crew(MOST_THREADS)

@@ -52,6 +52,26 @@ async def test_a_queue_that_was_awaited_is_closed_by_hand(url: str) -> None:
 
 
 @awaited
+async def test_what_connect_returns_is_entered_once_at_a_time(tmp_path: Path) -> None:
+    before = threading.enumerate()
+    missing = connect(f"sqlite:///{tmp_path}/nowhere/jobs.db")
+    for _ in range(2):
+        with pytest.raises(tubes.StoreUnavailable):
+            await missing.__aenter__()
+    opening = connect(f"sqlite:///{tmp_path}/jobs.db")
+    for _ in range(2):
+        async with opening as queue:
+            with pytest.raises(
+                RuntimeError, match=r"open already: call tubes\.aio\.connect\(\) once for each"
+            ):
+                async with opening:
+                    pass
+            assert await queue.tubes() == []
+        assert queue.is_closed
+    await until(lambda: not threads_since(before))
+
+
+@awaited
 async def test_a_url_that_cannot_be_opened_is_an_error_and_leaves_no_thread(url: str) -> None:
     before = threading.enumerate()
     with pytest.raises(tubes.TubeError):
