@@ -20,7 +20,7 @@ from tubes.driver import (
     put_change,
 )
 from tubes.errors import BadOption, NotSupported, StoreError
-from tubes.options import sub_queue_name
+from tubes.options import LONGEST_SUM_MS, sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
     ACK,
@@ -311,7 +311,8 @@ class SqlDriver:
         tx.begin()
         moved = []
         for row in self._held(tx, refs, owner):
-            due, ttl, ttr = (None if ms is None else ms + delta_ms for ms in (row[DUE], row[TTL], row[TTR]))
+            delta = min(delta_ms, _room(row[TTL]), _room(row[TTR]))
+            due, ttl, ttr = (None if ms is None else ms + delta for ms in (row[DUE], row[TTL], row[TTR]))
             moved.append(_moved(row, "t", due, ttl, ttr, row[OWNER], now))
         return self._write(tx, Event.TOUCH, moved, 1)
 
@@ -324,7 +325,7 @@ class SqlDriver:
             return self._make_ready(tx, Event.RELEASE, rows, 1, now)
         moved = []
         for row in rows:
-            ttl = None if row[TTL] is None else row[TTL] + delay_ms
+            ttl = None if row[TTL] is None else row[TTL] + min(delay_ms, _room(row[TTL]))
             moved.append(_moved(row, "~", now + delay_ms, ttl, row[TTR], None, now))
         return self._write(tx, Event.RELEASE, moved, None)
 
@@ -623,6 +624,11 @@ def _span(ids: Sequence[int]) -> tuple[int, int] | None:
         return None
     first, last = min(ids), max(ids)
     return (first, last) if last - first == len(ids) - 1 else None
+
+
+def _room(duration: int | None) -> int:
+    """How much may be added to a ttl or a ttr."""
+    return LONGEST_SUM_MS if duration is None else max(LONGEST_SUM_MS - duration, 0)
 
 
 def _end_of_life(row: Row) -> int | None:

@@ -14,7 +14,7 @@ NUMBERS = ("tube", "pri", "created_ms", "updated_ms", "attempts")
 MAYBE_NUMBERS = ("front", "place", "due_ms", "ttl_ms", "ttr_ms")
 
 FARTHEST_MS = 2**61
-"""No duration is longer, and no next time is later: a task would have been touched 250 times by the longest of all.
+"""No duration is longer than half of it, and no next time is later.
 
 The sum of two still fits into a column; of what is larger, every take can fail.
 """

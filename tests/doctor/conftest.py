@@ -21,6 +21,8 @@ from servers import conninfo, new_database
 import tubes
 from tubes.cli import run
 from tubes.doctor import Doctor, Finding
+from tubes.driver import Ref
+from tubes.options import LONGEST_MS
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 WORKER = Path(__file__).with_name("worker.py")
@@ -219,6 +221,15 @@ def drain(tube: tubes.Tube) -> list[Any]:
         data.append(task.data)
     assert tube.statistics()["tasks"]["total"] == 0
     return data
+
+
+def touch_often(tube: tubes.Tube, task: tubes.Task) -> None:
+    """As by the longest, two thousand times."""
+    queue, refs = tube._queue, [Ref(task.id, task.token)]
+    for _ in range(10):
+        queue.store.transact(
+            lambda tx: tube.driver.touch(tx, refs, 200 * LONGEST_MS, owner=None, now=queue.clock.now_ms())
+        )
 
 
 def do_everything(queue: tubes.Queue) -> None:

@@ -11,7 +11,13 @@ import tubes
 from tubes.doctor import Doctor, Kind
 from tubes.options import LONGEST_MS
 
-from .conftest import Patient, do_everything, find_nothing, find_nothing_while_others_work
+from .conftest import (
+    Patient,
+    do_everything,
+    find_nothing,
+    find_nothing_while_others_work,
+    touch_often,
+)
 
 
 @pytest.mark.slow
@@ -40,6 +46,21 @@ def test_the_longest_durations_are_not_called_wrong(type: str, patient: Patient)
             tube.release(task, delay=longest)
         elif verb == "bury":
             tube.bury(task)
+    find_nothing(patient, patient.rows)
+
+
+@pytest.mark.parametrize("verb", ["bury", "release"])
+def test_the_longest_durations_add_up_without_end(verb: str, patient: Patient) -> None:
+    """A worker that touches its task by the longest can do so for ever."""
+    tube, longest = patient.opened[0].create_tube("jobs", "utubettl"), LONGEST_MS // 1000
+    tube.put("x", ttl=longest, ttr=longest)
+    task = tube.take(timeout=0)
+    assert task is not None
+    touch_often(tube, task)
+    if verb == "bury":
+        tube.bury(task)
+    else:
+        tube.release(task, delay=longest)
     find_nothing(patient, patient.rows)
 
 

@@ -34,6 +34,7 @@ from .conftest import (
     find_nothing,
     find_nothing_while_others_work,
     opened,
+    touch_often,
     use_beside_unreadable_jobs,
 )
 
@@ -893,6 +894,9 @@ def test_the_longest_times_are_nothing_wrong(patient: Patient) -> None:
     for task in tube.take_many(10, 0):
         tube.touch(tube.touch(task, longest) or 0, longest - 0.001)
     for task in tube.take_many(5, 0):
+        tube.release(task, delay=longest)
+    for task in tube.take_many(1, 0):
+        touch_often(tube, task)
         tube.release(task, delay=longest)
     tube.put("late", ttl=longest, delay=longest)
     assert patient.examine(deep=True) == []

@@ -30,6 +30,11 @@ local function erase(id)
   call('HDEL', TASKS, id, id .. '=')
 end
 
+-- How much may be added to a ttl or a ttr: an instant that follows from it is to fit into 64 bits.
+local function room(ms)
+  return ms == NONE and 2 ^ 60 or math.max(2 ^ 60 - ms, 0)
+end
+
 local function end_of_life(t)
   return t.ttl == NONE and NONE or plus(t.created, t.ttl)
 end

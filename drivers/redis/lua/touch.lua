@@ -7,9 +7,9 @@
 -- Reply: changes.
 -- Cost: O(log n) each.
 even_when_full()
-local owner, delta = ARGV[4], ARGV[5]
+local owner = ARGV[4]
 
-local function more(ms)
+local function more(ms, delta)
   return ms == NONE and NONE or plus(ms, delta)
 end
 
@@ -19,7 +19,8 @@ for n = 6, #ARGV, 2 do
   local t = not seen[id] and held(id, ARGV[n + 1], owner)
   if t then
     seen[id] = true
-    t.due, t.ttl, t.ttr, t.updated = more(t.due), more(t.ttl), more(t.ttr), now
+    local delta = math.min(ARGV[5], room(t.ttl), room(t.ttr))
+    t.due, t.ttl, t.ttr, t.updated = more(t.due, delta), more(t.ttl, delta), more(t.ttr, delta), now
     call('HSET', TASKS, id, record(t))
     if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
     note('touch', id, t, payload_of(id))
