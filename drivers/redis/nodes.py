@@ -19,7 +19,7 @@ from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
 from ..retries import MOST_LOSSES, Lost, pause_after
 from .scripts import Keys
 from .urls import OURS, described, no_url
-from .wire import NOT_NOW, Refused, Wire
+from .wire import NOT_NOW, Refused, Wire, only_reads
 
 T = TypeVar("T")
 Address = tuple[str, int]
@@ -169,7 +169,7 @@ class Nodes:
             except NOT_NOW as error:
                 failure: Exception = error
                 self.redirected(error)
-                if isinstance(error, exceptions.MasterDownError) and wire is not None:
+                if only_reads(error) and wire is not None:
                     self._leave_replica(address, wire)
                 if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
                     self._look_round(address)
@@ -189,7 +189,7 @@ class Nodes:
             except Refused as error:
                 if wire is None:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
-                if "READONLY" in str(error.error) or isinstance(error.error, exceptions.ReadOnlyError):
+                if only_reads(error):
                     self._leave_replica(address, wire)
                 raise
             except BaseException:
@@ -217,6 +217,10 @@ class Nodes:
     def note_away(self, keys: Keys, until: float) -> None:
         """Note that there was no answer from the node of these keys, if it was waited for until then."""
         self._note_away(self._address(keys), until)
+
+    def leave_replica(self, keys: Keys) -> None:
+        """The node of these keys is no master any more, as who waits there has heard."""
+        self._forget_idle(self._address(keys))
 
     def redirected(self, error: Exception) -> None:
         """Note what a node has said of who has a key."""

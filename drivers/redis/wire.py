@@ -245,3 +245,10 @@ def _refused(error: exceptions.RedisError) -> Exception:
     if str(error).startswith("BUSY "):  # a script runs for too long
         return exceptions.TryAgainError(str(error))
     return error if isinstance(error, NOT_NOW) else Refused(error)
+
+
+def only_reads(error: Exception) -> bool:
+    """Whether a server says that it is no master any more. Who waits there hears UNBLOCKED."""
+    said = error.error if isinstance(error, Refused) else error
+    is_replica = isinstance(said, exceptions.ReadOnlyError | exceptions.MasterDownError)
+    return is_replica or re.search("READONLY|^UNBLOCKED", str(said)) is not None

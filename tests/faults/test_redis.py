@@ -21,7 +21,18 @@ from typing import Any
 
 import pytest
 import redis
-from faults.harness import TYPES, Connect, eventually, heard, meanwhile, run, seconds_each, tell, waiting
+from faults.harness import (
+    TYPES,
+    Connect,
+    eventually,
+    heard,
+    meanwhile,
+    quiet,
+    run,
+    seconds_each,
+    tell,
+    waiting,
+)
 from faults.serving import WORKER, Load, put_when_it_can
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_close, check_stress
@@ -64,6 +75,11 @@ def until_wait(server: RedisServer, count: int) -> None:
 def blocked(server: RedisServer) -> set[str]:
     """The connections that wait for a call."""
     return {client["id"] for client in server.command("CLIENT LIST") if client["cmd"] == "blpop"}
+
+
+def connections(server: RedisServer) -> set[str]:
+    """All but the one that asks."""
+    return {client["id"] for client in server.command("CLIENT LIST") if "client" not in client["cmd"]}
 
 
 def waits_of(server: RedisServer) -> int:
@@ -917,19 +933,30 @@ def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
     connect: Connect, server: RedisServer, serves_stale: str
 ) -> None:
     """The name of its host leads to another by now, maybe, which is the master."""
-
-    def ours() -> set[str]:
-        return {client["id"] for client in server.command("CLIENT LIST") if "client" not in client["cmd"]}
-
     tube = connect(sweep=False, busy_timeout=0.3).create_tube("jobs", "fifo")
-    before = ours()
+    before = connections(server)
     server.command("CONFIG SET", "replica-serve-stale-data", serves_stale)
     server.command("REPLICAOF", "127.0.0.1", 1)
     with pytest.raises(tubes.StoreUnavailable, match=r"(?i)read.?only|MASTER is down"):
         tube.put("x")
-    eventually(lambda: not before & ours())
+    eventually(lambda: not before & connections(server))
     server.command("REPLICAOF", "NO", "ONE")
     assert tube.put("x").id == 1
+
+
+def test_who_waits_looks_no_more_at_a_server_that_only_reads(server: RedisServer) -> None:
+    """It refuses no look, and would be asked until the next beat is refused."""
+    with quiet(partial(tubes.connect, f"{server.url}&dead_after=60")) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        thread, got = waiting(tube)
+        until_wait(server, 1)
+        before = connections(server)
+        server.command("REPLICAOF", "127.0.0.1", 1)
+        eventually(lambda: not before & connections(server), within=5)
+        server.command("REPLICAOF", "NO", "ONE")
+        tube.put("came")
+        thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
 
 
 @pytest.mark.slow
