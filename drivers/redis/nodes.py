@@ -65,6 +65,9 @@ class Nodes:
             # before its version 6 redis-py let a certificate be of any host, unless asked
             is_checked = self._settings.get("ssl_cert_reqs") != "none"
             self._settings.setdefault("ssl_check_hostname", is_checked)
+            self._settings.setdefault(
+                "ssl_password", ""
+            )  # else OpenSSL asks for it on the terminal, and waits
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}

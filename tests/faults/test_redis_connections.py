@@ -674,6 +674,19 @@ def is_busy(server: RedisServer) -> bool:
     return False
 
 
+def test_nobody_is_asked_for_the_password_of_a_key(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not even at a terminal, where a worker would wait for the answer."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    request = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -passout pass:s3cret -subj /CN=us"
+    )
+    subprocess.run([*request.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"rediss://127.0.0.1:{server.getsockname()[1]}?ssl_certfile={certificate}&ssl_keyfile={key}"
+        assert isinstance(refused(url), tubes.StoreUnavailable)
+    assert "pass phrase" not in capfd.readouterr().err
+
+
 def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
     """Wake-ups and all; and not with somebody whose certificate is not known."""
     key, certificate = tmp_path / "key", tmp_path / "certificate"
