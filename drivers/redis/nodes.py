@@ -47,8 +47,12 @@ class Nodes:
         try:
             # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
             pool = ConnectionPool.from_url(url, protocol=2)
-        except UNFIT:
-            raise no_url() from None  # its message may show a part of the password
+        except UNFIT as error:  # its message may show a part of the password, but for one
+            if unfit := re.match(r"Invalid value for \W(\w+)\W in connection URL", str(error)):
+                raise BadOption(
+                    f"bad store URL: {unfit[1]!r} cannot have the value that it has there", option="url"
+                ) from None
+            raise no_url() from None
         except exceptions.RedisError as error:
             raise BadOption(f"bad store URL: {error}", option="url") from error
         self._class: Callable[..., AbstractConnection] = pool.connection_class

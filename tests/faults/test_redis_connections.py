@@ -501,7 +501,12 @@ def test_a_host_that_none_can_be_called_is_one_that_is_not_there(host: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("option", "why"), [("ssl_cert_reqs=sometimes", "sometimes"), ("ssl_min_version=1", "(version|integer)")]
+    ("option", "why"),
+    [
+        ("ssl_cert_reqs=sometimes", "sometimes"),
+        ("ssl_min_version=1", "(version|integer)"),
+        ("socket_read_size=large", "'socket_read_size'"),
+    ],
 )
 def test_an_option_that_can_have_no_such_value_is_refused(option: str, why: str) -> None:
     """Some only when there is a server. Before 8.1, redis-py takes no version from a URL at all."""
