@@ -163,8 +163,9 @@ class Listener:
         """Tell whether anybody has committed since the last look."""
         with self._asking:
             if self._db is None:
+                # It only reads; but it is closed last, and one that may not write would leave the log behind
                 self._db = sqlite3.connect(
-                    f"file:{_quoted(self._path)}?mode=ro",
+                    f"file:{_quoted(self._path)}?mode=rw",
                     uri=True,
                     isolation_level=None,
                     timeout=1,

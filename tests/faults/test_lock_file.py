@@ -336,6 +336,17 @@ def test_the_last_of_those_that_close_at_the_same_time_removes_the_log(
     assert not db.with_name(f"{db.name}-wal").exists()
 
 
+def test_the_log_is_removed_by_a_queue_on_which_somebody_has_waited(connect: Connect, db: Path) -> None:
+    """Its listener has a connection of its own, which is closed last."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.take(timeout=0.01)
+    eventually(lambda: queue.store._shared.listener._db is not None)
+    tube.put("x")
+    queue.close()
+    assert sorted(path.name for path in db.parent.iterdir()) == ["queue.db", "queue.db-tubes"]
+
+
 def test_a_connect_that_may_open_no_further_file_keeps_none_open(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
