@@ -671,3 +671,7 @@ def _path(url: str) -> str | None:
         return os.path.realpath(parsed.database)  # as SQLite names its log: one file, one lock file
     except ValueError as error:
         raise BadOption(f"no file can have the name {parsed.database!r}: {error}", option="url") from error
+    except OSError as error:  # the current folder was removed
+        raise StoreUnavailable(
+            f"SQLite file {parsed.database} cannot be used: no current folder ({error})"
+        ) from error

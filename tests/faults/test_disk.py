@@ -279,6 +279,18 @@ def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_current_folder_that_was_removed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that is relative to it leads nowhere."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(tubes.StoreUnavailable, match=r"queue\.db cannot be used: no current folder"):
+        tubes.connect("sqlite:///queue.db")
+
+
 def test_a_question_mark_in_a_url_is_refused(tmp_path: Path) -> None:
     """What follows it would be left out of the file's name."""
     with pytest.raises(tubes.BadOption, match="bad SQLite URL"):
