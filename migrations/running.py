@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tubes.errors import SchemaMismatch
+from tubes.errors import SchemaMismatch, StoreUnavailable
 
 from . import HEAD, LABEL
 
@@ -109,11 +109,16 @@ def print_sql(namespace: str, dialect: str) -> str:
 
 
 def config(namespace: str) -> Config:
-    """Return what Alembic wants to know."""
+    """Return what Alembic wants to know; StoreUnavailable where it could read none of that."""
     from alembic.config import Config
 
     made = Config()
+    folder = Path(__file__).parent
+    if not folder.is_dir():
+        raise StoreUnavailable(
+            f"the schema cannot be made: tubes is imported from an archive, and Alembic needs a folder {folder}"
+        )
     # The folder itself: for "tubes.migrations:" Alembic keeps, each time, what closes a resource at the process's end.
-    made.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    made.set_main_option("script_location", str(folder).replace("%", "%%"))
     made.attributes["namespace"] = namespace
     return made

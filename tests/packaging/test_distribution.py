@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import tubes
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
@@ -135,9 +137,22 @@ def test_the_installed_wheel_works_outside_the_checkout(installed: Path, tmp_pat
     assert version == PROJECT["project"]["version"]
 
 
-def test_the_versions_agree() -> None:
-    import tubes
+IN_AN_ARCHIVE = """
+import tubes
+try:
+    tubes.connect("sqlite://")
+except tubes.StoreUnavailable as error:
+    print(tubes.__file__, error, sep="\\n")
+"""
 
+
+def test_from_an_archive_no_schema_is_made_and_the_error_says_so(wheel: Path, tmp_path: Path) -> None:
+    file, said = run(sys.executable, "-c", IN_AN_ARCHIVE, cwd=tmp_path, PYTHONPATH=str(wheel)).splitlines()
+    assert Path(file).is_relative_to(wheel)
+    assert "tubes is imported from an archive" in said
+
+
+def test_the_versions_agree() -> None:
     assert tubes.__version__ == PROJECT["project"]["version"]
 
 
