@@ -87,9 +87,13 @@ def driver_names() -> list[str]:
 
 
 def find_store(scheme: str) -> Callable[..., Any]:
-    """Return the store of a URL scheme, or raise BadOption that lists the schemes."""
+    """Return the store of a URL scheme, or raise BadOption that lists the schemes; StoreUnavailable if none is."""
     known = _entries("tubes.stores")
     entry = known.get(scheme.partition("+")[0])
+    if not known:
+        raise StoreUnavailable(
+            "no store is found: the metadata of tubes-queue (its .dist-info), which names them, is missing"
+        )
     if entry is None:
         raise BadOption(
             f"no store for URLs that begin with {scheme!r}{suggestion(scheme, known)}", option="url"

@@ -152,6 +152,16 @@ def test_from_an_archive_no_schema_is_made_and_the_error_says_so(wheel: Path, tm
     assert "tubes is imported from an archive" in said
 
 
+def test_without_the_metadata_of_the_package_the_error_says_that_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a program was bundled, or the folder alone was copied: the stores are entry points."""
+    monkeypatch.setattr(tubes.registry, "_found", {})
+    monkeypatch.setattr(tubes.registry, "entry_points", lambda group: ())
+    with pytest.raises(tubes.StoreUnavailable, match=r"the metadata of tubes-queue \(its \.dist-info\)"):
+        tubes.connect("sqlite://")
+
+
 def test_the_versions_agree() -> None:
     assert tubes.__version__ == PROJECT["project"]["version"]
 
