@@ -224,6 +224,16 @@ class SharedOwnership(Suite):
         assert other.peek(task.id) == task
         assert other.ack(task).state is State.DONE
 
+    def test_ack_many_leaves_what_another_session_holds(self, tube: Tube, other: Tube) -> None:
+        """Though each lease has the same number."""
+        for n in range(4):
+            tube.put(n, **self.apart(n))
+        theirs, mine = other.take_many(2, 0), take(tube)
+        theirs.append(take(other))
+        assert tube.ack_many(theirs[:2]) == tube.ack_many(theirs[1:]) == []
+        assert ids(tube.ack_many([*theirs, mine])) == [mine.id]
+        assert ids(other.ack_many(theirs)) == ids(theirs)
+
     @pytest.mark.parametrize("verb", ["bury", "delete"])
     def test_bury_and_delete_by_id_ask_nobody(self, tube: Tube, other: Tube, verb: str) -> None:
         tube.put("x")
