@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tubes.driver import NewTask
 from tubes.errors import NotSupported
 from tubes.queue import Queue
 from tubes.task import State, Task
@@ -137,13 +138,16 @@ class Groups(Suite):
 
     @needs("grouped")
     @pytest.mark.parametrize("end", ["bury", "delete"])
-    def test_a_sub_queue_stays_busy_when_one_that_waits_in_it_goes(self, tube: Tube, end: str) -> None:
-        first, second, third = self.in_order([tube.put(n, utube="a") for n in range(3)])
-        assert take(tube).id == first.id
-        getattr(tube, end)(second)
+    @pytest.mark.parametrize("position", [1, 2])
+    def test_a_sub_queue_stays_busy_when_one_that_waits_in_it_goes(
+        self, tube: Tube, position: int, end: str
+    ) -> None:
+        tasks = self.in_order([tube.put(n, utube="a") for n in range(3)])
+        assert take(tube).id == tasks[0].id
+        getattr(tube, end)(tasks.pop(position))
         assert tube.take(0) is None
-        tube.ack(first.id)
-        assert take(tube).id == third.id
+        tube.ack(tasks[0].id)
+        assert take(tube).id == tasks[1].id
 
     @needs("grouped")
     def test_tasks_without_a_name_share_one_sub_queue(self, tube: Tube) -> None:
@@ -243,6 +247,18 @@ class Groups(Suite):
         worse = tube.put("worse", utube="a", pri=5)
         better = self.in_order(tube.put_many(range(3), utube="a", pri=1))
         assert ids(ack_all(tube)) == ids([*better, worse])
+
+    @needs("grouped", "priority")
+    @pytest.mark.parametrize("places", [[("a", 2), ("a", 0), ("a", 1)], [("a", 1), ("b", 1)]])
+    def test_each_of_those_that_one_step_puts_comes_into_its_own_place(
+        self, queue: Queue, tube: Tube, clock: FakeClock, places: list[tuple[str, int]]
+    ) -> None:
+        """Those of a put of many have the same options; to a driver that is no promise."""
+        tasks = [tube.put("worse", utube=utube, pri=5) for utube in "ab"]
+        items = [NewTask('"x"', "x", pri, utube) for utube, pri in places]
+        changes = queue.store.transact(lambda tx: tube.driver.put(tx, items, now=clock.now_ms()))
+        tasks += [tube.driver.normalize_task(change.raw) for change in changes]
+        assert ids(ack_all(tube)) == ids(self.in_order(tasks))
 
     @needs("grouped", "priority")
     def test_better_ones_that_are_put_together_wait_for_a_worse_one_that_is_taken(self, tube: Tube) -> None:
