@@ -93,6 +93,16 @@ def test_an_ack_stands_when_the_look_for_more_meets_a_store_that_is_away(
         tube.take(timeout=0)
 
 
+def test_an_ack_while_the_queue_closes_is_refused_and_not_left_out_without_a_word(
+    tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as closing:
+        closing.setattr(tube._queue, "is_closed", True)
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            tube.take(timeout=0, ack=held)
+    assert tube.tasks("t") == [held]
+
+
 @pytest.fixture
 def no_take_is_committed(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is away whenever a take is to be committed, and rolls it back."""
