@@ -52,6 +52,31 @@ def test_what_takes_of_unknown_outcome_hold_is_found_behind_what_others_hold(
     assert tube.tasks("t") == known
 
 
+@pytest.mark.parametrize(
+    ("fails", "error"), [("place.transact", tubes.OutcomeUnknown("cut")), ("driver.take", KeyError("data"))]
+)
+def test_what_a_take_holds_that_fails_when_it_is_committed_is_given_back(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception
+) -> None:
+    """The server's answer never came; or a statement by itself is done, and what it gave is strange."""
+    owner, name = fails.split(".")
+    verb = getattr(getattr(tube, owner), name)
+
+    def fail(*given: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        verb(*given, **options)
+        raise error
+
+    tube.put("x")
+    monkeypatch.setattr("tubes.queue.LOOK_EVERY", math.inf)
+    monkeypatch.setattr(getattr(tube, owner), name, fail)
+    with pytest.raises(type(error)):
+        tube.take(timeout=0)
+    assert [task.data for task in tube.tasks("t")] == ["x"]
+    assert tube.expire() == (0, None)
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_an_option_that_cannot_be_is_refused_of_no_tasks_too(tube: tubes.Tube) -> None:
     for wrong in ({"pri": -1}, {"utube": "a"}, {"prio": 1}, {"ttl": "x"}):
         with pytest.raises(tubes.BadOption, match=next(iter(wrong))):
@@ -281,6 +306,18 @@ def test_it_is_given_back_in_the_session_that_took_it(tmp_path: Path) -> None:
         assert jobs.tasks("t") == [task]
         jobs.give_back([task])
         assert jobs.tasks("t") == []
+
+
+def test_a_batch_that_is_acked_gives_its_room_back_in_a_type_without_times(queue: tubes.Queue) -> None:
+    """There it is acked in another way than in limfifottl."""
+    tubes.register_driver("limfifo", tubes.TubeType(tubes.Features(bounded=True)))
+    tube = queue.create_tube("few", "limfifo", capacity=3)
+    for _ in range(2):
+        tube.put_many("abc")
+        assert len(tube.ack_many(tube.take_many(3, 0))) == 3
+    tube.put_many("abc")
+    with pytest.raises(tubes.TubeFull):
+        tube.put("d")
 
 
 def test_a_task_of_another_tube_is_refused_in_a_batch_too(tube: tubes.Tube) -> None:
