@@ -82,6 +82,18 @@ def test_unknown_ids_are_not_taken_or_not_found(tube: tubes.Tube) -> None:
     assert tube.ack_many(UNKNOWN) == []
 
 
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+def test_one_row_keeps_the_largest_id_from_being_given_again(connect: Connect, type: str) -> None:
+    """One for each task that was the last would stay for ever."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", type)
+    tasks = [tube.delete(tube.put(n)) for n in range(3)]
+    assert [task.id for task in tasks] == sorted({task.id for task in tasks})
+    with queue.transaction() as unit:
+        kept = unit.connection.exec_driver_sql("SELECT id, state FROM tubes_task").all()
+    assert kept == [(tasks[-1].id, "-")]
+
+
 def test_impossible_ids_are_bad_options(tube: tubes.Tube) -> None:
     """What can be no id is refused before anything is looked for."""
     refuses(tube, OWNERS | ANYBODY | TOUCH | MANY, IMPOSSIBLE, tubes.BadOption)
