@@ -5,4 +5,4 @@ from redis_kit import RedisKit
 
 class TestRedisFifo(RedisKit):
     type = "fifo"
-    topics = ("agreement", "ordering", "ownership")
+    topics = ("agreement", "atomicity", "ordering", "ownership")
