@@ -200,7 +200,7 @@ CREATE INDEX "{table}_due" ON "{table}" (tube, due_ms) WHERE due_ms IS NOT NULL 
 POSTGRESQL_FUNCTIONS = (
     # What is locked by whoever changes who stands in front of a sub-queue, so that it sees what the others did.
     """FUNCTION {schema}."{ns}_key"(tube bigint, utube text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT hashtextextended(utube, hashint8extended(tube, hashtextextended('{ns}', 0)))
+    SELECT hashtextextended(utube, hashint8extended(tube, hashtextextended('{ns}', @number@)))
 $$""",
     # Ends a statement with an SQLSTATE of our own.
     """FUNCTION {schema}."{ns}_refuse"(code text, why text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -307,11 +307,12 @@ POSTGRESQL_TRIGGERS = (
 )
 
 # A function names its tables with their schema, so that it works whatever the search_path of its caller is; a SET
-# search_path on it would cost that with every call. Which schema that is, is known where the SQL runs.
+# search_path on it would cost that with every call. Which schema that is, is known where the SQL runs. Queues of one
+# namespace in two schemas must not lock each other's sub-queues: the schema's number is part of the key.
 IN_THIS_SCHEMA = """DO $migration$ BEGIN
-EXECUTE replace($create$
+EXECUTE replace(replace($create$
 CREATE {create}
-$create$, '@schema@', quote_ident(current_schema()));
+$create$, '@schema@', quote_ident(current_schema())), '@number@', hashtextextended(current_schema(), 0)::text);
 END $migration$"""
 
 TASK_TABLES = (("task", "TABLE"), ("temporary_task", "UNLOGGED TABLE"))

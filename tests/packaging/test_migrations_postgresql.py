@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,20 @@ def test_namespaces_lock_different_sub_queues(postgres_db: str, db: psycopg.Conn
     keys = db.execute("SELECT red_key(1, 'u'), blue_key(1, 'u'), red_key(2, 'u'), red_key(1, 'v')").fetchone()
     assert keys is not None
     assert len(set(keys)) == 4
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_queues_in_two_schemas_do_not_wait_for_each_other(
+    postgres_db: str, db: psycopg.Connection, temporary: bool
+) -> None:
+    """Each has a tube of the first number, and a sub-queue of that name."""
+    urls = [in_schema(postgres_db, db, schema) for schema in ("red", 'Blue"s $own')]
+    with ExitStack() as open:
+        queues = [open.enter_context(tubes.connect(url, migrate=True, busy_timeout=0.1)) for url in urls]
+        red, blue = (queue.create_tube("jobs", "utube", temporary=temporary) for queue in queues)
+        with queues[0].transaction() as unit:
+            red.put("first", utube="u", unit=unit)
+            assert blue.put("second", utube="u").id == 1
 
 
 def test_a_schema_of_its_own_holds_everything(postgres_db: str, db: psycopg.Connection) -> None:
