@@ -66,12 +66,11 @@ class Nodes:
             "decode_responses": False,
         }
         if issubclass(pool.connection_class, SSLConnection):
-            # before its version 6 redis-py let a certificate be of any host, unless asked
+            # redis-py 6.0 would check the name also where no certificate is asked for, which Python refuses
             is_checked = self._settings.get("ssl_cert_reqs") != "none"
             self._settings.setdefault("ssl_check_hostname", is_checked)
-            self._settings.setdefault(
-                "ssl_password", ""
-            )  # else OpenSSL asks for it on the terminal, and waits
+            # else OpenSSL asks for it on the terminal, and waits
+            self._settings.setdefault("ssl_password", "")
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}
