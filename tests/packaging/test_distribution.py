@@ -223,6 +223,22 @@ def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
         assert f"No module named '{package}'; pip install 'tubes-queue[{extra}]'" in said
 
 
+OLD = """
+import redis, tubes
+redis.__version__ = "5.3.1"
+try:
+    tubes.connect("redis://localhost")
+except tubes.StoreUnavailable as error:
+    print(error)
+"""
+
+
+def test_a_redis_py_that_is_too_old_is_named_with_the_extra_that_brings_another(tmp_path: Path) -> None:
+    """It may have been installed without the extra, which says so too."""
+    said = run(sys.executable, "-c", OLD, cwd=tmp_path)
+    assert "redis-py is 5.3.1, and tubes needs 6 or newer; pip install 'tubes-queue[redis]'" in said
+
+
 WINDOWS = """
 import os, select, signal, socket, sys, threading
 for module, names in (
