@@ -341,7 +341,7 @@ def test_the_log_is_removed_by_a_queue_on_which_somebody_has_waited(connect: Con
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.take(timeout=0.01)
-    eventually(lambda: queue.store._shared.listener._db is not None)
+    eventually(lambda: queue.store._shared.listener._db is not None)  # type: ignore[attr-defined]
     tube.put("x")
     queue.close()
     assert sorted(path.name for path in db.parent.iterdir()) == ["queue.db", "queue.db-tubes"]
