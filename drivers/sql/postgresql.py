@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 try:
     import psycopg
@@ -619,7 +618,7 @@ def _milliseconds(seconds: float) -> str:
 def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
     try:
-        if urlsplit(url).netloc.count("@") > 1:  # a part of the password would pass for the host's name
+        if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
             raise ValueError
         url.encode()  # UnicodeEncodeError is a ValueError, and has all of it
         parsed = sa.engine.make_url(url)

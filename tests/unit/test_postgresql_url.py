@@ -37,6 +37,7 @@ def test_an_option_that_is_nearly_ours_is_suggested(given: str, meant: str) -> N
     [
         "postgresql://user:s3cret@host:port/db",
         "postgresql://user:pa@s3cret@nohost.invalid/db",
+        "postgresql://user:pa@nohost.invalid/s3cret@host/db",
         "://user:s3cret@host",
         "s3cret@host",
         "postgresql://user@host/db?port=s3cret",
