@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 try:
     import psycopg
@@ -619,6 +620,8 @@ def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
     try:
         if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
+            raise ValueError
+        if "\0" in unquote(url):  # libpq would read no further, and connect to another place
             raise ValueError
         url.encode()  # UnicodeEncodeError is a ValueError, and has all of it
         parsed = sa.engine.make_url(url)

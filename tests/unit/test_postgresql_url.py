@@ -38,6 +38,8 @@ def test_an_option_that_is_nearly_ours_is_suggested(given: str, meant: str) -> N
         "postgresql://user:s3cret@host:port/db",
         "postgresql://user:pa@s3cret@nohost.invalid/db",
         "postgresql://user:pa@nohost.invalid/s3cret@host/db",
+        "postgresql://user:s3cret%00@127.0.0.1:1/db",
+        "postgresql://user:s3cret@127.0.0.1:1/d%00b",
         "://user:s3cret@host",
         "s3cret@host",
         "postgresql://user@host/db?port=s3cret",
