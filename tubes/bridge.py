@@ -341,7 +341,7 @@ class Parcel(Generic[T]):
         self.result = result
 
     def __del__(self) -> None:
-        self._call.take_back(self.result)
+        self._call.take_back()
 
     def keep(self) -> None:
         """Be referred to until now."""
@@ -366,16 +366,21 @@ class Call(Generic[T]):
         self._undo = undo
         self._otherwise = otherwise
         self._greenlet: greenlet | None = None
-        self._is_over = False
-        worker.under_way.add(self)
-        worker.post(self._begin)
+        self._brought: list[T] = []
+        """What it returned, until that has arrived or is being undone."""
+        try:
+            worker.under_way.add(self)
+            worker.post(self._begin)
+        except BaseException:  # what a signal's handler raises
+            worker.forget(self)
+            raise
 
     async def abandon(self) -> None:
         """Nobody wants the answer any more. End its wait, take back what it got, and see to that for a while."""
         if self.answer.cancelled():
             self._worker.post(self._interrupt)
         elif self.answer.exception() is None:  # it came at the same moment
-            self.take_back(self.answer.result())
+            self.take_back()
         else:
             return
         await asyncio.wait({self.settled}, timeout=PATIENCE)
@@ -396,14 +401,21 @@ class Call(Generic[T]):
             self._worker.forget(self)
             self._tell(self._fail, error)
         else:
+            self._brought.append(result)
             self._worker.rest()
             if not self._tell(self._succeed, Parcel(self, result)):
-                self.take_back(result)
+                self.take_back()
 
     def _interrupt(self) -> None:
-        """The thread has other work than this call, so it waits, unless it is over."""
+        """The thread has other work than this call, so it waits, unless it is over.
+
+        What it brought then may never arrive, nor be dropped: a signal's handler that raises in the loop ends that in
+        the middle, and the traceback refers to all that it was at.
+        """
         if self._greenlet is not None and not self._greenlet.dead:
             self._greenlet.throw(asyncio.CancelledError())
+        else:
+            self._undo_brought()
 
     def _tell(self, what: Callable[..., None], *args: Any) -> bool:
         """Have something done by the event loop; tell whether there is one still."""
@@ -411,13 +423,16 @@ class Call(Generic[T]):
             self.loop.call_soon_threadsafe(what, *args)
         return not self.loop.is_closed()  # it may have been closed before it could drop what it got
 
-    def take_back(self, result: T) -> None:
+    def take_back(self) -> None:
         """Undo what was done, unless it has arrived or is being undone. In any thread."""
-        if self._is_over:
-            return
-        self._is_over = True
-        undo = None if self._undo is None else partial(self._undo, result)
-        self._worker.post(lambda: self._worker.begin(lambda: self._make_good(undo)))
+        if self._brought:
+            self._worker.post(self._undo_brought)
+
+    def _undo_brought(self) -> None:
+        if self._brought:
+            result = self._brought.pop()
+            undo = None if self._undo is None else partial(self._undo, result)
+            self._worker.begin(lambda: self._make_good(undo))
 
     def _make_good(self, work: Callable[[], object] | None) -> None:
         """Do what is due after a cancellation."""
@@ -438,10 +453,10 @@ class Call(Generic[T]):
             self.loop.call_soon(parcel.keep)  # which comes after who waits for the answer is woken
 
     def receive(self) -> None:
-        """The answer is where it belongs."""
-        self._is_over = True
+        """The answer is where it belongs. Until the last line it is taken back if a signal's handler raises."""
         self._worker.forget(self)
         self._settle()
+        self._brought.clear()
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, StopIteration):  # no future takes that, and no coroutine raises it

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aio.running import awaited, connect, in_line, threads_since, until
+from aio.running import PATIENCE, awaited, connect, in_line, threads_since, until
 from faults.harness import begin, finish, heard, no_new_threads
 from faults.test_redis_cluster import SESSIONS, owner_of, slot_of
 from redis_servers import RedisCluster, RedisServer
@@ -19,6 +19,7 @@ from servers import PostgresServer
 
 import tubes
 from tubes.aio import MOST_THREADS
+from tubes.bridge import Call, Worker
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -214,6 +215,43 @@ def test_ctrl_c_ends_a_program_that_waits_and_loses_nothing(tmp_path: Path) -> N
         jobs.put("x")
         task = jobs.take(20)
         assert task is not None and task.data == "x"
+
+
+@pytest.mark.parametrize(("strikes", "where"), [(Worker, "post"), (Call, "_succeed"), (Worker, "forget")])
+def test_what_a_signal_raises_at_an_answer_keeps_no_queue_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strikes: type, where: str
+) -> None:
+    """As SystemExit from a handler of SIGTERM, whose traceback refers to what the loop was at."""
+    url = f"sqlite:///{tmp_path / 'aio.db'}"
+    closed: list[tubes.aio.Queue] = []
+
+    def strike(*_: object) -> None:
+        monkeypatch.undo()
+        raise SystemExit
+
+    async def main() -> None:
+        queue = await connect(url)
+        try:
+            jobs = await queue.create_tube("jobs", "fifo")
+            await jobs.put("x")
+            monkeypatch.setattr(strikes, where, in_main_thread(strike, getattr(strikes, where)))
+            await jobs.take(0)
+        finally:
+            await asyncio.wait_for(queue.close(), PATIENCE)
+            closed.append(queue)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert closed
+    with tubes.connect(url, durability="off") as queue:
+        task = queue.tube.jobs.take(0)
+        assert task is not None and task.data == "x"
+
+
+def in_main_thread(there: Callable[..., object], elsewhere: Callable[..., object]) -> Callable[..., object]:
+    """What calls the one there, and the other in other threads."""
+    main = threading.main_thread()
+    return lambda *args: (there if threading.current_thread() is main else elsewhere)(*args)
 
 
 def test_a_forked_child_goes_on_in_a_loop_of_its_own(tmp_path: Path) -> None:
