@@ -169,6 +169,31 @@ def test_an_ack_stands_and_what_was_waited_for_and_not_committed_is_not_taken(
     assert tube.statistics()["tasks"]["ready"] == 1
 
 
+def test_what_a_waiting_take_of_unknown_outcome_took_is_given_back_before_it_is_handed_out(
+    tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is taken nobody knows, so that two would have it."""
+    transact = tube.place.transact
+
+    def transact_and_lose(step: Any, on_commit: Any = None) -> Any:
+        if any(change.event is tubes.Event.TAKE for change in transact(step, on_commit)):
+            monkeypatch.setattr(tube.place, "transact", transact)
+            raise tubes.OutcomeUnknown("cut")
+        return ()
+
+    with ThreadPoolExecutor(1) as executor:
+        monkeypatch.setattr(tube.place, "reconnects", True)
+        taking = executor.submit(tube.take, 60)
+        eventually(lambda: clock.waiting == 1)
+        monkeypatch.setattr(tube.place, "transact", transact_and_lose)
+        with tube._queue.transaction() as unit:
+            tube.put("x", unit=unit)
+        eventually(lambda: tube.place.transact is transact and clock.waiting == 1)
+        clock.advance(1)
+        task = taking.result(20)
+    assert task is not None and task.attempts == 2
+
+
 def test_a_put_of_more_than_a_tube_can_hold_tells_that_it_is_gone(queue: tubes.Queue) -> None:
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
     with pytest.raises(tubes.TubeFull):

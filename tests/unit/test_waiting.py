@@ -284,6 +284,17 @@ def test_who_waits_for_room_hears_that_the_tube_is_dropped(queue: tubes.Queue, c
         waiter.data()
 
 
+def test_who_waits_hears_that_the_tube_was_dropped_by_another_process(
+    queue: tubes.Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tube = queue.create_tube("jobs", "fifo")
+    waiter = Waiter(clock, tube.take)
+    monkeypatch.setattr(queue.store, "has_tube", lambda tx, record: False)
+    queue.store.waiters.wake_first(tube.record.id)
+    with pytest.raises(tubes.NoSuchTube, match="jobs"):
+        waiter.data()
+
+
 def test_nobody_waits_for_room_longer_than_he_wants_to(queue: tubes.Queue, clock: FakeClock) -> None:
     """Whatever else is due later."""
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
