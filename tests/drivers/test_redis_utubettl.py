@@ -33,6 +33,17 @@ class TestRedisUtubettl(RedisKit):
         came = [driver.normalize_task(change.raw).id for change in changes]
         assert came == [task.id for task in sorted(tasks, key=lambda task: (task.pri, task.id))]
 
+    def test_a_session_is_on_the_list_as_long_as_it_holds_something(self, queue: Queue, tube: Tube) -> None:
+        """Should whoever rescues its tasks die between two steps, others see whose they are."""
+        for n in range(3):
+            tube.put(n, utube=f"{n}")
+        owner, driver, now = queue.store.session, tube.driver, queue.clock.now_ms()
+        assert len(tube.take_many(3, 0)) == 3
+        for released, is_listed in (2, True), (1, False):
+            changes = queue.store.transact(lambda tx: driver.release_owner(tx, owner, 2, now=now))
+            listed = queue.store.read(lambda tx: driver._look(tx, scripts.ADMITTED))  # type: ignore[attr-defined]
+            assert (len(changes), owner.encode() in listed) == (released, is_listed)
+
     def test_nothing_of_a_temporary_tube_is_left_when_the_server_is_another(
         self, queue: Queue, redis_url: str
     ) -> None:
