@@ -125,6 +125,18 @@ def test_each_put_into_a_plain_tube_calls_as_many_as_it_has_tasks(
     assert strangers.heard(lambda: jobs.put_many("bc")) == 2
 
 
+@pytest.mark.parametrize("type", ["fifo", "fifottl"])
+def test_who_waits_in_the_process_that_puts_is_no_reason_to_call_another(
+    type: str, connect: Callable[[], tubes.Queue], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = connect().create_tube("jobs", type)
+    strangers = Strangers(client, jobs, "waiting", "bell")
+    strangers.come(3)
+    monkeypatch.setattr(jobs.driver, "_waiting", lambda: 1)
+    assert strangers.heard(lambda: jobs.put("a")) == 0
+    assert strangers.heard(lambda: jobs.put_many("bcd")) == 2
+
+
 def test_each_sub_queue_that_one_step_frees_calls_one(
     connect: Callable[[], tubes.Queue], client: redis.Redis, clock: FakeClock
 ) -> None:
@@ -172,13 +184,14 @@ def test_who_waits_no_longer_is_not_called_and_passes_on_what_he_did_not_need(
 
 @pytest.mark.parametrize("type", ["fifo", "fifottl", "utubettl"])
 def test_who_begins_to_wait_is_told_whether_there_is_something_already(
-    type: str, connect: Callable[[], tubes.Queue]
+    type: str, connect: Callable[[], tubes.Queue], client: redis.Redis
 ) -> None:
     """It may have come between the look and the wait, when nobody was called."""
     queue = connect()
     jobs = queue.create_tube("jobs", type)
     wait = partial(ask, queue, jobs, scripts.WAIT, "me", 1000, "t", 0)
     assert wait() == 0
+    assert Strangers(client, jobs, "waiting", "bell").left() == [b"me"]
     jobs.put("x")
     assert wait() == 1
     task = take(jobs)
@@ -189,13 +202,14 @@ def test_who_begins_to_wait_is_told_whether_there_is_something_already(
 
 
 def test_who_begins_to_wait_for_room_is_told_whether_there_is_some_already(
-    connect: Callable[[], tubes.Queue],
+    connect: Callable[[], tubes.Queue], client: redis.Redis
 ) -> None:
     queue = connect()
     jobs = queue.create_tube("jobs", "limfifottl", capacity=2)
     wait = partial(ask, queue, jobs, scripts.WAIT, "me", 1000, "r", 2)
     jobs.put("a")
     assert wait() == 1
+    assert Strangers(client, jobs, "seeking", "room").left() == [b"me"]
     task = jobs.put("b")
     assert wait() == 0
     jobs.delete(task)
