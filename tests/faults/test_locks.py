@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from faults.harness import HOLDER, Connect, Crew, eventually, heard, tell, waiting
 
 import tubes
+from tubes.driver import NewTask
 
 LOCKING = """
 import sqlite3, sys
@@ -490,6 +492,33 @@ def test_threads_that_share_commits_are_all_told(connect: Connect, monkeypatch: 
         thread.join(30)
     assert not any(thread.is_alive() for thread in threads)
     assert tube.statistics()["tasks"]["ready"] == 1 + 16 * 50
+
+
+@pytest.mark.parametrize(("count", "error"), [(2, ValueError), (1, ValueError), (2, KeyboardInterrupt)])
+def test_one_that_fails_costs_nothing_of_those_that_share_its_commit(
+    connect: Connect, count: int, error: type[BaseException]
+) -> None:
+    """A step of several statements leaves nothing of itself; one of a single statement may have committed that."""
+    queue = connect(durability="full", sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    store: Any = queue.store
+    items = [NewTask('"bad"', "bad")] * count
+
+    def fail(tx: Any) -> None:
+        tube.driver.put(tx, items, now=queue.clock.now_ms())
+        raise error
+
+    with ThreadPoolExecutor(3) as pool:
+        with queue.transaction() as unit:
+            tube.put("first", unit=unit)
+            failing = pool.submit(store.transact, fail)
+            eventually(lambda: len(store.writer._line) == 1)
+            others = [pool.submit(tube.put, data) for data in "ab"]
+            eventually(lambda: len(store.writer._line) == 3)
+        assert type(failing.exception(20)) is error
+        assert {other.result(20).data for other in others} == {"a", "b"}
+    stored = sorted(task.data for task in tube.tasks("r"))
+    assert stored == ["a", "b", *["bad"] * (count == 1), "first"]
 
 
 def test_a_thread_that_always_came_too_late_is_handed_the_file(
