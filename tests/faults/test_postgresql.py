@@ -287,12 +287,16 @@ def test_what_an_unknown_take_holds_is_given_back_also_by_who_has_joined_another
         assert task is not None and task.attempts == 2
 
 
-def test_a_put_of_which_nobody_knows_whether_it_was_done_is_not_done_again(url: str, proxy: Proxy) -> None:
-    """It is one statement, which commits by itself."""
+@pytest.mark.parametrize("last", [b"INSERT INTO", b"COMMIT\0"], ids=["by itself", "in a transaction"])
+def test_a_put_of_which_nobody_knows_whether_it_was_done_is_not_done_again(
+    url: str, proxy: Proxy, last: bytes
+) -> None:
+    """It is one statement, which commits by itself, unless somebody is to be called back."""
     with tubes.connect(url, sweep=False) as queue, tubes.connect(through(proxy, url), sweep=False) as unlucky:
         tube = queue.create_tube("jobs", "fifo")
         theirs = unlucky.tube.jobs
-        proxy.cut_after = b"INSERT INTO"
+        theirs.on_task_change((lambda task, event: None) if last == b"COMMIT\0" else None)
+        proxy.cut_after = last
         with pytest.raises(tubes.OutcomeUnknown):
             theirs.put("x")
         assert proxy.cut_after is None
