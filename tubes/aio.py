@@ -32,6 +32,7 @@ from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
 from tubes.errors import BadOption
 from tubes.events import Listener
+from tubes.processes import OfOneProcess
 from tubes.store import Store, Unit, check_unit
 from tubes.task import Event, Task
 from tubes.tube import Tube as PlainTube
@@ -130,7 +131,7 @@ def _like(method: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[P, 
     return documented
 
 
-class Tube:
+class Tube(OfOneProcess):
     """A named queue of tasks, as ``tubes.Tube`` with every verb awaited.
 
     A cancelled ``take`` gives back what it took. What another cancelled verb did stays done, and whether it was done
@@ -220,7 +221,7 @@ class Tubes:
             yield name
 
 
-class Queue:
+class Queue(OfOneProcess):
     """A connection to a store, as ``tubes.Queue`` with every verb awaited. ``connect`` makes it.
 
     Any number of asyncio tasks may share it. Their calls run in a few threads; a call that waits needs none.

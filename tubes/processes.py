@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tubes.interrupts import guarded
 
@@ -20,6 +20,15 @@ AFTER_ALL = -1000
 """When multiprocessing closes a child's queues: after what it and others have to end, which may use them."""
 
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+
+class OfOneProcess:
+    """What has connections, locks and threads, so that there is no second of it, here or in another process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} can be neither copied nor pickled: threads share it, and each process connects by itself"
+        )
 
 
 def opened(queue: Queue) -> None:

@@ -148,7 +148,7 @@ class Tubes:
         return self.__queue.tubes()
 
 
-class Queue:
+class Queue(processes.OfOneProcess):
     """A connection to a store. Threads may share it; a forked child gets a session of its own.
 
     Use it as a context manager, or call ``close``: its session then ends, and what it holds is released.

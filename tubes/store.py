@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from tubes.clock import Clock
 from tubes.errors import BadOption
 from tubes.interrupts import guarded
+from tubes.processes import OfOneProcess
 from tubes.stats import Counts, Deltas
 from tubes.waiting import Waiters
 
@@ -186,7 +187,7 @@ class Store(Protocol):
         ...
 
 
-class Unit:
+class Unit(OfOneProcess):
     """A transaction that spans several calls: they pass it as ``unit=``. Threads that share it wait for each other.
 
     Its changes reach the listeners after the commit; a rollback emits nothing.

@@ -42,6 +42,7 @@ from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
 from tubes.payload import encode, encode_many
 from tubes.place import place_of
+from tubes.processes import OfOneProcess
 from tubes.stats import statistics
 from tubes.store import Unit, check_unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
@@ -88,7 +89,7 @@ def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
     return min(overdue, HELD_UP) if overdue > A_MOMENT else 0.0
 
 
-class Tube:
+class Tube(OfOneProcess):
     """A named queue of tasks. ``queue.create_tube`` and ``queue.tube["NAME"]`` hand these out.
 
     Every verb takes a task by its id or as the Task that a call returned. By Task, it is meant as it was when

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import math
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ import pytest
 from faults.harness import eventually
 
 import tubes
+from tubes import aio
 from tubes.driver import TasksLocked
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
@@ -417,3 +421,24 @@ def test_a_session_is_known_as_long_as_a_tube_cannot_be_opened_here(tmp_path: Pa
         queue.sweep()
         queue.sweep()
         assert store.set_aside == {session}
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_there_is_no_second_of_a_queue(again: Callable[[Any], object], queue: tubes.Queue) -> None:
+    """A copy that was closed would have closed the first; and a child that was given one begins by itself."""
+    tube = queue.create_tube("jobs", "fifo")
+    with queue.transaction() as unit:
+        for one in queue, tube, unit:
+            with pytest.raises(TypeError, match=rf"{type(one).__name__} .*neither copied nor pickled"):
+                again(one)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_nor_of_an_awaited_one(again: Callable[[Any], object]) -> None:
+    async def main() -> None:
+        async with aio.connect("sqlite://") as queue:
+            for one in queue, await queue.create_tube("jobs", "fifo"):
+                with pytest.raises(TypeError, match="neither copied nor pickled"):
+                    again(one)
+
+    asyncio.run(main())
