@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from faults.harness import HOLDER, Connect, Crew, eventually, heard, tell, waiting
@@ -519,6 +520,34 @@ def test_one_that_fails_costs_nothing_of_those_that_share_its_commit(
         assert {other.result(20).data for other in others} == {"a", "b"}
     stored = sorted(task.data for task in tube.tasks("r"))
     assert stored == ["a", "b", *["bad"] * (count == 1), "first"]
+
+
+def test_all_that_share_a_commit_which_fails_are_told_and_nothing_of_theirs_is_stored(
+    connect: Connect,
+) -> None:
+    queue = connect(durability="full", sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    writer = cast("Any", queue.store).writer
+    db, commits = writer.db, count()
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(db, name)
+
+        def execute(self, text: str, *given: Any) -> sqlite3.Cursor:
+            if text == "COMMIT" and next(commits) == 1:
+                raise sqlite3.OperationalError("database or disk is full")
+            return cast("sqlite3.Cursor", db.execute(text, *given))
+
+    with ThreadPoolExecutor(2) as pool:
+        with queue.transaction() as unit:
+            tube.put("first", unit=unit)
+            puts = [pool.submit(tube.put, data) for data in "ab"]
+            eventually(lambda: len(writer._line) == 2)
+            writer.db = Full()
+        assert ["full" in str(put.exception(20)) for put in puts] == [True, True]
+    writer.db = db
+    assert [task.data for task in tube.tasks("r")] == ["first"]
 
 
 def test_a_thread_that_always_came_too_late_is_handed_the_file(
