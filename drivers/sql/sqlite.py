@@ -634,6 +634,12 @@ def _check_writable(path: str, what: str) -> None:
     """
     if os.path.exists(path) and not os.access(path, os.W_OK, effective_ids=True):
         raise StoreUnavailable(f"{what} cannot be used: it is read-only for this user")
+    folder = os.path.dirname(path)
+    if not all(map(os.path.exists, (path, f"{path}-wal", f"{path}-shm"))) and os.path.isdir(folder):
+        if not os.access(
+            folder, os.W_OK | os.X_OK, effective_ids=True
+        ):  # SQLite says that the file is read-only
+            raise StoreUnavailable(f"{what} cannot be used: its folder is read-only for this user")
 
 
 def _is_kept_out(error: StoreUnavailable) -> bool:

@@ -209,6 +209,18 @@ def test_what_may_not_be_written_is_an_error(public: Path, what: str) -> None:
         assert [task.data for task in queue.tube.jobs.tasks("r")] == ["kept"]
 
 
+def test_a_folder_that_may_not_be_written_is_told_from_a_file(public: Path) -> None:
+    """SQLite has its log there, and says that the database is read-only, which all may write."""
+    db = public / "queue.db"
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "fifo")
+    for path in public.iterdir():
+        path.chmod(0o666)
+    public.chmod(0o555)
+    assert "its folder is read-only" in run(POWERLESS, db)
+    public.chmod(0o777)
+
+
 def test_who_may_not_write_the_database_leaves_nothing_beside_it(public: Path) -> None:
     """What is made beside it gets its permissions, and would keep out those who may write it, or may again."""
     db = public / "queue.db"
