@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
@@ -101,7 +102,7 @@ class SqlDriver:
             self._take_one = s.take_timed if timed else s.take
             self._take_some = s.take_undue if timed else s.take_many
             self._buried = s.buried
-            self._order = lambda row: (row[PRI], row[ID])
+            self._order = _by_pri
 
     # Life
 
@@ -650,6 +651,12 @@ def _moved(
     row: Row, state: str, due: int | None, ttl: int | None, ttr: int | None, owner: str | None, now: int
 ) -> Row:
     return (*row[:STATE], state, *row[DATA:UPDATED], now, due, ttl, ttr, row[ATTEMPTS], owner)
+
+
+def _by_pri(row: Row) -> tuple[float, int]:
+    """A priority that is damaged, and no number, comes last, and costs the others nothing."""
+    pri = row[PRI]
+    return (pri if isinstance(pri, int) else math.inf, row[ID])
 
 
 def _place(row: Row) -> int | None:

@@ -372,6 +372,12 @@ def test_a_text_where_a_number_must_be_is_named_and_the_next_take_goes_on(file: 
         assert task is not None and task.data == 1
 
 
+def test_a_priority_that_is_no_number_holds_up_no_batch(file: Patient) -> None:
+    tube = fill(file.opened[0], "fifottl")
+    file.sql("UPDATE tubes_task SET pri = 'soon' WHERE id = (SELECT min(id) FROM tubes_task)")
+    assert [task.data for task in tube.take_many(20, timeout=0)] == [*range(1, 9), 0]
+
+
 @pytest.mark.parametrize("count", ["'abc'", "''", "x'ff'", "1.5"])
 def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, file: Patient) -> None:
     queue = file.opened[0]
