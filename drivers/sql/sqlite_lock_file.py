@@ -21,6 +21,9 @@ from .sqlite_bell import BOARD_SIZE, Board, ring
 LIVES = 1 << 20
 """Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
 
+MOST = 1 << 62
+"""No connection has such a number, unless the file is damaged: there is no byte to lock for one much larger."""
+
 
 class LockFile:
     """Proof of life, and the bell. One object for each process and database; the file gets the permissions of ``like``.
@@ -109,6 +112,8 @@ class LockFile:
         """Tell whether the process of a connection lives: its lock cannot be had."""
         if connection in self._held:
             return True
+        if not 0 < connection < MOST:
+            return False
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
         except OSError:

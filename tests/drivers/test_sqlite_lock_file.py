@@ -52,6 +52,16 @@ def test_who_is_called_is_a_connection_that_lives(tmp_path: Path) -> None:
     other.close()
 
 
+def test_no_connection_has_a_number_that_damage_has_made(tmp_path: Path) -> None:
+    """Who has put a task calls nobody, where the board says that such a one waits."""
+    (tmp_path / "locks").write_bytes(b"\1" * 1024 + b"\xff" * 25_000)
+    locks = LockFile(str(tmp_path / "locks"))
+    locks.call(5, 1)
+    assert not locks.is_alive(-(1 << 63))
+    assert locks.board.call(5, 1, lambda _: True, set()) == []
+    locks.close()
+
+
 def test_a_lock_file_that_cannot_be_made_leaves_no_descriptor_open(tmp_path: Path) -> None:
     """The disk is full just then; who tries again and again must not run out of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
