@@ -195,6 +195,9 @@ class SqliteStore(Catalogue, Renewable):
             self._close_files(db)
             if isinstance(error, sqlite3.Error):
                 raise translated(error, self._what) from error
+            if isinstance(error, UnicodeDecodeError):  # SQLite quotes what is damaged
+                said = error.object.decode(errors="replace")
+                raise StoreUnavailable(f"{self._what} cannot be used: it is damaged ({said})") from error
             if isinstance(error, OSError):  # the lock file
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
@@ -635,10 +638,9 @@ def _check_writable(path: str, what: str) -> None:
     if os.path.exists(path) and not os.access(path, os.W_OK, effective_ids=True):
         raise StoreUnavailable(f"{what} cannot be used: it is read-only for this user")
     folder = os.path.dirname(path)
-    if not all(map(os.path.exists, (path, f"{path}-wal", f"{path}-shm"))) and os.path.isdir(folder):
-        if not os.access(
-            folder, os.W_OK | os.X_OK, effective_ids=True
-        ):  # SQLite says that the file is read-only
+    is_complete = all(map(os.path.exists, (path, f"{path}-wal", f"{path}-shm")))
+    if not is_complete and os.path.isdir(folder):  # SQLite would say that the file is read-only
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise StoreUnavailable(f"{what} cannot be used: its folder is read-only for this user")
 
 

@@ -270,6 +270,15 @@ def test_a_damaged_database_is_an_error(db: Path) -> None:
         queue.tube.jobs.take_many(100, timeout=0)
 
 
+def test_a_damaged_name_that_is_no_text_is_an_error(db: Path) -> None:
+    """SQLite quotes it, and Python cannot decode what SQLite says."""
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        queue.create_tube("jobs", "utube").put_many([1, 2], utube="a")
+    db.write_bytes(db.read_bytes().replace(b"CREATE INDEX", b"CREATE \xffNDEX"))
+    with pytest.raises(tubes.StoreUnavailable, match=r"it is damaged \(malformed"):
+        tubes.connect(f"sqlite:///{db}")
+
+
 @pytest.mark.parametrize("name", ["a%00b.db", "a\0b.db", "a\ud800b.db"])
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(tubes.BadOption, match="no file can have the name") as caught:
