@@ -21,6 +21,7 @@ from tubes import aio
 from tubes.driver import TasksLocked
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
+from tubes.testing.suite import refusal
 
 
 @pytest.fixture
@@ -130,6 +131,16 @@ def test_an_ack_while_the_queue_closes_is_refused_and_not_left_out_without_a_wor
         with pytest.raises(tubes.StoreUnavailable, match="closed"):
             tube.take(timeout=0, ack=held)
     assert tube.tasks("t") == [held]
+
+
+def test_a_lease_of_a_session_that_this_process_has_lost_is_lost(
+    tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ours; what another's session held never was."""
+    monkeypatch.setattr(tube._store, "session", "f" * 32)  # as of who was taken for dead, and began anew
+    assert type(refusal(tube.ack, held, error=tubes.NotTaken)) is tubes.NotTaken
+    monkeypatch.setattr(tube._store, "lost_sessions", {held.owner.hex} if held.owner else set())
+    assert type(refusal(tube.ack, held, error=tubes.NotTaken)) is tubes.LeaseLost
 
 
 @pytest.fixture
