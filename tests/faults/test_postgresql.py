@@ -38,6 +38,7 @@ from slow import slow_but
 import tubes
 from tubes.driver import STEP_LIMIT
 from tubes.testing import FakeClock
+from tubes.testing.suite import refusal, take
 
 T = TypeVar("T")
 
@@ -1055,6 +1056,49 @@ def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile
         releasing, counts = waits_for_a_lock(url, tube.release_all)
     releasing.join(20)
     assert (counts, [task.data for task in tube.tasks("!")]) == ([1], ["x"])
+
+
+def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Connect, url: str) -> None:
+    """What was read before would give another's task to a third."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifottl")
+    for verb in (tube.release, tube.bury, tube.delete):
+        tube.put("x")
+        old = take(tube)
+        with queue.transaction() as unit:
+            tube.release(old, unit=unit)
+            new = tube.take(timeout=0, unit=unit)
+            assert new is not None
+            late, errors = waits_for_a_lock(url, partial(refusal, verb, old, error=tubes.LeaseLost))
+        late.join(20)
+        assert len(errors) == 1 and tube.peek(new) == new
+        tube.ack(new)
+
+
+def test_who_comes_to_the_front_and_is_deleted_meanwhile_strands_nobody(connect: Connect, url: str) -> None:
+    """Such as by a statement of the user's own, which locks no sub-queue."""
+    tube = connect(sweep=False).create_tube("jobs", "utube")
+    _, second, third = tube.put_many(range(3), utube="a")
+    with psycopg.connect(plain(url)) as other:
+        other.execute("DELETE FROM tubes_task WHERE id = %s", [second.id])
+        acking, done = waits_for_a_lock(url, partial(tube.ack, take(tube)))
+        other.commit()
+    acking.join(20)
+    assert len(done) == 1 and take(tube).id == third.id
+
+
+def test_what_is_put_behind_one_that_is_deleted_meanwhile_is_not_stranded(connect: Connect, url: str) -> None:
+    """Whoever deletes it, also by a statement of the user's own, waits for who may stand behind it by then."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "utube")
+    head = tube.put("head", utube="a")
+    with psycopg.connect(plain(url), autocommit=True) as other:
+        with queue.transaction() as unit:
+            tube.put("next", utube="a", unit=unit)
+            delete = partial(other.execute, "DELETE FROM tubes_task WHERE id = %s", [head.id])
+            deleting, _ = waits_for_a_lock(url, delete)
+        deleting.join(20)
+    assert take(tube).data == "next"
 
 
 @pytest.mark.slow
