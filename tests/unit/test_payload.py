@@ -194,6 +194,10 @@ def test_what_is_no_json_comes_back_as_it_is(text: str) -> None:
     assert why_unreadable(raw) and not why_unreadable(b'{"whole": 1}')
 
 
+def test_a_text_that_would_be_two_of_a_batch_is_still_one() -> None:
+    assert decode_many(["1,2", "3"]) == [b"1,2", 3]
+
+
 def test_a_payload_is_decoded_however_deep_in_calls_its_reader_is() -> None:
     def read(calls: int) -> Any:
         return read(calls - 1) if calls else [decode(text), *decode_many([text, text])]
