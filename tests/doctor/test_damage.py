@@ -479,6 +479,19 @@ def test_a_session_that_lives_is_not_taken_for_dead(patient: Patient) -> None:
     assert held is not None and tube.ack(held).state.name == "DONE"
 
 
+def test_a_session_is_left_alone_that_one_process_lives_in_or_that_may_come_back(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    held = tube.take(timeout=0)
+    assert held is not None
+    dead = "INSERT INTO tubes_connection (session, host, pid, started_ms) VALUES (?, 'here', 1, 1)"
+    patient.sql(dead, patient.opened[0].identify().hex)
+    with patient.connect(session_ttr=60) as away:
+        kept = away.tube.jobs.take(timeout=0)
+    said = patient.doctor("--deep", "--fix")
+    assert (said.status, said.out) == (0, "")
+    assert tube.tasks("t") == [held, kept]
+
+
 def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
     fresh.sql("DROP INDEX tubes_task_due")
     fresh.sql(f"DROP TRIGGER tubes_task_gone{'' if fresh.is_sqlite else ' ON tubes_task'}")
