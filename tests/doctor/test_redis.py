@@ -264,6 +264,10 @@ DAMAGES = (
     Damage("ready and owned", "fifo", edit(1, owner=NOBODY), "state", deep=True),
     Damage("over some time in a type without times", "utube", edit(1, ttl=9, due=9), "state", deep=True),
     Damage("never over", "fifottl", both(edit(1, due="-"), do("ZREM", "due", id(1))), "state", deep=True),
+    Damage(
+        "taken for longer than it lives", "fifottl",
+        both(taken(1), edit(1, due=LONGEST_MS), do("ZADD", "due", LONGEST_MS, id(1))), "state", deep=True,
+    ),
 )  # fmt: skip
 
 
