@@ -185,6 +185,7 @@ DAMAGES = (
     Damage("a tube lost", "utubettl", do("HDEL", ":tubes", "jobs"), "orphan"),
     Damage("no next id", "fifottl", do("HDEL", "meta", "next"), "count"),
     Damage("a next id of before", "utube", do("HSET", "meta", "next", 4), "count"),
+    Damage("a next id that was given last", "limfifottl", do("HSET", "meta", "next", 9), "count"),
     Damage("a next id that is too large", "fifo", do("HSET", "meta", "next", 2**63 - 1), "count"),
     # Owners and sessions
     Damage("an unknown owner", "fifo", both(taken(1, owner=NOBODY), LISTED), "owner"),
