@@ -360,6 +360,19 @@ def test_a_batch_that_is_acked_gives_its_room_back_in_a_type_without_times(queue
         tube.put("d")
 
 
+def test_a_tube_that_another_has_dropped_is_forgotten_and_its_driver_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that lives long they would be more and more."""
+    url = f"sqlite:///{tmp_path / 'q.db'}"
+    with tubes.connect(url, sweep=False) as queue, tubes.connect(url, sweep=False) as other:
+        tube, stopped = queue.create_tube("jobs", "fifo"), list[str]()
+        monkeypatch.setattr(tube.driver, "stop", lambda: stopped.append(tube.name))
+        other.tube.jobs.drop()
+        queue.sweep()
+        assert (stopped, list(queue._tubes)) == (["jobs"], [])
+
+
 def test_a_task_of_another_tube_is_refused_in_a_batch_too(tube: tubes.Tube) -> None:
     other = tube._queue.create_tube("other", "fifo")
     theirs = other.put("theirs")
