@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ import tubes
 
 DEAD = "SELECT pg_stat_get_dead_tuples(CAST(%s AS regclass))"
 VACUUMS = "SELECT pg_stat_get_vacuum_count(CAST(%s AS regclass))"
+
+SKIPPED = re.compile("WARNING: .*skipping")
+"""What a vacuum of ours would leave in the server's log; autovacuum says LOG."""
 
 
 @pytest.fixture
@@ -96,7 +100,7 @@ def test_a_locked_table_is_not_waited_for(
         tidying.join(20)
         assert not tidying.is_alive()
         assert asked(db, VACUUMS, "tubes_task") == 0
-        assert "skipping" not in postgres_server.log
+        assert not SKIPPED.search(postgres_server.log)
         holder.rollback()
         queue.store.tidy()
         eventually(lambda: asked(db, VACUUMS, "tubes_task"))
@@ -116,7 +120,7 @@ def test_who_does_not_own_the_tables_leaves_it(
             leave_dead(db)
             queue.store.tidy()
         assert asked(db, VACUUMS, "tubes_task") == 0
-        assert "skipping" not in postgres_server.log
+        assert not SKIPPED.search(postgres_server.log)
     finally:
         db.execute("DROP OWNED BY worker; DROP ROLE worker")
 
