@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property
 from importlib.resources import files
 
 _INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
@@ -65,10 +65,13 @@ class Keys(tuple[str, ...]):
     """The keys of a tube or a queue. All have one hash tag, so a Cluster has them on one node."""
 
     tag: str
-    packed: bytes
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As a script is sent them."""
+        return packed([len(self), *self])
 
     @classmethod
-    @lru_cache(maxsize=10_000)
     def of_tube(cls, namespace: str, id: int) -> Keys:
         """``{tubes:7}:meta`` and so on."""
         return cls._of(f"{{{namespace}:{id}}}", (*TUBE_KEYS, NEVER))
@@ -86,7 +89,6 @@ class Keys(tuple[str, ...]):
     def _made(cls, tag: str, words: tuple[str, ...]) -> Keys:
         keys = cls(words)
         keys.tag = tag
-        keys.packed = packed([len(keys), *keys])
         return keys
 
     def first(self, count: int) -> Keys:

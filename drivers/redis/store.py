@@ -390,10 +390,11 @@ class RedisStore(Renewable):
         return [entry.tube for entry in entries]
 
     def tube_named(self, tx: Any, name: str) -> TubeRecord | None:
-        for entry in self._entries(name):
-            self._after[entry.tube.id] = str(entry.after)
-            return entry.tube
-        return None
+        entry = next(self._entries(name), None)
+        if entry is None:
+            return None
+        self._after[entry.tube.id] = str(entry.after)
+        return entry.tube
 
     def _entries(self, *name: str) -> Iterator[Entry]:
         flat = self._ask(scripts.TUBES, *name)
