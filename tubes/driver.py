@@ -258,7 +258,7 @@ class Driver(Protocol):
         ...
 
     def normalize_task(self, raw: Any) -> Task:
-        """Turn what the driver's own steps return into a Task. Not called for what is a Task already."""
+        """Turn what the driver's own steps return into a Task. A Task stays as it is: a tube does not ask for it."""
         ...
 
 

@@ -339,7 +339,7 @@ class Tube(OfOneProcess):
             refused = bool(acks)
             for event, raw, _ in changes:
                 if event is TAKE:
-                    kept.append(raw if type(raw) is Task else driver.normalize_task(raw))
+                    kept.append(self._task(raw))
                 elif event is ACK:
                     refused = False
             return changes
@@ -828,8 +828,7 @@ class Tube(OfOneProcess):
         return self._task(changes[0][1])
 
     def _tasks(self, changes: Sequence[Change]) -> list[Task]:
-        normalize = self.driver.normalize_task
-        return [raw if type(raw) is Task else normalize(raw) for _, raw, _ in changes]
+        return [self._task(raw) for _, raw, _ in changes]
 
     def _ref(self, task: Task | int) -> Ref:
         if isinstance(task, Task):
