@@ -193,11 +193,8 @@ class SqliteStore(Catalogue, Renewable):
                 self._shared.listener.add_check(self.deaths_suspected)
         except BaseException as error:
             self._close_files(db)
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                 raise translated(error, self._what) from error
-            if isinstance(error, UnicodeDecodeError):  # SQLite quotes what is damaged
-                said = error.object.decode(errors="replace")
-                raise StoreUnavailable(f"{self._what} cannot be used: it is damaged ({said})") from error
             if isinstance(error, OSError):  # the lock file
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise

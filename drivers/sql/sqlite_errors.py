@@ -36,8 +36,11 @@ def is_busy(error: sqlite3.Error) -> bool:
     return base_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def translated(error: sqlite3.Error, what: str) -> TubeError:
+def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeError:
     """Return the error of our tree for one of sqlite3, which belongs in its ``__cause__``."""
+    if isinstance(error, UnicodeDecodeError):  # SQLite quotes what is damaged, and Python cannot decode that
+        said = error.object.decode(errors="replace")
+        return StoreUnavailable(f"{what} cannot be used: {_REASONS[sqlite3.SQLITE_CORRUPT]} ({said})")
     code, base = getattr(error, "sqlite_errorcode", 0), base_code(error)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StoreBusy(
