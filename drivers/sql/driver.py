@@ -312,7 +312,7 @@ class SqlDriver:
         tx.begin()
         moved = []
         for row in self._held(tx, refs, owner):
-            delta = min(delta_ms, _room(row[TTL]), _room(row[TTR]))
+            delta = min(delta_ms, _headroom(row[TTL]), _headroom(row[TTR]))
             due, ttl, ttr = (None if ms is None else ms + delta for ms in (row[DUE], row[TTL], row[TTR]))
             moved.append(_moved(row, "t", due, ttl, ttr, row[OWNER], now))
         return self._write(tx, Event.TOUCH, moved, 1)
@@ -326,7 +326,7 @@ class SqlDriver:
             return self._make_ready(tx, Event.RELEASE, rows, 1, now)
         moved = []
         for row in rows:
-            ttl = None if row[TTL] is None else row[TTL] + min(delay_ms, _room(row[TTL]))
+            ttl = None if row[TTL] is None else row[TTL] + min(delay_ms, _headroom(row[TTL]))
             moved.append(_moved(row, "~", now + delay_ms, ttl, row[TTR], None, now))
         return self._write(tx, Event.RELEASE, moved, None)
 
@@ -627,7 +627,7 @@ def _span(ids: Sequence[int]) -> tuple[int, int] | None:
     return (first, last) if last - first == len(ids) - 1 else None
 
 
-def _room(duration: int | None) -> int:
+def _headroom(duration: int | None) -> int:
     """How much may be added to a ttl or a ttr."""
     return LONGEST_SUM_MS if duration is None else max(LONGEST_SUM_MS - duration, 0)
 

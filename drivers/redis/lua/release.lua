@@ -14,7 +14,7 @@ for n = 6, #ARGV, 2 do
   if t and delay == '0' then
     make_ready('release', id, t)
   elseif t then
-    if t.ttl ~= NONE then t.ttl = plus(t.ttl, math.min(delay, room(t.ttl))) end
+    if t.ttl ~= NONE then t.ttl = plus(t.ttl, math.min(delay, headroom(t.ttl))) end
     move('release', id, t, '~', plus(now, delay), NONE)
   end
 end

@@ -31,7 +31,7 @@ local function erase(id)
 end
 
 -- How much may be added to a ttl or a ttr: an instant that follows from it is to fit into 64 bits.
-local function room(ms)
+local function headroom(ms)
   return ms == NONE and 2 ^ 60 or math.max(2 ^ 60 - ms, 0)
 end
 

@@ -19,7 +19,7 @@ for n = 6, #ARGV, 2 do
   local t = not seen[id] and held(id, ARGV[n + 1], owner)
   if t then
     seen[id] = true
-    local delta = math.min(ARGV[5], room(t.ttl), room(t.ttr))
+    local delta = math.min(ARGV[5], headroom(t.ttl), headroom(t.ttr))
     t.due, t.ttl, t.ttr, t.updated = more(t.due, delta), more(t.ttl, delta), more(t.ttr, delta), now
     call('HSET', TASKS, id, record(t))
     if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
