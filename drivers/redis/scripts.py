@@ -72,9 +72,9 @@ class Keys(tuple[str, ...]):
         return packed([len(self), *self])
 
     @classmethod
-    def of_tube(cls, namespace: str, id: int) -> Keys:
-        """``{tubes:7}:meta`` and so on."""
-        return cls._of(f"{{{namespace}:{id}}}", (*TUBE_KEYS, NEVER))
+    def of_tube(cls, namespace: str, id: int, *only: str) -> Keys:
+        """``{tubes:7}:meta`` and so on, or only those that are named."""
+        return cls._of(f"{{{namespace}:{id}}}", only or (*TUBE_KEYS, NEVER))
 
     @classmethod
     def of_queue(cls, namespace: str) -> Keys:

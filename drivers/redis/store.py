@@ -449,7 +449,7 @@ class RedisStore(Renewable):
         """
         of_node: dict[object, list[tuple[int, Keys]]] = {}
         for tube in tubes:
-            keys = Keys.of_tube(self._namespace, tube.id)
+            keys = Keys.of_tube(self._namespace, tube.id, "due")
             of_node.setdefault(self._hub.nodes.node_of(keys), []).append((tube.id, keys))
         dues: dict[int, int | None] = {}
         for asked in of_node.values():
@@ -804,7 +804,7 @@ def _server_ms(wire: Wire) -> float:
 
 def _next_dues(asked: Sequence[tuple[int, Keys]], wire: Wire) -> dict[int, int | None]:
     """When time does something next in tubes of one node; without those that it does not tell of."""
-    wire.send(*[("ZRANGE", keys[TUBE_KEYS.index("due")], 0, 0, "WITHSCORES") for _, keys in asked])
+    wire.send(*[("ZRANGE", due, 0, 0, "WITHSCORES") for _, (due,) in asked])
     answers = [(tube, wire.receive()) for tube, _ in asked]
     return {
         tube: int(float(answer[1])) if answer else None
