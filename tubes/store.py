@@ -7,7 +7,7 @@ counters, and wakes those who wait. It knows nothing of states and verbs; those 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
@@ -16,7 +16,7 @@ from tubes.errors import BadOption
 from tubes.interrupts import guarded
 from tubes.processes import OfOneProcess
 from tubes.stats import Counts, Deltas
-from tubes.waiting import Waiters
+from tubes.waiting import Lease, Waiters
 
 if TYPE_CHECKING:
     from tubes.driver import Change, Driver, TubeRecord, TubeType
@@ -144,8 +144,11 @@ class Store(Protocol):
 
     # Waking
 
-    def wake(self, tube: int, count: int) -> None:
-        """Wake up to ``count`` consumers that wait for this tube, here and in other processes."""
+    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
+        """Wake up to ``count`` consumers that wait for this tube, here and in other processes.
+
+        ``leases`` are the next ones of what is ready, as far as they are known: see ``Waiters.wake``.
+        """
         ...
 
     # Counters

@@ -47,7 +47,7 @@ from tubes.stats import statistics
 from tubes.store import Unit, check_unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 from tubes.unknown import Taken, UnknownTakes
-from tubes.waiting import room
+from tubes.waiting import LEASES_KEPT, Lease, room
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -399,7 +399,7 @@ class Tube(OfOneProcess):
                     pause = due if pause is None else min(pause, due)
                 interruptible(clock.wait, signal, pause)
         finally:
-            waiters.leave(key, signal)
+            waiters.leave(key, signal, [(task.id, task.attempts) for task in kept])
             waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
 
     def _look_and_take(self, limit: int, kept: list[Task]) -> float | None:
@@ -758,12 +758,20 @@ class Tube(OfOneProcess):
             if event in self._making_room:
                 store.waiters.wake(self._room, count)
         if waking:
-            store.wake(self._id, waking)
+            store.wake(self._id, waking, self._next_leases(changes, waking))
         for event, count in tally.items():
             if store.counts.add(self._id, event, count):
                 queue.counted()
         if first_due is not None and self._is_timed:
             queue.due_at(first_due)
+
+    def _next_leases(self, changes: Sequence[Change], waking: int) -> Sequence[Lease]:
+        """Of the tasks that are ready now, where somebody waits here who may not be called for them."""
+        waiting = len(self._store.waiters.line.get(self._id, ()))
+        if not waiting or waking > waiting + LEASES_KEPT:
+            return ()
+        ready = (self._task(raw) for event, raw, _ in changes if event in self._waking)
+        return [(task.id, task.attempts + 1) for task in ready]
 
     def line_up(self, changes: Sequence[Change]) -> None:
         """Put changes in the line of the user's callbacks; called in commit order."""

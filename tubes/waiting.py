@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from tubes.clock import Signal
 
 Key = Hashable
 """What is waited for: a tube's id for its tasks, ``room(id)`` for room in it."""
+
+
+Lease = tuple[int, int]
+"""A task's id, and which of its takes it is."""
+
+LEASES_KEPT = 100
+"""Of what those who left a line have taken: more than there are commits that nobody was called for yet."""
 
 
 def room(tube: int) -> Key:
@@ -33,6 +40,8 @@ class Waiters:
         self._lock = threading.Lock()
         self.line: dict[Key, deque[Signal]] = {}
         self._called: set[Signal] = set()
+        self._taken: dict[Key, deque[Lease]] = {}
+        """What those who left took, lately, of lines in which others stand."""
         self._on_wait = on_wait
         self._on_nobody = on_nobody
 
@@ -49,24 +58,32 @@ class Waiters:
                 raise
         return signal
 
-    def leave(self, key: Key, signal: Signal) -> None:
-        """Leave the line, wherever one stands in it."""
+    def leave(self, key: Key, signal: Signal, taken: Iterable[Lease] = ()) -> None:
+        """Leave the line, wherever one stands in it, with what one has taken."""
         with self._lock:
             self._called.discard(signal)
             line = self.line.get(key)
             if line is not None:
                 line.remove(signal)
-                if not line:
+                if line:
+                    self._taken.setdefault(key, deque(maxlen=LEASES_KEPT)).extend(taken)
+                else:
                     del self.line[key]
+                    self._taken.pop(key, None)
                     if not self.line and self._on_nobody is not None:
                         self._on_nobody()
 
-    def wake(self, key: Key, count: int = 1) -> int:
-        """Call the first ``count`` in line that have not been called yet; tell how many were there."""
+    def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
+        """Call the first ``count`` in line that have not been called yet; tell for how many there was somebody.
+
+        ``leases`` are the next ones of what there is. Who had it before anybody was called has left the line, and
+        nobody is called for it: who is called in vain may be overtaken by who is called next.
+        """
         if key not in self.line:
             return 0
-        called = 0
         with self._lock:
+            taken = self._taken.get(key, ())
+            called = sum(lease in taken for lease in leases)
             for signal in self.line.get(key, ()):
                 if called >= count:
                     break

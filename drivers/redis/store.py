@@ -34,6 +34,7 @@ from tubes.interrupts import guarded
 from tubes.options import check_stored_options, whole
 from tubes.stats import Deltas
 from tubes.store import Unit
+from tubes.waiting import Lease
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
@@ -641,9 +642,9 @@ class RedisStore(Renewable):
 
     # Waking and counting
 
-    def wake(self, tube: int, count: int) -> None:
+    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
         if self.waiters.line:  # other processes were called by the script
-            self.waiters.wake(tube, count)
+            self.waiters.wake(tube, count, leases)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         left: list[Deltas] = []

@@ -40,6 +40,7 @@ from tubes.errors import (
 from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
 from tubes.store import Unit
+from tubes.waiting import Lease
 
 from ..examining import FeaturesOf
 from ..forks import cut_off
@@ -557,9 +558,9 @@ class PostgresStore(Catalogue, Renewable):
 
     # Waking and counting
 
-    def wake(self, tube: int, count: int) -> None:
+    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
         if self.waiters.line:
-            count -= self.waiters.wake(tube, count)
+            count -= self.waiters.wake(tube, count, leases)
         if count > 0:
             self._listener.notify(tube, count)
 

@@ -24,7 +24,7 @@ from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreU
 from tubes.interrupts import check_stack, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
-from tubes.waiting import Waiters
+from tubes.waiting import Lease, Waiters
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
@@ -427,9 +427,9 @@ class SqliteStore(Catalogue, Renewable):
 
     # Waking and counting
 
-    def wake(self, tube: int, count: int) -> None:
+    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
         if self.waiters.line:
-            count -= self.waiters.wake(tube, count)
+            count -= self.waiters.wake(tube, count, leases)
         if count > 0:
             self._locks.call(tube, count)
 

@@ -136,7 +136,7 @@ def wake_one_by_one(waiters: Waiters) -> None:
 
     Threads that are called together race for the first task, if only for microseconds.
     """
-    vars(waiters)["wake"] = lambda key, count=1: Waiters.wake(waiters, key, min(count, 1))
+    vars(waiters)["wake"] = lambda key, count=1, leases=(): Waiters.wake(waiters, key, min(count, 1), leases)
 
 
 class Stage:

@@ -6,8 +6,8 @@ import asyncio
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from faults.harness import eventually
 
 import tubes
 from tubes import aio
-from tubes.driver import TasksLocked
+from tubes.driver import Change, TasksLocked
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
 from tubes.testing.suite import refusal
@@ -358,6 +358,58 @@ def test_a_batch_that_is_acked_gives_its_room_back_in_a_type_without_times(queue
     tube.put_many("abc")
     with pytest.raises(tubes.TubeFull):
         tube.put("d")
+
+
+@pytest.mark.parametrize("how", ["put", "put_many", "release", "kick"])
+def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
+    tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Who is called in vain is passed over by the next call, and overtaken by who is behind."""
+    waiters, key, publish, heed = tube._store.waiters, tube.record.id, tube.publish, tube._store.waiters.heed
+    called: list[bool] = []
+    takes: list[Future[tubes.Task | None]] = []
+    tube.put("held")
+    held = tube.take(timeout=0)
+    assert held is not None
+    if how == "kick":
+        tube.bury(held)
+    make_ready: dict[str, Callable[[], object]] = {
+        "put": lambda: tube.put("x"),
+        "put_many": lambda: tube.put_many(["x", "y"]),
+        "release": lambda: tube.release(held),
+        "kick": lambda: tube.kick(1),
+    }
+    ready = 2 if how == "put_many" else 1
+
+    def are_served(number: int) -> bool:
+        """And that all others sleep."""
+        asleep = [signal for signal in waiters.line[key] if not signal.is_set]
+        return sum(take.done() for take in takes) == number and len(asleep) == clock.waiting == 3 - number
+
+    def publish_late(changes: Sequence[Change]) -> None:
+        if changes[0].event is not tubes.Event.TAKE:
+            waiters.wake_first(key)
+            eventually(lambda: are_served(ready))
+        publish(changes)
+
+    def heed_and_tell(*given: Any) -> tuple[bool, bool]:
+        told = heed(*given)
+        called.append(told[1])
+        return told
+
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(3):
+            takes.append(threads.submit(tube.take, 60))
+            eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+        monkeypatch.setattr(waiters, "heed", heed_and_tell)
+        monkeypatch.setattr(tube, "publish", publish_late)
+        make_ready[how]()
+        eventually(lambda: are_served(ready))
+        monkeypatch.setattr(tube, "publish", publish)
+        tube.put("z")
+        eventually(lambda: all(take.done() for take in takes[: ready + 1]))
+        tube._queue.close()
+    assert called.count(True) == 1
 
 
 def test_a_tube_that_another_has_dropped_is_forgotten_and_its_driver_stopped(

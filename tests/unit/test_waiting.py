@@ -113,6 +113,22 @@ def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first
     assert waiters.wake("other", 5) == 0
 
 
+def test_nobody_is_called_for_what_one_who_has_left_had_before() -> None:
+    """Or the next call would pass over who was called in vain."""
+    waiters = Waiters()
+    line = [waiters.enter("jobs") for _ in range(4)]
+    waiters.leave("jobs", line[0], [(7, 1), (8, 1)])
+    assert waiters.wake("jobs", 1, [(7, 1)]) == 1
+    assert waiters.uncalled("jobs") == 3
+    assert waiters.wake("jobs", 1, [(7, 2)]) == waiters.wake("jobs", 2, [(8, 1), (9, 1)]) - 1 == 1
+    assert [signal.is_set for signal in line[1:]] == [True, True, False]
+    for signal in line[1:]:
+        waiters.leave("jobs", signal, [(9, 1)])
+    line = [waiters.enter("jobs") for _ in range(2)]
+    waiters.wake("jobs", 1, [(9, 1)])
+    assert [signal.is_set for signal in line] == [True, False]
+
+
 def test_the_store_is_told_when_nobody_waits_any_more() -> None:
     told: list[int] = []
     waiters = Waiters(on_nobody=lambda: told.append(len(waiters.line)))
