@@ -384,8 +384,9 @@ class Queue(processes.OfOneProcess):
         )
         if ended:
             tubes = self._open_all()
+            holders = self._told("holders", tubes)
             for tube in tubes:
-                tube.ended.update(ended)
+                tube.ended |= {*ended} & holders.get(tube.record.id, {*ended})
                 if tube.place.is_apart and taker not in (None, tube):
                     self._is_rescue_left = True
                     continue
@@ -497,7 +498,7 @@ class Queue(processes.OfOneProcess):
         failed: list[Exception] = []
         dues: list[int] = []
         tubes = self._open_all()
-        seen = self._next_dues(tubes)
+        seen = self._told("next_dues", [tube for tube in tubes if tube.features.timed])
         for tube in tubes:
             with _apart_from_others(tube, failed):
                 expired, due = tube.expire(seen)
@@ -510,14 +511,14 @@ class Queue(processes.OfOneProcess):
         self.flush_counts()
         return changed, dues, failed
 
-    def _next_dues(self, tubes: Sequence[Tube]) -> Mapping[int, int | None]:
-        """When time does something next, by tubes' ids, as far as the store tells it of many at once."""
-        ask = getattr(self.store, "next_dues", None)
-        timed = [tube.record for tube in tubes if tube.features.timed and tube.place.is_realised]
-        if ask is None or not timed:
+    def _told(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
+        """What the store tells of many tubes at once, by their ids: of those that it can tell of."""
+        ask = getattr(self.store, what, None)
+        asked = [tube.record for tube in tubes if tube.place.is_realised]
+        if ask is None or not asked:
             return {}
         try:
-            return cast("Mapping[int, int | None]", self.store.read(lambda tx: ask(tx, timed)))
+            return cast("Mapping[int, Any]", self.store.read(lambda tx: ask(tx, asked)))
         except Exception as error:
             if isinstance(error, StoreError) and type(error) is not StoreError:
                 raise

@@ -30,8 +30,9 @@ class Store(Protocol):
     """The seam between the framework and a database. ``tx`` is the store's own open transaction.
 
     A store may also have ``next_dues(tx, tubes)``, which tells of many tubes at once when time does something next in
-    each, by their ids; ``exiting()``, called as the interpreter ends, before ``close``; ``migrate_sql(namespace)``, for
-    ``tubes migrate --sql``; ``default_durability``, where that is not ``full``; and ``checks``, see ``tubes.doctor``.
+    each, by their ids; ``holders(tx, tubes)``, in the same way, which sessions may hold tasks there; ``exiting()``,
+    called as the interpreter ends, before ``close``; ``migrate_sql(namespace)``, for ``tubes migrate --sql``;
+    ``default_durability``, where that is not ``full``; and ``checks``, see ``tubes.doctor``.
     """
 
     waiters: Waiters

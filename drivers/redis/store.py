@@ -614,22 +614,27 @@ class RedisStore(Renewable):
             for session in self._ask(scripts.END_SESSIONS, now, *(x for each in dead for x in each))
         ]
 
-    def _orphans(self, tx: Any) -> list[str]:
-        """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before.
+    def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> dict[int, set[str]]:
+        """The sessions that may hold tasks, since they may take, by tubes' ids.
 
         Where a node of a Cluster is away, or the tube's list is damaged, nobody can tell, and nobody takes.
         """
-        admitted: set[str] = set()
-        for tube in self.tubes(tx):
+        holders: dict[int, set[str]] = {}
+        for tube in tubes:
             try:
                 self._hub.nodes.check_reachable(Keys.of_tube(self._namespace, tube.id))
-                admitted |= self._admitted(tube.id)
+                holders[tube.id] = self._admitted(tube.id)
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
                     raise
             except Refused as error:
                 if error.code != WRONG_TYPE:
                     raise
+        return holders
+
+    def _orphans(self, tx: Any) -> list[str]:
+        """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before."""
+        admitted = set[str]().union(*self.holders(tx, self.tubes(tx)).values())
         known = self._sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
 

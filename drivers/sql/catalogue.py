@@ -94,13 +94,20 @@ class Catalogue(ABC):
         ended = [session for (session,) in tx.rows(self._sql.ended, now)]
         return [*ended, *self._orphans(tx)] if thoroughly else ended
 
+    def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
+        """The sessions that hold tasks, by tubes' ids."""
+        return {
+            tube.id: {owner for (owner,) in tx.only_rows(self._sql_of(tube).holders, tube.id) if owner}
+            for tube in tubes
+        }
+
     def _orphans(self, tx: Any) -> list[str]:
         """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""
+        held = set[str]().union(*self.holders(tx, self.tubes(tx)).values())
         return [
             session
-            for tube in self.tubes(tx)
-            for (session,) in tx.only_rows(self._sql_of(tube).orphans, tube.id)
-            if session not in self.set_aside
+            for session in held - self.set_aside
+            if not tx.only_rows(self._sql.session, session)  # after that: it may just have begun
         ]
 
     def _is_any_ended(self, tx: Any, now: int) -> bool:

@@ -501,9 +501,7 @@ class Statements:
         self.taken_by = self._passing(
             "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
         )
-        self.orphans = self._make(
-            sa.select(c.owner).distinct().where(taken, c.owner.not_in(sa.select(self._session.c.id))), "tube"
-        )
+        self.holders = self._make(sa.select(c.owner).distinct().where(taken), "tube")
 
     # The store's: tubes, sessions, connections, calls
 

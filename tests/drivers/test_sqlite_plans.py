@@ -24,7 +24,7 @@ ON_A_SERVER = {
 
 SORTED = {
     "count": "GROUP BY",  # what stands behind is all in one state
-    "orphans": "DISTINCT",  # the owners of taken tasks
+    "holders": "DISTINCT",  # the owners of taken tasks
     "taken": "ORDER BY",
     "by_state_front": "ORDER BY",
     "by_state_aside": "ORDER BY",

@@ -109,9 +109,36 @@ def test_what_is_due_in_many_tubes_is_what_each_of_them_says(connect: Connect) -
         tube.put_many(["x", "y"], ttl=200, ttr=30)
     for tube in (taken, both):
         tube.take(timeout=0)
-    seen = queue._next_dues([*made, queue.tube.untimed])
+    seen = queue._told("next_dues", made)
     assert seen == {tube.record.id: tube.next_due_ms() for tube in made}
     assert [due is None for due in seen.values()].count(True) == 1
+
+
+def test_the_dead_are_asked_for_only_in_tubes_where_they_hold_something(
+    connect: Connect, asked: Asked
+) -> None:
+    """A take that finds them dead would have to wait until each of them was looked for everywhere."""
+    queue: Any = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    for n in range(30):
+        queue.create_tube(f"tube_{n}", "fifo")
+
+    def cost(dead: int) -> int:
+        tube.put_many(range(dead))
+        held = [connect(sweep=False, session_ttr=0.05) for _ in range(dead)]
+        assert all(other.tube.jobs.take(timeout=0) for other in held)
+        for other in held:
+            other.close()
+        ended = queue.clock.now_ms() + 50
+        eventually(lambda: queue.clock.now_ms() > ended)
+        before = asked(queue)
+        queue.rescue()
+        found = asked(queue) - before
+        assert len(tube.tasks("r")) == dead
+        tube.truncate()
+        return found
+
+    assert cost(5) - cost(1) < 4 * 30
 
 
 @pytest.mark.slow
@@ -162,7 +189,7 @@ def test_a_damaged_tube_keeps_no_other_from_being_swept(connect: Connect, server
     whole.put("x", ttl=0.001)
     server.command("SET", f"{{tubes:{damaged.record.id}}}:due", "x")
     eventually(lambda: whole.next_due_ms() <= queue.clock.now_ms())
-    assert [*queue._next_dues([damaged, whole])] == [whole.record.id]
+    assert [*queue._told("next_dues", [damaged, whole])] == [whole.record.id]
     with pytest.raises(tubes.StoreError, match="wrong type"):
         queue.sweep()
     assert whole.statistics()["tasks"]["total"] == 0
