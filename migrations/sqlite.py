@@ -54,6 +54,21 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
     writer.transact(step)
 
 
+_made = ("", "")
+"""A namespace, and the SQL of what Alembic last made for it in memory."""
+
+
+def bring_up_memory(writer: SqliteWriter, namespace: str, what: str) -> None:
+    """The same for a new database in memory: as it was made before in this process, in a tenth of the time."""
+    global _made
+    known, script = _made
+    if namespace == known:
+        writer.db.executescript(script)
+    else:
+        bring_up(writer, namespace, what)
+        _made = namespace, "\n".join(writer.db.iterdump())
+
+
 def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> BaseException:
     original = error.orig
     if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:

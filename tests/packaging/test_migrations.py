@@ -47,6 +47,23 @@ def schema(file: Path, namespace: str = "tubes") -> dict[str, str]:
     return dict(rows)
 
 
+def test_in_memory_the_schema_is_the_same_however_often_it_was_made() -> None:
+    """Alembic makes the first of a namespace, and those after it are made like that."""
+
+    def made(namespace: str) -> tuple[list[tuple[str, str]], list[tuple[str]]]:
+        with tubes.connect("sqlite://", namespace=namespace, sweep=False) as queue:
+            assert queue.create_tube("jobs", "utubettl").put("x", utube="a").id == 1
+            db = queue.store.writer.db  # type: ignore[attr-defined]
+            return (
+                db.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall(),
+                db.execute(f"SELECT version_num FROM {namespace}_version").fetchall(),
+            )
+
+    first, *others = [made(namespace) for namespace in ("ours", "ours", "theirs", "ours", "theirs", "theirs")]
+    assert first[1] == [(HEAD,)] and len(first[0]) > 10
+    assert others[0] == others[2] == first != others[1] == others[3] == others[4]
+
+
 def fill(file: Path, namespace: str = "tubes") -> None:
     """Leave a tube of every type, and a task in every state."""
     with tubes.connect(f"sqlite:///{file}", namespace=namespace, sweep=False) as queue:
