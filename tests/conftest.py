@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -32,13 +32,25 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("TUBES_KIT_EXAMPLES", "5")  # other ones each time, for each type on each store
 
 
+def _is_left_out(collector: pytest.Collector, test: Any) -> bool:
+    """Whether it is of a kit whose class says ``topics``, and of another topic: those are left to the slow tests."""
+    topics: Collection[str] = getattr(getattr(collector, "cls", None), "topics", ())
+    package, _, topic = getattr(test, "__module__", "").rpartition(".")
+    return package == "tubes.testing" and bool(topics) and topic not in topics
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[pytest.Item] | None:
+    """Where no slow tests are run, make none of these: they are more than a third of all."""
+    is_left_out = collector.config.option.markexpr == "not slow" and _is_left_out(collector, obj)
+    return [] if is_left_out and name.startswith("test") else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a kit whose class says ``topics``, the others are left to the slow tests."""
     for item in items:
-        topics = getattr(getattr(item, "cls", None), "topics", None)
-        package, _, topic = getattr(item, "function", item).__module__.rpartition(".")
-        if topics and package == "tubes.testing" and topic not in topics:
+        if item.parent is not None and _is_left_out(item.parent, getattr(item, "function", None)):
             item.add_marker("slow")
 
 
