@@ -8,6 +8,7 @@ import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ def check_known(version: str, what: str) -> None:
         )
 
 
+@lru_cache(maxsize=16)
 def print_sql(namespace: str, dialect: str) -> str:
     """Return the SQL that makes the schema from nothing, on PostgreSQL in one transaction."""
     from alembic import command
