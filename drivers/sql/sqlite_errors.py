@@ -22,6 +22,11 @@ _REASONS = {
 _NO_TUBE = "no such tube"
 """What a trigger of the schema says to a put."""
 
+ENDED = (
+    "SQLite has rolled back this transaction, or a statement in it, such as COMMIT or ROLLBACK, has ended it"
+)
+"""Why a transaction is over before its end. SQLite does not tell which."""
+
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")
 """What sqlite3 says where a file is damaged, or where somebody has stored bytes as text."""
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tubes.errors import BadOption, StoreError, TubeError
 
 from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
-from .sqlite_errors import base_code, translated
+from .sqlite_errors import ENDED, base_code, translated
 from .sqlite_shared import SharedFile
 from .sqlite_tx import in_savepoint
 from .statements import Row, Statement
@@ -113,7 +113,7 @@ def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
     connection = tx.connection
     joined: Joined = connection.info[KEY]
     if not joined.stands(connection.connection):
-        raise StoreError(f"{what}: SQLite has rolled back this transaction: roll it back, too")
+        raise StoreError(f"{what}: {ENDED}; roll it back, too")
     try:
         return in_savepoint(_raw(connection), tx.execute, work, tx)
     except sa.exc.DBAPIError as error:

@@ -25,7 +25,7 @@ from tubes.errors import StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, postponed
 
 from .lending import Lender
-from .sqlite_errors import is_busy, translated
+from .sqlite_errors import ENDED, is_busy, translated
 from .sqlite_log import LogCopying, copy_all
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
@@ -211,6 +211,7 @@ class SqliteWriter:
                     "this transaction is the parent process's: a forked child cannot commit it"
                 )
             with self._translating():
+                self._check_stands()
                 try:
                     with self._maybe_copying():
                         self.db.execute("COMMIT")
@@ -240,7 +241,7 @@ class SqliteWriter:
 
     def _check_stands(self) -> None:
         if not self.db.in_transaction:
-            raise StoreError("SQLite has rolled back this transaction after an error")
+            raise StoreError(f"{self._what}: {ENDED}")
 
     def lend(self, tx: SqliteTx) -> Lender:
         """The SQLAlchemy form of such a transaction's connection."""

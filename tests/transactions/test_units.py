@@ -201,13 +201,13 @@ def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
 @pytest.mark.parametrize("ends", ["ROLLBACK", "COMMIT"])
 def test_a_unit_that_a_statement_has_ended_says_so(place: Place, ends: str) -> None:
     """What was rolled back behind its back is not announced as committed, and what follows is no part of it."""
-    tube = place.tube()
-    with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
+    tube, says = place.tube(), "COMMIT or ROLLBACK, has ended it"
+    with pytest.raises(tubes.StoreError, match=says), place.queue.transaction() as unit:
         tube.put("x", unit=unit)
         unit.connection.exec_driver_sql(ends)
-    with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
+    with pytest.raises(tubes.StoreError, match=says), place.queue.transaction() as unit:
         unit.connection.exec_driver_sql(ends)
-        with pytest.raises(tubes.StoreError):
+        with pytest.raises(tubes.StoreError, match=says):
             tube.put("y", unit=unit)
     assert place.changes == []
     assert [task.data for task in tube.tasks("r")] == (["x"] if ends == "COMMIT" else [])
