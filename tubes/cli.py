@@ -651,7 +651,8 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
 def migrate(sql: bool, as_json: bool) -> None:
     """Bring the store's tables up to date.
 
-    A SQLite file is brought up whenever it is opened; here it can be done beforehand.
+    A SQLite file is brought up whenever a program connects to it, or by 'tubes create'; here it can be done
+    beforehand. On PostgreSQL no other command does it. Redis has no tables.
     """
     if sql:
         store = find_store(target.url.partition(":")[0])
