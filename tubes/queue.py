@@ -482,7 +482,7 @@ class Queue(processes.OfOneProcess):
     # Time
 
     def sweep(self) -> int:
-        """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return tasks changed."""
+        """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return how many changes of tasks."""
         changed, _, failed = self._sweep(thoroughly=True)
         _tell(failed)
         return changed
