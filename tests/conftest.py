@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for w
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-os.environ.setdefault("TUBES_KIT_EXAMPLES", "5")  # other ones each time, for each type on each store
+os.environ.setdefault("TUBES_KIT_EXAMPLES", "3")  # other ones each time, for each type on each store
 
 
 def _is_left_out(collector: pytest.Collector, test: Any) -> bool:
@@ -218,13 +218,19 @@ def redis_url(request: pytest.FixtureRequest, worker_id: str) -> str:
     return numbered(url, 2 * _number(worker_id))
 
 
-@pytest.fixture
-def redis_db(redis_url: str, worker_id: str) -> str:
-    """Another database on that server, an empty one."""
+@pytest.fixture(scope="session")
+def _redis_database(redis_url: str, worker_id: str) -> Iterator[tuple[str, redis.Redis]]:
     shared = "TUBES_TEST_REDIS_URL" in os.environ
     url = numbered(redis_url, 2 * _number(worker_id) + 1 if shared else 1)
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
+    with redis.Redis.from_url(url) as client:  # one for all: redis-py takes long to make one
+        yield url, client
+
+
+@pytest.fixture
+def redis_db(_redis_database: tuple[str, redis.Redis]) -> str:
+    """Another database on that server, an empty one."""
+    url, client = _redis_database
+    client.flushdb()
     return url
 
 
