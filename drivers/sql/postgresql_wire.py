@@ -125,6 +125,7 @@ class Wire:
                 client_encoding="utf8",
             )
             self._pg = self._connection.pgconn
+            self._connection.add_notice_handler(self._heed)
             keep_from_children(self)
         except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
@@ -252,6 +253,7 @@ class Wire:
             self._check_own()
             while self._poll.poll(0):
                 self.notifications()
+            self._check_own()  # the server may have said that it ends it, and not have done so yet
         except Lost:
             self.close()
         return not self.is_lost
@@ -294,6 +296,11 @@ class Wire:
             raise StoreError(ENDED)  # else this was committed at once, or began another in its place
         if TRIGGERS_SETTING in text.lower():
             self._may_lack_triggers = True
+
+    def _heed(self, said: psycopg.errors.Diagnostic) -> None:
+        """What the server says while nobody asks it, such as that it ends the connection."""
+        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+            self.is_lost = True
 
     def _sending(self, call: Callable[..., T], *args: Any) -> T:
         """Call libpq where no answer is under way: if that fails, nothing was done."""

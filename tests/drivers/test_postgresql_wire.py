@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import psycopg
@@ -167,6 +167,17 @@ def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
     with pytest.raises(Lost) as caught:
         wire.execute(INSERT, (1,), begin=begin)
     assert not caught.value.was_sent
+    assert wire.is_lost
+
+
+def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
+    wire: Wire, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it said has come, and its end has not."""
+    cut(db)
+    comes = [True, False]
+    monkeypatch.setattr(wire, "_poll", SimpleNamespace(poll=lambda timeout: comes.pop(0)))
+    assert not wire.still_stands()
     assert wire.is_lost
 
 
