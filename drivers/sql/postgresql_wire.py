@@ -67,7 +67,10 @@ POOLER = "08P01"
 NOTHING_DONE = ("query_wait_timeout", "server_login_retry", "cannot connect to server")
 """In what PgBouncer says where it had no connection to the server to send anything on."""
 
-LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", POOLER, "25P03", "57P05")
+IDLE_TOO_LONG = ("25P03", "57P05")
+"""The server has ended a connection that was idle for too long, and has not looked at what was sent just then."""
+
+LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", POOLER, *IDLE_TOO_LONG)
 """The server ends the connection, or has done so."""
 
 TOO_LARGE = "54000"
@@ -478,7 +481,7 @@ class Wire:
         if code in LOST_CODES or self._pg.status == pq.ConnStatus.BAD:
             self.is_lost = True
             is_told = code and (code != POOLER or any(sign in message for sign in NOTHING_DONE))
-            raise Lost(message, was_sent=was_sent or not is_told)
+            raise Lost(message, was_sent=code not in IDLE_TOO_LONG and (was_sent or not is_told))
         if code == READ_ONLY:
             self.is_read_only = True
         raise Refused(code, message)

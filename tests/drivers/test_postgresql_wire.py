@@ -170,6 +170,25 @@ def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
     assert wire.is_lost
 
 
+@pytest.mark.parametrize("timeout", ["idle_session_timeout", "idle_in_transaction_session_timeout"])
+def test_what_is_sent_just_as_the_server_ends_an_idle_connection_was_not_done(
+    wire: Wire, db: psycopg.Connection, timeout: str
+) -> None:
+    wire.execute(INSERT, (1,))
+    wire.simple(f"SET {timeout} = 10")
+    if timeout != "idle_session_timeout":
+        wire.execute(INSERT, (2,), begin="BEGIN")
+    others = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
+    eventually(lambda: db.execute(others, [wire.backend_pid]).fetchone() is None)
+    with pytest.raises(Lost) as caught:
+        if timeout == "idle_session_timeout":
+            wire.execute(INSERT, (2,))
+        else:
+            wire.simple("COMMIT")
+    assert not caught.value.was_sent
+    assert numbers(db) == [1]
+
+
 def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
     wire: Wire, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
