@@ -525,7 +525,7 @@ class Schema(SqlCheck):
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         there = set(tx.rows(self._store.looks().made))
         missing = [made for made in self._wanted if made not in there]
-        what = "{} {} is missing; `tubes migrate --sql` shows what makes it"
+        what = "{} {} is missing, or does not work; `tubes migrate --sql` shows what makes it"
         return Look(
             [Finding(Kind.DAMAGE, what.format(*made).lower(), None, rule=str(made)) for made in missing]
         )

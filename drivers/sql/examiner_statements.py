@@ -44,7 +44,7 @@ class Looks:
                 f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
                 f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
                 " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
-                f" WHERE tgrelid IN ({tables}) AND tgenabled <> 'D'"
+                f" WHERE tgrelid IN ({tables}) AND tgenabled IN ('O', 'A')"
             )
         else:
             sizes = "length(CAST(data AS BLOB)), length(bytes)"
