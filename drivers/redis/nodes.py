@@ -57,6 +57,10 @@ class Nodes:
         except exceptions.RedisError as error:
             raise BadOption(f"bad store URL: {error}", option="url") from error
         self._class: Callable[..., AbstractConnection] = pool.connection_class
+        if not isinstance(self._class, type):
+            raise BadOption(
+                "bad store URL: 'connection_class' cannot have the value that it has there", option="url"
+            )
         self._settings: dict[str, Any] = pool.connection_kwargs | {
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),

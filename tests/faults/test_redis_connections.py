@@ -478,6 +478,11 @@ def test_an_option_that_no_such_text_can_be_is_refused(redis_url: str, option: s
         tubes.connect(f"{redis_url}{joined}{option}")
 
 
+def test_a_class_of_connections_cannot_be_named_in_a_url() -> None:
+    with pytest.raises(tubes.BadOption, match="bad store URL: 'connection_class'"):
+        tubes.connect("redis://127.0.0.1:1?connection_class=redis.Connection")
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("dead_aftr", r"; did you mean 'dead_after'\?"), ("unheard_of", "$")]
 )
