@@ -248,7 +248,8 @@ class Listener(Stirred):
             self._end(ear)
             raise
         if isinstance(answer, Exception):
-            if isinstance(answer, NoPermissionError) and not self._is_forbidden:
+            is_forbidden = isinstance(answer, NoPermissionError) or "unknown command" in str(answer)
+            if is_forbidden and not self._is_forbidden:
                 self._is_forbidden = True  # who waits finds out nothing of that
                 log.warning("nobody who waits can be called, and looks now and then instead: %s", answer)
             self._lose(ear, answer)

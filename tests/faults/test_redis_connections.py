@@ -390,6 +390,18 @@ def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServe
     assert record.levelname == "WARNING" and "'blpop'" in record.getMessage()
 
 
+def test_who_waits_where_there_are_no_bells_is_told_so(
+    own_redis_server: Callable[..., RedisServer], caplog: Any
+) -> None:
+    """A service, or a proxy before it, may have no commands that block."""
+    server = own_redis_server(settings='rename-command BLPOP ""')
+    with tubes.connect(server.url) as queue:
+        assert queue.create_tube("jobs", "fifo").take(timeout=0.1) is None
+        eventually(lambda: caplog.records, within=5)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "BLPOP" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     "url",
     [
