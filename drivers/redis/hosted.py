@@ -116,9 +116,9 @@ class RedisTube:
             )
         check_url(url)
         shown, is_secret = without_passwords(url)
-        if is_secret:
+        after = RedisStore.last_id(url if is_secret else _with_password(shown), HOSTED, PATIENCE)
+        if is_secret:  # not before: the server may have refused it
             _given[shown] = url
-        after = RedisStore.last_id(_with_password(shown), HOSTED, PATIENCE)
         return {"url": shown, "number": new_number(), "after": after}
 
     # Life

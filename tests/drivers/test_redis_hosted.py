@@ -119,6 +119,8 @@ def test_no_password_is_stored(
     with tubes.connect(store) as queue:  # opens, though it cannot use the tube
         with pytest.raises(tubes.StoreUnavailable, match=hosted.PASSWORD):
             queue.tube.hot.put("y")
+        with pytest.raises(tubes.StoreUnavailable):  # a wrong one is not remembered
+            queue.create_tube("more", "redis", url=with_password.replace("sesame", "wrong"))
     monkeypatch.setenv(hosted.PASSWORD, "open,sesame")
     with tubes.connect(store) as queue:
         task = queue.tube.hot.take(0)
