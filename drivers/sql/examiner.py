@@ -514,13 +514,13 @@ OF_INDEX = re.compile(r"\bindex (.+)$")
 
 
 class Schema(SqlCheck):
-    """The indexes and triggers, without which no order is kept. ``sql`` is what makes them."""
+    """The indexes, triggers and functions, without which no order is kept. ``sql`` is what makes them."""
 
     name = "schema"
 
     def __init__(self, store: Examined, sql: str) -> None:
         super().__init__(store)
-        self._wanted = re.findall(r'CREATE (?:UNIQUE )?(INDEX|TRIGGER) "?(\w+)', sql)
+        self._wanted = re.findall(r'CREATE (?:UNIQUE )?(INDEX|TRIGGER|FUNCTION) (?:@schema@\.)?"?(\w+)', sql)
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         there = set(tx.rows(self._store.looks().made))

@@ -45,6 +45,8 @@ class Looks:
                 f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
                 " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
                 f" WHERE tgrelid IN ({tables}) AND tgenabled IN ('O', 'A')"
+                " UNION ALL SELECT 'FUNCTION', CAST(p.proname AS text) FROM pg_proc AS p JOIN pg_class AS c"
+                f" ON c.relnamespace = p.pronamespace WHERE c.oid IN ({tables})"
             )
         else:
             sizes = "length(CAST(data AS BLOB)), length(bytes)"

@@ -502,6 +502,15 @@ def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
 
 
 @pytest.mark.parametrize("fresh", ["postgresql"], indirect=True)
+def test_a_missing_function_is_found(fresh: Patient) -> None:
+    """Others call it, of which PostgreSQL knows nothing."""
+    fresh.sql("DROP FUNCTION tubes_key")
+    said = fresh.doctor()
+    assert (said.status, said.kinds) == (1, {"damage"})
+    assert "function tubes_key is missing" in said.findings[0]["what"]
+
+
+@pytest.mark.parametrize("fresh", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("how", ["DISABLE", "ENABLE REPLICA"])
 def test_a_trigger_that_does_not_run_is_as_good_as_missing(fresh: Patient, how: str) -> None:
     fresh.sql(f"ALTER TABLE tubes_task {how} TRIGGER tubes_task_gone")
