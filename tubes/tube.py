@@ -72,6 +72,10 @@ _READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
 _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
 
 
+def _is_change(answer: object) -> bool:
+    return isinstance(answer, Change) and isinstance(answer.event, Event)
+
+
 def _taken(task: Task) -> Taken:
     return "" if task.owner is None else task.owner.hex, milliseconds(task.updated_at)
 
@@ -333,11 +337,11 @@ class Tube(OfOneProcess):
                 changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
             else:
                 tx.begin()
-                changes = driver.ack(tx, acks, owner=owner, now=now)
+                changes = self._checked(driver.ack(tx, acks, owner=owner, now=now))
                 if changes:
-                    changes = [*changes, *driver.take(tx, limit, owner=owner, now=now)]
+                    changes = [*changes, *self._checked(driver.take(tx, limit, owner=owner, now=now))]
             refused = bool(acks)
-            for event, raw, _ in changes:
+            for event, raw, _ in self._checked(changes):
                 if event is TAKE:
                     kept.append(self._task(raw))
                 elif event is ACK:
@@ -807,7 +811,7 @@ class Tube(OfOneProcess):
     def _run(self, step: Callable[[Any], Sequence[Change]], unit: Unit | None = None) -> Sequence[Change]:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
-            return unit.run(step, self)
+            return unit.run(self._looked_at(step), self)
         return guarded(self._commit_and_deliver, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
@@ -816,10 +820,26 @@ class Tube(OfOneProcess):
 
     def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         """Run a step by itself, commit, publish. Callbacks are lined up by then; the caller delivers."""
-        changes = self.place.transact(step, self.line_up if self._listeners else None)
+        changes = self.place.transact(self._looked_at(step), self.line_up if self._listeners else None)
         if changes:
             self.publish(changes)
         return changes
+
+    def _looked_at(self, step: Callable[[Any], Sequence[Change]]) -> Callable[[Any], Sequence[Change]]:
+        """The step; what one of a driver of somebody's own answers is looked at before it is committed."""
+        return step if self.place.is_realised else lambda tx: self._checked(step(tx))
+
+    def _checked(self, changes: Sequence[Change]) -> Sequence[Change]:
+        """What a step has answered. A wrong answer undoes the step, so that nobody has to guess what is stored."""
+        if self.place.is_realised:
+            return changes
+        is_list = isinstance(changes, Sequence)
+        wrong = [change for change in changes if not _is_change(change)] if is_list else [changes]
+        if not wrong:
+            return changes
+        raise RuntimeError(
+            f"the driver of {self!r} must answer a step with a list of Change, not with {wrong[0]!r}"
+        )
 
     def _commit_and_deliver(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._commit(step)

@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -413,8 +413,9 @@ def test_a_driver_that_tells_of_nothing_that_it_stores_has_not_filled_its_tube()
     """Of a type without bounds nobody would understand that."""
 
     class Silent(Twice):
-        def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Any:
+        def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> list[Change]:
             self.driver.put(tx, items, now=now)
+            return []
 
     def make(store: Any, tube: Any) -> Silent:
         return Silent(store.realise(TubeType(), tube))
@@ -424,6 +425,63 @@ def test_a_driver_that_tells_of_nothing_that_it_stores_has_not_filled_its_tube()
         tube = queue.create_tube("jobs", "tells_nothing")
         with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* tells of nothing"):
             tube.put("x")
+
+
+WRONG_ANSWERS: dict[str, Callable[[Iterable[Change]], Any]] = {
+    "None": lambda changes: None,
+    "<generator": lambda changes: (change for change in changes),
+    "<Task": lambda changes: [change.raw for change in changes],
+    "'put'": lambda changes: [change._replace(event=f"{change.event}") for change in changes],  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("is_listened_to", [False, True])
+@pytest.mark.parametrize("answer", WRONG_ANSWERS)
+def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_listened_to: bool) -> None:
+    """Else what the caller is told has failed would be stored, and a generator would run after the commit."""
+
+    class Wrong(Twice):
+        def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Any:
+            changes = self.driver.put(tx, items, now=now)
+            return WRONG_ANSWERS[answer](changes) if self.fails else changes
+
+        def take(self, tx: Any, limit: int, **given: Any) -> Any:
+            changes = self.driver.take(tx, limit, **given)
+            return WRONG_ANSWERS[answer](changes) if self.fails else changes
+
+    def make(store: Any, tube: Any) -> Wrong:
+        return Wrong(store.realise(TubeType(), tube))
+
+    name = f"answers_{[*WRONG_ANSWERS].index(answer)}_{is_listened_to}"
+    tubes.register_driver(name, make)
+    clock = FakeClock()
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        tube = queue.create_tube("jobs", name)
+        heard: list[Event] = []
+        if is_listened_to:
+            tube.on_task_change(lambda task, event: heard.append(event))
+        tube.put_many("ab")
+        held, before, driver = tube.take(0), tube.statistics(), tube.driver
+        heard.clear()
+
+        def put_in_a_transaction() -> None:
+            with queue.transaction() as unit:
+                tube.put("x", unit=unit)
+
+        calls: list[Callable[[], Any]] = [
+            lambda: tube.put("x"),
+            lambda: tube.put_many("xy"),
+            put_in_a_transaction,
+            lambda: tube.take(0),
+            lambda: tube.take(0, ack=held),
+        ]
+        for call in calls:
+            clock.advance(1)  # what is taken in the millisecond of a take that fails would be given back
+            driver.fails = True  # type: ignore[attr-defined]
+            with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* must answer .*, not with"):
+                call()
+            driver.fails = False  # type: ignore[attr-defined]
+        assert tube.statistics() == before and heard == []
 
 
 # Entry points
