@@ -24,7 +24,7 @@ def check_listener(listener: object) -> None:
         raise BadOption(
             f"a callback must be callable, not {listener!r}", option="on_task_change", value=listener
         )
-    if inspect.iscoroutinefunction(listener):
+    if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(listener.__call__):
         raise BadOption(
             f"{listener!r} is a coroutine function, which nobody would await here: tubes.aio calls such callbacks",
             option="on_task_change",

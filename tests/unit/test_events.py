@@ -152,11 +152,15 @@ def test_what_an_interrupt_has_left_in_the_line_is_told_at_the_close() -> None:
 def test_a_coroutine_function_is_refused_where_nobody_would_await_it() -> None:
     async def callback(task: tubes.Task, event: tubes.Event) -> None: ...
 
+    class Callback:
+        async def __call__(self, task: tubes.Task, event: tubes.Event) -> None: ...
+
     with tubes.connect("sqlite://") as queue:
         tube = queue.create_tube("jobs", "fifo")
-        for verb in (tube.on_task_change, tube.add_listener):
-            with pytest.raises(tubes.BadOption, match=r"tubes\.aio"):
-                verb(callback)
+        for listener in (callback, Callback(), Callback().__call__):
+            for verb in (tube.on_task_change, tube.add_listener):
+                with pytest.raises(tubes.BadOption, match=r"tubes\.aio"):
+                    verb(listener)
 
 
 def test_who_removes_a_listener_twice_leaves_what_others_have_added() -> None:
