@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sys
@@ -734,11 +735,21 @@ class Queue(processes.OfOneProcess):
         if isinstance(definition, TubeType) or not has_features:  # refused before there is a tube
             definition = self._make_driver(definition, TubeRecord(0, name, type, {}, False))
         own: Sequence[str] = getattr(definition, "tube_options", ())
-        check_tube_options(options, definition.features, own, f"{type} tube {name!r}")
+        where = f"{type} tube {name!r}"
+        check_tube_options(options, definition.features, own, where)
         stored: dict[str, Any] = {}
         if own:
-            stored |= definition.check_tube_options({name: options[name] for name in own if name in options})
+            given = {name: options[name] for name in own if name in options}
+            stored = _as_read_again(definition.check_tube_options(given), where)
         return stored | stored_options(options)
+
+
+def _as_read_again(stored: Any, where: str) -> dict[str, Any]:
+    """A type's own options as everybody will read them. What nobody could read makes a tube that nobody can open."""
+    try:
+        return checked.check_stored_options(json.loads(json.dumps(dict(stored), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise BadOption(f"the options of {where} cannot be stored: {error}") from error
 
 
 @contextmanager

@@ -162,6 +162,31 @@ def test_any_callable_makes_drivers_and_what_it_makes_has_its_options(tmp_path: 
             assert tube.put("x").data == "x"
 
 
+@pytest.mark.parametrize(
+    "answer", [None, {"colour": {1}}, {"colour": float("nan")}, {"ttl_ms": "red"}, {"capacity": -1}], ids=repr
+)
+def test_options_that_cannot_be_read_again_are_refused(answer: Any) -> None:
+    """Else there would be a tube that nobody can open, or drop."""
+
+    class Coloured(Twice):
+        tube_options = ("colour",)
+
+        @staticmethod
+        def check_tube_options(given: Any) -> Any:
+            return answer if "colour" in given else {"colour": ("red", 1)}
+
+    def make(store: Any, tube: TubeRecord) -> Coloured:
+        return Coloured(store.realise(TubeType(), tube))
+
+    type = f"coloured_{len(driver_names())}"
+    tubes.register_driver(type, make)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        with pytest.raises(BadOption, match="'jobs' cannot be stored: "):
+            queue.create_tube("jobs", type, colour="red")
+        assert queue.tubes() == []
+        assert queue.create_tube("jobs", type).record == queue.records()[0]
+
+
 @pytest.mark.parametrize("driver", [None, 5, "fifo", Features()], ids=repr)
 def test_what_is_no_driver_is_refused(driver: Any) -> None:
     with pytest.raises((BadOption, IncompleteDriver)):
