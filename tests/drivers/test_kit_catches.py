@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
@@ -495,6 +496,80 @@ class RemembersWhatWasRolledBack(RemembersWhatIsReady):
     """The same fault, seen where a transaction fails."""
 
 
+class AcksAllForNothing(Sound):
+    """Where it is asked for none."""
+
+    def ack(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        if not refs:
+            raws = self.inner.tasks_by_state(tx, State.TAKEN, after=-1, limit=1000)
+            refs = [Ref(self.inner.normalize_task(raw).id) for raw in raws]
+        changes: Sequence[Change] = self.inner.ack(tx, refs, **given)
+        return changes
+
+
+class BuriesTheTtrToo(Sound):
+    def __init__(self, inner: Any, features: Features) -> None:
+        super().__init__(inner, features)
+        self.buried: set[int] = set()
+
+    def bury(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        self.buried |= {ref.id for ref in refs}
+        changes: Sequence[Change] = self.inner.bury(tx, refs, **given)
+        return changes
+
+    def take(self, tx: Any, limit: int, **given: Any) -> Sequence[Change]:
+        changes = self.inner.take(tx, limit, **given)
+        return [change._replace(raw=self.normalize_task(change.raw)) for change in changes]
+
+    def normalize_task(self, raw: Any) -> Task:
+        task: Task = self.inner.normalize_task(raw)
+        return dataclasses.replace(task, ttr=None) if task.id in self.buried else task
+
+
+class CutsToSeconds(Sound):
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        cut = [item._replace(ttr_ms=item.ttr_ms and item.ttr_ms // 1000 * 1000) for item in items]
+        changes: Sequence[Change] = self.inner.put(tx, cut, now=now)
+        return changes
+
+
+class TouchesUpToTheEnd(Sound):
+    """Of the life that the task had."""
+
+    def touch(self, tx: Any, refs: Sequence[Ref], delta_ms: int, **given: Any) -> Sequence[Change]:
+        changes = []
+        for change in self.inner.touch(tx, refs, delta_ms, **given):
+            task: Task = self.inner.normalize_task(change.raw)
+            if task.ttl is not None and task.due_at is not None:
+                end = task.created_at + timedelta(seconds=task.ttl, milliseconds=-delta_ms)
+                task = dataclasses.replace(task, due_at=min(end, task.due_at))
+            changes.append(change._replace(raw=task))
+        return changes
+
+
+class TakesOneMoreWithAnAck(Sound):
+    def ack_and_take(self, tx: Any, refs: Sequence[Ref], limit: int, **given: Any) -> Sequence[Change]:
+        acked = self.inner.ack(tx, refs, **given)
+        return acked and [*acked, *self.inner.take(tx, limit + 1, **given)]
+
+
+class KeepsTheSessionOfItsFirstTake(Sound):
+    owner: Any = None
+
+    def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
+        self.owner = self.owner or owner
+        changes: Sequence[Change] = self.inner.take(tx, limit, owner=self.owner, now=now)
+        return changes
+
+
+class GivesBackAtItsStart(Sound):
+    """What others hold."""
+
+    def start(self, tx: Any) -> None:
+        self.inner.start(tx)
+        self.inner.release_owner(tx, None, 1000, now=0)
+
+
 @dataclass(frozen=True)
 class Fault:
     """A faulty driver, and where the kit finds the fault."""
@@ -572,6 +647,19 @@ FAULTS = (
     Fault(SharesTheNamesOfSubQueues, "groups.Groups", "test_sub_queues_of_one_name", GROUPED, False),
     Fault(EmptiesWhatIsTemporary, "reopening.Reopening", "test_a_temporary_tube_is_emptied_by", PLAIN, False),
     Fault(RemembersWhatIsReady, "concurrency.SharedConcurrency", "test_who_waits_can_tell_of", PLAIN, False),
+    Fault(AcksAllForNothing, "api.Api", "test_a_step_that_is_asked_for_nothing", PLAIN, False),
+    Fault(BuriesTheTtrToo, "api.Api", "test_a_task_keeps_what_it_was_put_with", TIMED, False),
+    Fault(CutsToSeconds, "api.Api", "test_a_step_stores_each_task", TIMED, False),
+    Fault(TouchesUpToTheEnd, "timing.Timing", "test_a_touch_adds_to_the_ttr", TIMED, False),
+    Fault(TakesOneMoreWithAnAck, "atomicity.Atomicity", "test_a_take_with_an_ack", GROUPED, False),
+    Fault(
+        KeepsTheSessionOfItsFirstTake,
+        "ownership.SharedOwnership",
+        "test_who_joins_another_session",
+        PLAIN,
+        False,
+    ),
+    Fault(GivesBackAtItsStart, "api.Api", "test_what_begins_a_tube_may_come_again", PLAIN, False),
     Fault(RemembersWhatWasRolledBack, "atomicity.Atomicity", "counts_no_attempt", PLAIN, False),
 )
 

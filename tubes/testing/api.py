@@ -61,8 +61,8 @@ class Api(Suite):
         timed, grouped, pri = self.features.timed, self.features.grouped, int(self.features.priority)
         items = [
             NewTask('"a"', "a", 0, "" if grouped else None),
-            NewTask(b"b", b"b", 2 * pri, "b" if grouped else None, *((9_000, 4_000) if timed else ())),
-            NewTask("[3]", [3], pri, "c" if grouped else None, *((8_000, None, 5_000) if timed else ())),
+            NewTask(b"b", b"b", 2 * pri, "b" if grouped else None, *((9_001, 4_002) if timed else ())),
+            NewTask("[3]", [3], pri, "c" if grouped else None, *((8_003, None, 5_004) if timed else ())),
         ]
         changes = queue.store.transact(lambda tx: tube.driver.put(tx, items, now=clock.now_ms()))
         tasks = [tube.driver.normalize_task(change.raw) for change in changes]
@@ -71,7 +71,7 @@ class Api(Suite):
         assert [task.utube for task in tasks] == [None, "b", "c"] if grouped else [None] * 3
         times = [(task.state, task.ttl, task.ttr) for task in tasks]
         if timed:
-            assert times[1:] == [(State.READY, 9, 4), (State.DELAYED, 8, None)]
+            assert times[1:] == [(State.READY, 9.001, 4.002), (State.DELAYED, 8.003, None)]
         assert times[0] == (State.READY, None, None)
         assert [tube.peek(task.id) for task in tasks] == tasks
 
@@ -510,11 +510,62 @@ class Api(Suite):
         assert done(driver.bury, tasks[2:]) == ids(tasks[2:])
         assert done(driver.delete, tasks) == ids(tasks[2:])
 
+    def test_a_step_that_is_asked_for_nothing_does_nothing(
+        self, queue: Queue, tube: Tube, clock: FakeClock
+    ) -> None:
+        """A statement that names no task must not be one about all."""
+        tasks = [tube.put(n, **self.apart(n)) for n in range(3)]
+        tube.bury(tasks[2].id)
+        take(tube)
+        before, driver, owner = tube.statistics(), tube.driver, queue.store.session
+        given: dict[str, Any] = {"owner": owner, "now": clock.now_ms()}
+        steps: list[Callable[[Any], Sequence[Any]]] = [
+            lambda tx: driver.ack(tx, [], **given),
+            lambda tx: driver.release(tx, [], delay_ms=0, **given),
+            lambda tx: driver.bury(tx, [], **given),
+            lambda tx: driver.delete(tx, [], **given),
+            lambda tx: driver.peek(tx, []),
+        ]
+        if self.features.timed:
+            steps.append(lambda tx: driver.touch(tx, [], 1_000, **given))
+        assert [[*queue.store.transact(step)] for step in steps] == [[]] * len(steps)
+        assert tube.statistics() == before
+
+    def test_a_task_keeps_what_it_was_put_with(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
+        """Through all that becomes of it."""
+        options: dict[str, Any] = {"pri": 3} if self.features.priority else {}
+        if self.features.timed:
+            options |= {"ttl": 90, "ttr": 20, "delay": 5}
+        put = tube.put({"a": [1]}, **options, **self.apart(1))
+
+        def bury_and_kick(task: Task) -> None:
+            tube.bury(task)
+            tube.kick()
+
+        def sleep(task: Task) -> None:
+            clock.advance(20)
+
+        def kept(task: Task) -> tuple[Any, ...]:
+            return task.id, task.data, task.pri, task.utube, task.created_at, task.ttl, task.ttr
+
+        clock.advance(5)
+        for give_back in (tube.release, bury_and_kick, lambda task: tube.release_all(), sleep):
+            task = take(tube)
+            assert kept(task) == kept(put)
+            if give_back is not sleep or self.features.timed:
+                give_back(task)
+                assert kept(take(tube)) == kept(put)
+                tube.release(task.id)
+
     def test_what_begins_a_tube_may_come_again(self, queue: Queue, tube: Tube) -> None:
-        task, driver = tube.put("x"), tube.driver
+        tasks, driver = [tube.put(n, **self.apart(n)) for n in range(3)], tube.driver
+        tube.bury(tasks[1].id)
+        held = take(tube)
+        seen = [tube.peek(task.id) for task in tasks]
         queue.store.transact(lambda tx: driver.create_space(tx, tube.record))
         queue.store.transact(driver.start)
-        assert tube.tasks(State.READY) == [task]
+        assert [tube.peek(task.id) for task in tasks] == seen
+        assert tube.ack(held).state is State.DONE
 
     def test_a_look_finds_each_task_once(self, queue: Queue, tube: Tube) -> None:
         tasks, driver = tube.put_many("abc"), tube.driver

@@ -199,6 +199,11 @@ class Atomicity(Suite):
         assert ids(seen) == ids(self.in_order(tasks))
         assert tube.statistics()["tasks"]["total"] == 0
 
+    def test_a_take_with_an_ack_takes_one(self, tube: Tube) -> None:
+        tasks = self.in_order([tube.put(n, **self.apart(n)) for n in range(3)])
+        task = tube.take(0, ack=take(tube))
+        assert task is not None and ids(tube.tasks(State.TAKEN)) == [task.id] == [tasks[1].id]
+
     def test_a_take_with_an_ack_acks_also_when_nothing_is_ready(self, tube: Tube) -> None:
         tube.put("x")
         task = take(tube)

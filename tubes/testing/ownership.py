@@ -367,12 +367,19 @@ class SharedOwnership(Suite):
 
     def test_who_joins_another_session_leaves_its_own(self, tube: Tube, make_queue: Connect) -> None:
         one, two = make_queue(), make_queue()
+        theirs, joined = one.tube[tube.name], two.tube[tube.name]
+        tube.put("w")
+        joined.ack(take(joined))
         tube.put("x")
-        task = take(two.tube[tube.name])
+        task = take(joined)
         two.identify(one.identify())
         assert tube.peek(task.id).state is State.READY
         with pytest.raises(NotTaken):
-            two.tube[tube.name].ack(task)
+            joined.ack(task)
+        for taker, acker in ((joined, theirs), (theirs, joined)):  # what one of them takes is the other's too
+            task = take(taker)
+            assert task.owner == one.identify() and acker.ack(task).state is State.DONE
+            tube.put("y")
 
     def test_statistics_are_those_of_everybody(self, tube: Tube, other: Tube) -> None:
         tube.put("x")

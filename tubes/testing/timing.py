@@ -328,12 +328,13 @@ class Timing(Suite):
 
     @needs("timed")
     def test_a_touch_adds_to_the_ttr_the_ttl_and_the_deadline(self, tube: Tube, clock: FakeClock) -> None:
-        tube.put("x", ttl=30, ttr=5)
+        """Also beyond the end of the life that the task had."""
+        tube.put("x", ttl=6, ttr=5)
         task = take(tube)
         clock.advance(1)
         touched = tube.touch(task, 2.5)
         assert touched is not None and task.due_at is not None
-        assert (touched.ttl, touched.ttr, touched.due_at) == (32.5, 7.5, after(task.due_at, 2.5))
+        assert (touched.ttl, touched.ttr, touched.due_at) == (8.5, 7.5, after(task.due_at, 2.5))
         assert (touched.state, touched.token, touched.attempts) == (State.TAKEN, task.token, 1)
         clock.advance(6.499)
         assert tube.take(0) is None
