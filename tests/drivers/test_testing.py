@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -41,6 +42,14 @@ def test_the_kit_says_what_to_install(module: str) -> None:
 def test_what_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="ConfromanceKit"):
         tubes.testing.ConfromanceKit  # noqa: B018
+
+
+def test_a_suite_that_is_imported_alone_says_what_it_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a test of it that fails says AssertionError, and nothing else."""
+    rewritten: list[str] = []
+    monkeypatch.setattr(pytest, "register_assert_rewrite", lambda *names: rewritten.extend(names))
+    importlib.reload(tubes.testing)  # what an import of any module in it begins with
+    assert {"tubes.testing.ownership", "tubes.testing.suite"} <= {*rewritten}
 
 
 def test_a_class_for_one_type_is_not_made_of_one_for_another() -> None:

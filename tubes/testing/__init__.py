@@ -7,6 +7,7 @@ asked for.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tubes.testing.clock import FakeClock
@@ -22,16 +23,20 @@ _SUITES = (
     "ownership", "reopening", "suite", "timing",
 )  # fmt: skip
 
+if pytest := sys.modules.get(
+    "pytest"
+):  # before any of them is imported: their asserts then say what they compared
+    pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
+
 
 def __getattr__(name: str) -> Any:
     if name not in ("ConformanceKit", "PrivateKit"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import hypothesis  # noqa: F401
-        import pytest
+        import pytest  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"tubes.testing.{name} needs pytest and hypothesis: pip install 'tubes-queue[test]'"
         ) from error
-    pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
     return getattr(importlib.import_module(f"{__name__}.kit"), name)
