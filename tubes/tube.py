@@ -317,6 +317,7 @@ class Tube(OfOneProcess):
         The callbacks of that are the caller's to deliver, where it is no unit's.
         """
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
+        is_realised = self.place.is_realised
         acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
         ack_and_take = ack_and_take_of(driver) if acks else None
         refused = is_acked = False
@@ -337,11 +338,14 @@ class Tube(OfOneProcess):
                 changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
             else:
                 tx.begin()
-                changes = self._checked(driver.ack(tx, acks, owner=owner, now=now))
+                changes = driver.ack(tx, acks, owner=owner, now=now)
                 if changes:
-                    changes = [*changes, *self._checked(driver.take(tx, limit, owner=owner, now=now))]
+                    taken = driver.take(tx, limit, owner=owner, now=now)
+                    changes = [*self._checked(changes), *self._checked(taken)]
             refused = bool(acks)
-            for event, raw, _ in self._checked(changes):
+            if not is_realised:
+                self._checked(changes)
+            for event, raw, _ in changes:
                 if event is TAKE:
                     kept.append(self._task(raw))
                 elif event is ACK:
@@ -811,7 +815,7 @@ class Tube(OfOneProcess):
     def _run(self, step: Callable[[Any], Sequence[Change]], unit: Unit | None = None) -> Sequence[Change]:
         """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
         if unit is not None:
-            return unit.run(self._looked_at(step), self)
+            return unit.run(step if self.place.is_realised else self._checking(step), self)
         return guarded(self._commit_and_deliver, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
@@ -820,26 +824,26 @@ class Tube(OfOneProcess):
 
     def _commit(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         """Run a step by itself, commit, publish. Callbacks are lined up by then; the caller delivers."""
-        changes = self.place.transact(self._looked_at(step), self.line_up if self._listeners else None)
+        if not self.place.is_realised:
+            step = self._checking(step)
+        changes = self.place.transact(step, self.line_up if self._listeners else None)
         if changes:
             self.publish(changes)
         return changes
 
-    def _looked_at(self, step: Callable[[Any], Sequence[Change]]) -> Callable[[Any], Sequence[Change]]:
-        """The step; what one of a driver of somebody's own answers is looked at before it is committed."""
-        return step if self.place.is_realised else lambda tx: self._checked(step(tx))
+    def _checking(self, step: Callable[[Any], Sequence[Change]]) -> Callable[[Any], Sequence[Change]]:
+        """The same step, of a driver of somebody's own: what it answers is looked at before that is committed."""
+        return lambda tx: self._checked(step(tx))
 
     def _checked(self, changes: Sequence[Change]) -> Sequence[Change]:
         """What a step has answered. A wrong answer undoes the step, so that nobody has to guess what is stored."""
-        if self.place.is_realised:
-            return changes
         is_list = isinstance(changes, Sequence)
         wrong = [change for change in changes if not _is_change(change)] if is_list else [changes]
-        if not wrong:
-            return changes
-        raise RuntimeError(
-            f"the driver of {self!r} must answer a step with a list of Change, not with {wrong[0]!r}"
-        )
+        if wrong:
+            raise RuntimeError(
+                f"the driver of {self!r} must answer a step with a list of Change, not with {wrong[0]!r}"
+            )
+        return changes
 
     def _commit_and_deliver(self, step: Callable[[Any], Sequence[Change]]) -> Sequence[Change]:
         changes = self._commit(step)
