@@ -152,6 +152,10 @@ class Store(Protocol):
         """
         ...
 
+    def call_instead(self, tube: int, count: int) -> None:
+        """Wake others in the place of so many that were called here and leave without what they were called for."""
+        ...
+
     # Counters
 
     def add_calls(self, deltas: list[Deltas]) -> None:

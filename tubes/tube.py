@@ -383,10 +383,12 @@ class Tube(OfOneProcess):
         deadline = self._deadline(timeout)
         self._queue.begin_to_wait()
         signal = waiters.enter(key)
+        calls = 0
         try:
             while True:
                 remaining = self._remaining(deadline)
                 is_first, is_called = waiters.heed(key, signal)
+                calls = int(is_called)
                 due = None
                 try:
                     most = limit if is_first else 1  # who came earlier was called for one of the others
@@ -399,7 +401,10 @@ class Tube(OfOneProcess):
                         raise
                     kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown
                     due = RECONNECT_AFTER
-                if kept or self._queue.is_closed or remaining == 0.0:
+                if kept or self._queue.is_closed:
+                    return
+                calls = 0  # in vain
+                if remaining == 0.0:
                     return
                 self._queue.deliveries.deliver()  # what was due
                 pause = self._remaining(deadline)  # a look takes time
@@ -407,8 +412,10 @@ class Tube(OfOneProcess):
                     pause = due if pause is None else min(pause, due)
                 interruptible(clock.wait, signal, pause)
         finally:
-            waiters.leave(key, signal, [(task.id, task.attempts) for task in kept])
+            calls += waiters.leave(key, signal, [(task.id, task.attempts) for task in kept])
             waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
+            if calls > len(kept):
+                self._store.call_instead(key, calls - len(kept))
 
     def _look_and_take(self, limit: int, kept: list[Task]) -> float | None:
         """Take where there is something to do; if nothing came of it, return the seconds until there may be."""

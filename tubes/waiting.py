@@ -58,9 +58,10 @@ class Waiters:
                 raise
         return signal
 
-    def leave(self, key: Key, signal: Signal, taken: Iterable[Lease] = ()) -> None:
-        """Leave the line, wherever one stands in it, with what one has taken."""
+    def leave(self, key: Key, signal: Signal, taken: Iterable[Lease] = ()) -> bool:
+        """Leave the line, wherever one stands in it, with what one has taken; tell whether one was called since."""
         with self._lock:
+            is_called = signal in self._called
             self._called.discard(signal)
             line = self.line.get(key)
             if line is not None:
@@ -72,6 +73,7 @@ class Waiters:
                     self._taken.pop(key, None)
                     if not self.line and self._on_nobody is not None:
                         self._on_nobody()
+        return is_called
 
     def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
         """Call the first ``count`` in line that have not been called yet; tell for how many there was somebody.

@@ -103,6 +103,12 @@ class StoreTx:
         return self._store.run(driver, script, given, most, is_repeatable=True)
 
 
+class Spared(threading.local):
+    """How many calls of other processes the last script of this thread has left to those who wait here."""
+
+    count = 0
+
+
 class RedisStore(Renewable):
     """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
 
@@ -145,6 +151,7 @@ class RedisStore(Renewable):
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
         self._after: dict[int, str] = {}
+        self._spared = Spared()
         self.set_aside: set[str] = set()
         self._hub = Hub.enter((self._url, self._namespace, self._patience))
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
@@ -372,7 +379,7 @@ class RedisStore(Renewable):
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         after = self._after_of(tube.id)
-        driver = RedisDriver(type, tube, self._namespace, lambda: self.waiters.uncalled(tube.id), after)
+        driver = RedisDriver(type, tube, self._namespace, partial(self._waiting, tube.id), after)
         if self._hub.nodes.is_cluster:
             driver.check_reachable = lambda: self._hub.nodes.check_reachable(driver.keys)
             driver.waits_for = lambda: self._hub.nodes.node_of(driver.keys)
@@ -647,9 +654,27 @@ class RedisStore(Renewable):
 
     # Waking and counting
 
+    def _waiting(self, tube: int) -> int:
+        """How many can be called here; a script that this thread runs next calls so many fewer in other processes."""
+        self._spared.count = count = self.waiters.uncalled(tube)
+        return count
+
     def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
-        if self.waiters.line:  # other processes were called by the script
+        spared, self._spared.count = min(count, self._spared.count), 0
+        if spared:
+            self._call_others(
+                tube, spared - self.waiters.wake(tube, count, leases)
+            )  # some may have left since
+        elif self.waiters.line:
             self.waiters.wake(tube, count, leases)
+
+    def call_instead(self, tube: int, count: int) -> None:
+        self._call_others(tube, count - self.waiters.wake(tube, count))
+
+    def _call_others(self, tube: int, count: int) -> None:
+        if count > 0:
+            with suppress(TubeError, Refused):  # they look by themselves
+                self._run_on(tube, scripts.UNWAIT, "-", "t", count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         left: list[Deltas] = []

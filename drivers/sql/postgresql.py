@@ -564,6 +564,9 @@ class PostgresStore(Catalogue, Renewable):
         if count > 0:
             self._listener.notify(tube, count)
 
+    def call_instead(self, tube: int, count: int) -> None:
+        self.wake(tube, count)
+
     def add_calls(self, deltas: list[Deltas]) -> None:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
         if rows:

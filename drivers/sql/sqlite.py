@@ -434,6 +434,9 @@ class SqliteStore(Catalogue, Renewable):
         if count > 0:
             self._locks.call(tube, count)
 
+    def call_instead(self, tube: int, count: int) -> None:
+        self.wake(tube, count)
+
     def add_calls(self, deltas: list[Deltas]) -> None:
         if any(calls for _, calls in deltas):
             self.transact(lambda tx: self._add_calls(tx, deltas))

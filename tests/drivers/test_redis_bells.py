@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 import redis
+from faults.harness import Ended, end_when_woken, eventually, put_before_it_leaves
 
 import tubes
 from tubes.driver import STEP_LIMIT, Ref
@@ -135,6 +137,43 @@ def test_who_waits_in_the_process_that_puts_is_no_reason_to_call_another(
     monkeypatch.setattr(jobs.driver, "_waiting", lambda: 1)
     assert strangers.heard(lambda: jobs.put("a")) == 0
     assert strangers.heard(lambda: jobs.put_many("bcd")) == 2
+
+
+@pytest.mark.parametrize(
+    "moment", ["it is ended as it is called", "it is ended before", "it has another task"]
+)
+def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called(
+    deaf: None,
+    connect: Callable[[], tubes.Queue],
+    client: redis.Redis,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    jobs = connect().create_tube("jobs", "fifo")
+    strangers = Strangers(client, jobs, "waiting", "bell")
+    publish, waiters, key = jobs.publish, jobs._store.waiters, jobs.record.id
+
+    def publish_late(changes: Any) -> None:
+        waiters.wake_first(key)
+        eventually(lambda: not waiters.count(key))
+        publish(changes)
+
+    if moment == "it has another task":
+        put_before_it_leaves(jobs, "y", monkeypatch)
+    else:
+        end_when_woken(clock, monkeypatch)
+    if moment == "it is ended before":
+        monkeypatch.setattr(jobs, "publish", publish_late)
+    with ThreadPoolExecutor(1) as threads:
+        take = threads.submit(jobs.take, 60)
+        eventually(lambda: clock.waiting == 1 and strangers.left())
+        strangers.come(3)
+        # Its own process may hear the bell, and pass that on
+        client.zrem(f"{{tubes:{key}}}:waiting", *[who for who in strangers.left() if b" " not in who])
+        assert strangers.heard(lambda: (jobs.put("x"), take.exception())) == 1
+    assert isinstance(take.exception(), Ended) == (moment != "it has another task")
+    assert len(jobs.tasks("r")) == 1
 
 
 def test_each_sub_queue_that_one_step_frees_calls_one(

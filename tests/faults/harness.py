@@ -24,6 +24,7 @@ import pytest
 from interpreter import PIPE, Process
 
 import tubes
+from tubes.clock import Signal
 
 Connect = Callable[..., tubes.Queue]
 
@@ -115,6 +116,34 @@ def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thr
     thread.start()
     eventually(lambda: tube._store.waiters.count(tube.record.id))
     return thread, got
+
+
+class Ended(Exception):
+    """Ends a wait, as a cancellation does."""
+
+
+def end_when_woken(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each wait by a clock end with Ended, as soon as it is woken."""
+    wait = clock.wait
+
+    def end(signal: Signal, timeout: float | None) -> bool:
+        wait(signal, timeout)
+        raise Ended
+
+    monkeypatch.setattr(clock, "wait", end)
+
+
+def put_before_it_leaves(tube: tubes.Tube, data: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one more task put by the next who leaves the line, when it has what it waited for."""
+    waiters = tube._store.waiters
+    leave = waiters.leave
+
+    def put_and_leave(*given: Any) -> bool:
+        monkeypatch.setattr(waiters, "leave", leave)
+        tube.put(data)
+        return leave(*given)
+
+    monkeypatch.setattr(waiters, "leave", put_and_leave)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ import pytest
 import sqlalchemy as sa
 from faults.harness import (
     Connect,
+    Ended,
+    end_when_woken,
     eventually,
     heard,
     join_forgotten,
@@ -32,6 +34,7 @@ from faults.harness import (
 )
 from faults.proxy import Proxy
 from faults.serving import Load, put_when_it_can
+from interpreter import Process
 from servers import OWNER, PostgresServer, cut
 from slow import slow_but
 
@@ -389,6 +392,25 @@ def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: 
         db.execute(default.format("RESET"))
     tube.put("x")
     assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
+def test_for_who_is_ended_as_it_is_called_another_process_is_called(
+    deaf: None,
+    connect: Connect,
+    url: str,
+    asleep: Callable[[tubes.Queue, str, str], Process],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    other = asleep(queue, url, "jobs")
+    end_when_woken(queue.clock, monkeypatch)
+    with ThreadPoolExecutor(1) as threads:
+        take = threads.submit(tube.take, 60)
+        eventually(lambda: queue.store.waiters.count(tube.record.id))
+        tube.put("x")
+        assert isinstance(take.exception(), Ended)
+    assert other.communicate(timeout=20)[0] == "x\n"
 
 
 @pytest.mark.slow

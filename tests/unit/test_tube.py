@@ -8,13 +8,13 @@ import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually
+from faults.harness import Ended, end_when_woken, eventually, put_before_it_leaves
 
 import tubes
 from tubes import aio
@@ -411,6 +411,27 @@ def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
         times = called.count(True)
         tube._queue.close()  # which calls somebody for what it gives back
     assert times == 1
+
+
+@pytest.mark.parametrize("moment", ["it is ended as it is called", "it has another task"])
+def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called(
+    tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    locks: Any = tube._store
+    called: list[int] = []
+    monkeypatch.setattr(locks._locks, "call", lambda tube, count: called.append(count))
+    if moment == "it has another task":
+        put_before_it_leaves(tube, "y", monkeypatch)
+    else:
+        end_when_woken(clock, monkeypatch)
+    with ThreadPoolExecutor(1) as threads, suppress(Ended):
+        take = threads.submit(tube.take, 60)
+        eventually(lambda: clock.waiting == 1)
+        tube.put("x")
+        task = take.result()
+        assert task is not None and task.data == "x"
+    assert called == [1]
+    assert len(tube.tasks("r")) == 1
 
 
 def test_a_tube_that_another_has_dropped_is_forgotten_and_its_driver_stopped(
