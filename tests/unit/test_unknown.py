@@ -41,6 +41,11 @@ def test_one_that_comes_during_a_look_is_looked_for_at_once(clock: FakeClock) ->
     takes.add("me", 6)
     takes.looked_for(due)
     assert takes.due() == {("me", 5), ("me", 6)}
+    due = takes.due()
+    takes.add("me", 7)
+    clock.advance(LOOKS_FOR)  # as at a server that hangs: what is old then was not looked for yet
+    takes.looked_for(due)
+    assert takes.due() == {("me", 7)}
 
 
 def test_an_old_one_is_forgotten_and_a_new_one_is_not(clock: FakeClock) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -13,7 +13,7 @@ from faults.harness import eventually
 import tubes
 from tubes.testing import FakeClock
 from tubes.tube import seconds_until
-from tubes.waiting import Waiters, room
+from tubes.waiting import LEASES_KEPT, Waiters, room
 
 
 def test_the_first_in_line_is_woken_first() -> None:
@@ -129,6 +129,49 @@ def test_nobody_is_called_for_what_one_who_has_left_had_before() -> None:
     assert [signal.is_set for signal in line] == [True, False]
 
 
+def test_what_many_who_have_left_had_is_known_and_not_for_ever() -> None:
+    waiters = Waiters()
+    line = [waiters.enter("jobs") for _ in range(5)]
+    waiters.leave("jobs", line[0], [(1, 1), (2, 1)])
+    waiters.leave("jobs", line[1], [(3, 1)])
+    assert waiters.wake("jobs", 2, [(2, 1), (3, 1)]) == 2 and not line[2].is_set
+    waiters.leave("jobs", line[2], [(id, 1) for id in range(4, LEASES_KEPT + 2)])
+    assert waiters.wake("jobs", 2, [(2, 1), (1, 1)]) == 2
+    assert [signal.is_set for signal in line[3:]] == [True, False]
+
+
+def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
+    """Who entered while the last one left would stand in a line that is gone, and wait for ever."""
+
+    class Line(dict[Any, Any]):
+        """Fails where the lock is not held. Whether there is a line at all can be seen without it."""
+
+        def __getattribute__(self, name: str) -> Any:
+            assert waiters._lock.locked(), name
+            return super().__getattribute__(name)
+
+        def __getitem__(self, key: Any) -> Any:
+            return self.get(key)
+
+        def __delitem__(self, key: Any) -> None:
+            self.pop(key)
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.keys())
+
+    waiters = Waiters()
+    waiters.line = Line()
+    first, second = waiters.enter("jobs"), waiters.enter("jobs")
+    waiters.wake("jobs")
+    waiters.wake_firsts()
+    waiters.wake_all()
+    assert (waiters.uncalled("jobs"), waiters.count("jobs"), waiters.keys()) == (1, 2, ["jobs"])
+    assert waiters.heed("jobs", first) == (True, True)
+    for signal in (first, second):
+        waiters.leave("jobs", signal)
+    assert not waiters
+
+
 def test_the_store_is_told_when_nobody_waits_any_more() -> None:
     told: list[int] = []
     waiters = Waiters(on_nobody=lambda: told.append(len(waiters.line)))
@@ -148,12 +191,13 @@ def test_the_store_is_told_when_somebody_stands_in_line() -> None:
     assert seen == [1, 2]
 
 
-def test_who_cannot_begin_to_wait_leaves_the_line() -> None:
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_who_cannot_begin_to_wait_leaves_the_line(error: type[BaseException]) -> None:
     def fails() -> None:
-        raise OSError("too many open files")
+        raise error("too many open files")
 
     waiters = Waiters(on_wait=fails)
-    with pytest.raises(OSError, match="too many"):
+    with pytest.raises(error, match="too many"):
         waiters.enter(1)
     assert not waiters
 
