@@ -17,6 +17,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from faults.harness import eventually, run
+from psycopg.conninfo import make_conninfo
 from servers import conninfo, cut
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql import DIALECT
@@ -198,6 +199,29 @@ def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
     monkeypatch.setattr(wire, "_poll", SimpleNamespace(poll=lambda timeout: comes.pop(0)))
     assert not wire.still_stands()
     assert wire.is_lost
+
+
+def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str) -> None:
+    """Such as an isolation in which a statement fails that has waited for another's."""
+    ours = {
+        "array_nulls": "on",
+        "enable_bitmapscan": "off",
+        "enable_seqscan": "off",
+        "jit": "off",
+        "plan_cache_mode": "force_generic_plan",
+        "synchronous_commit": "on",
+        "transaction_isolation": "read committed",
+    }
+    theirs = "array_nulls=off jit=on plan_cache_mode=auto synchronous_commit=off".split()
+    theirs += "default_transaction_isolation=serializable enable_bitmapscan=on enable_seqscan=on".split()
+    options = " ".join(f"-c{each}" for each in theirs)
+    wire = Wire(make_conninfo(conninfo(postgres_db), options=options), "the test's database", "full")
+    for _ in ("new", "used by others"):
+        asked = "SELECT name, setting FROM pg_settings WHERE name = ANY($1)"
+        assert dict(wire.execute(asked, (list(ours),)).rows) == ours
+        wire.lender()
+        wire.clean_up()
+    wire.close()
 
 
 @pytest.mark.timeout(20, method="thread")
