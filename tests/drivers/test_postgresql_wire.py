@@ -94,11 +94,15 @@ except Lost as error:
     assert said.startswith("54000 ") and "output buffer" in said and said.endswith("True False")
 
 
-def test_a_statement_that_cannot_be_prepared_is_refused_each_time(wire: Wire) -> None:
+def test_a_statement_that_cannot_be_prepared_is_refused_each_time_until_it_can(
+    wire: Wire, db: psycopg.Connection
+) -> None:
     for _ in range(2):
-        with pytest.raises(Refused):
+        with pytest.raises(Refused, match="nowhere"):
             wire.execute("SELECT nothing FROM nowhere", ())
     assert wire.execute("SELECT 1", ()).rows == [(1,)]
+    db.execute("CREATE TABLE nowhere (nothing int)")
+    assert wire.execute("SELECT nothing FROM nowhere", ()).rows == []
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -222,6 +226,25 @@ def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str)
         wire.lender()
         wire.clean_up()
     wire.close()
+
+
+@pytest.mark.parametrize("how", ["lost", "inherited"])
+def test_nothing_is_sent_on_what_was_lost_or_is_the_parent_s(
+    wire: Wire, db: psycopg.Connection, how: str
+) -> None:
+    wire.execute(INSERT, (1,))
+    for call in (
+        partial(wire.execute, INSERT, (2,)),
+        partial(wire.execute, "INSERT INTO numbers VALUES (3)", ()),
+        partial(wire.pipeline, INSERT, [(4,), (5,)]),
+        partial(wire.simple, "INSERT INTO numbers VALUES (6)"),
+    ):
+        wire.is_lost, wire._opened_by = how == "lost", os.getpid() - (how == "inherited")
+        with pytest.raises(Lost) as caught:
+            call()
+        assert wire.is_lost and not caught.value.was_sent
+    wire.is_lost, wire._opened_by = False, os.getpid()
+    assert wire.execute("SELECT array_agg(number) FROM numbers", ()).rows == [([1],)]
 
 
 @pytest.mark.timeout(20, method="thread")
