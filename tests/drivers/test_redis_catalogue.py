@@ -46,6 +46,7 @@ def test_a_session_ends_with_its_last_connection(ask: Callable[..., Any], client
     assert [session(client, "s"), connection(client, "one")] == ["1000 -", "s 0 host/1 a"]
     assert ask(scripts.BEAT, "one") == 1
     assert connection(client, "one") == "s 1 host/1 a"
+    ask(scripts.BEGIN_SESSION, "other", "t", 1000, "host/3")
     alive = [ask(scripts.IS_ALIVE, *who) for who in (("one", "s"), ("one", "t"), ("three", "s"))]
     assert alive == [1, 0, 0]
     ask(scripts.LEAVE, "one", 5000)
@@ -74,9 +75,27 @@ def test_a_session_is_joined_until_it_is_over(ask: Callable[..., Any], client: r
     assert ask(scripts.JOIN, "nobody", "s", 6000) == 0
     assert ask(scripts.JOIN, "one", "s", 7000) == 0
     assert [session(client, "s"), session(client, "own")] == ["1000 7000", "50 -"]
+    ask(scripts.BEAT, "one")
     assert ask(scripts.JOIN, "one", "s", 6999) == 1
     assert [session(client, "s"), session(client, "own")] == ["1000 -", "50 7049"]
-    assert [connection(client, "one"), connection(client, "nobody")] == ["s 0 host/1", None]
+    assert [connection(client, "one"), connection(client, "nobody")] == ["s 1 host/1", None]
+
+
+@pytest.mark.parametrize("entry", [None, "x -"])
+def test_a_session_is_added_that_is_not_there_and_has_a_connection(
+    ask: Callable[..., Any], client: redis.Redis, entry: str | None
+) -> None:
+    """A beat does not take it for alive before."""
+    ask(scripts.BEGIN_SESSION, "one", "s", 1000, "host/1")
+    client.hdel("{tubes}:sessions", "s")
+    if entry:
+        client.hset("{tubes}:sessions", "s", entry)
+    assert ask(scripts.BEAT, "one") == 0
+    assert ask(scripts.ADD_SESSION, "unknown", 7, 1) == 0
+    assert [ask(scripts.ADD_SESSION, "s", 7, 0), session(client, "s")] == [1, entry]
+    assert [ask(scripts.ADD_SESSION, "s", 7, 1), session(client, "s")] == [1, "7 -"]
+    assert [ask(scripts.ADD_SESSION, "s", 9, 1), session(client, "s")] == [0, "7 -"]
+    assert [session(client, "unknown"), ask(scripts.BEAT, "one")] == [None, 1]
 
 
 def test_who_has_shown_a_sign_of_life_meanwhile_is_not_ended(
@@ -112,3 +131,19 @@ def test_a_tube_is_added_once_and_goes_on_after_those_that_were_dropped(
     assert entry("a") is None
     assert ask(scripts.ADD_TUBE, "a", 10, ENTRY) == ask(scripts.ADD_TUBE, "a", 10, ENTRY) == b"40"
     assert entry("a") == [10, 3, 40, "fifo"]
+
+
+def test_what_comes_after_numbers_that_cannot_be_read_is_the_highest_of_all_tubes(
+    ask: Callable[..., Any], client: redis.Redis
+) -> None:
+    """In whatever order the server tells them."""
+    for id, order, after in ((1, 2, 3), (2, 5, 40), (3, 4, 6)):
+        client.hset("{tubes}:tubes", f"tube {id}", f'{{"id":{id},"order":{order},"after":{after}}}')
+    client.hset("{tubes}:last", mapping={"tube": "torn", "task": "9" * 16})
+    assert sorted(ask(scripts.LAST, "")) == [b"task", b"tube"]
+    ask(scripts.LAST, "task")
+    assert ask(scripts.LAST, "") == ask(scripts.LAST, "tube") == [b"tube"]
+    assert [ask(scripts.LAST, ""), client.hgetall("{tubes}:last")] == [[], {"tube": "5", "task": "40"}]
+    client.delete("{tubes}:last")
+    assert ask(scripts.ADD_TUBE, "d", 7, ENTRY) == b"40"
+    assert client.hgetall("{tubes}:last") == {"tube": "6", "task": "40"}

@@ -40,6 +40,7 @@ from redis_servers import RedisServer
 
 import tubes
 import tubes.aio
+from tubes.doctor import Doctor
 from tubes.driver import Ref
 from tubes.testing import FakeClock
 from tubes.waiting import room
@@ -860,13 +861,22 @@ def test_a_full_memory_is_emptied_by_taking(connect: Connect, server: RedisServe
     assert tube.statistics()["tasks"]["total"] == 0
 
 
-def test_a_full_memory_refuses_no_script_that_adds_a_little(connect: Connect, server: RedisServer) -> None:
-    """Who waits says so, what was counted is kept, a lonely session ends, and a temporary tube is emptied."""
+def test_a_full_memory_refuses_no_script_that_adds_a_little(
+    connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits says so, what was counted is kept, a lonely session ends, a temporary tube is emptied.
+
+    And what is damaged is repaired.
+    """
+    for module in ("examining", "redis.examiner"):
+        monkeypatch.setattr(importlib.import_module(f"tubes.drivers.{module}"), "PATIENCE", 0)
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifottl")
     store: Any = queue.store
-    lonely = "f" * 32
+    lonely, lost = "f" * 32, "e" * 32
     server.command("HSET", "{tubes}:sessions", lonely, "0 -")
+    server.command("HSET", "{tubes}:connections", "9", f"{lost} 0 here/1")
+    server.command("HSET", "{tubes}:last", "tube", "torn")
     tube.bury(tube.put("x"))
     server.command("CONFIG SET", "maxmemory", 1)
     assert store._run_on(tube.record.id, scripts.WAIT, "me", 1000, "t", 0) == 0
@@ -875,6 +885,9 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(connect: Connect, se
     assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
     assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
     assert store._ask(scripts.BEAT, store._connection) == 1
+    server.command("HDEL", f"{{tubes:{tube.record.id}}}:meta", "next")
+    assert [finding.kind.value for finding in Doctor(queue).repair()] == ["session", "count", "count"]
+    assert [*Doctor(queue).examine()] == []
     queue.configure(session_ttr=5)
     assert [store._run_on(tube.record.id, scripts.EMPTY, run) for run in ("one", "one", "other")] == [0, 0, 1]
     with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
