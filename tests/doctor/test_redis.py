@@ -455,6 +455,16 @@ def test_a_task_that_is_wrong_by_itself_is_told_of_once(damage: tuple[str, ...],
     assert [finding.task for finding in patient.examine(deep=True)] == [1]
 
 
+def test_others_can_work_between_one_repair_and_the_next(patient: Patient) -> None:
+    """What is repaired is taken out of all that leads to it at once."""
+    tube = fill(patient.opened[0], "fifottl")
+    patient.do("HDEL", "tasks", f"{id(1)}=")
+    repair = Doctor(patient.opened[0], deep=True).repair()
+    assert next(repair).task == 1
+    assert [task.data for task in tube.take_many(20, timeout=0)] == [*range(1, 9)]
+    assert [*repair] == []
+
+
 def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
     fill(patient.opened[0], "utube")
     patient.do("HSET", "tasks", "7", "what?")
