@@ -283,6 +283,20 @@ async def test_a_closed_queue_begins_no_transaction(sql_url: str) -> None:
 
 
 @awaited
+async def test_a_queue_that_is_closed_in_the_middle_of_a_transaction_ends_it(postgres_db: str) -> None:
+    """Also one in a thread that another had before."""
+    async with connect(postgres_db) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        async with queue.transaction():
+            pass
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            async with queue.transaction() as unit:
+                await jobs.put("x", unit=unit)
+                await asyncio.create_task(queue.close())
+                await asyncio.wait_for(jobs.put("y", unit=unit), 10)
+
+
+@awaited
 async def test_statements_of_ones_own_run_in_the_transaction(sql_url: str) -> None:
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
