@@ -465,6 +465,16 @@ def test_others_can_work_between_one_repair_and_the_next(patient: Patient) -> No
     assert [*repair] == []
 
 
+def test_a_repair_lets_nobody_into_a_busy_sub_queue(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "utube")
+    assert tube.take(timeout=0)
+    patient.edit(4, owner=NOBODY)
+    repair = Doctor(patient.opened[0], deep=True).repair()
+    assert next(repair).task == 4
+    assert [task.data for task in tube.take_many(20, timeout=0)] == [1, 2]
+    assert [*repair] == []
+
+
 def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:
     fill(patient.opened[0], "utube")
     patient.do("HSET", "tasks", "7", "what?")

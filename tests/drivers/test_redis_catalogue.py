@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ import tubes
 from tubes.testing import FakeClock
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
+wire: Any = importlib.import_module("tubes.drivers.redis.wire")
 
 ENTRY = '{"type":"fifo","options":{},"temporary":false}'
 
@@ -131,6 +133,22 @@ def test_a_tube_is_added_once_and_goes_on_after_those_that_were_dropped(
     assert entry("a") is None
     assert ask(scripts.ADD_TUBE, "a", 10, ENTRY) == ask(scripts.ADD_TUBE, "a", 10, ENTRY) == b"40"
     assert entry("a") == [10, 3, 40, "fifo"]
+
+
+def test_what_comes_too_late_to_a_tube_leaves_nothing_where_it_was(
+    redis_db: str, client: redis.Redis
+) -> None:
+    """As its keys would be nobody's, and stay."""
+    with tubes.connect(redis_db, sweep=False) as queue:
+        tube, store = queue.create_tube("jobs", "fifo"), cast("Any", queue.store)
+        run = partial(store._run_on, tube.record.id)
+        queue.drop_tube(tube)
+        left = client.keys(f"{{tubes:{tube.record.id}}}:*")
+        assert run(scripts.WAIT, "me", 1000, "t", 0) == run(scripts.ADD_CALLS, "put", 5) == 1
+        assert run(scripts.OPEN, 0) == 0
+        with pytest.raises(wire.Refused, match="it was dropped"):
+            run(scripts.ADMIT, "me")
+        assert client.keys(f"{{tubes:{tube.record.id}}}:*") == left
 
 
 def test_what_comes_after_numbers_that_cannot_be_read_is_the_highest_of_all_tubes(
