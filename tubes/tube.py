@@ -403,7 +403,9 @@ class Tube(OfOneProcess):
                     due = RECONNECT_AFTER
                 if kept or self._queue.is_closed:
                     return
-                calls = 0  # in vain
+                calls = 0
+                if is_first:
+                    waiters.looked_in_vain(key, signal)
                 if remaining == 0.0:
                     return
                 self._queue.deliveries.deliver()  # what was due

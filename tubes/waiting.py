@@ -79,21 +79,29 @@ class Waiters:
         """Call the first ``count`` in line that have not been called yet; tell for how many there was somebody.
 
         ``leases`` are the next ones of what there is. Who had it before anybody was called has left the line, and
-        nobody is called for it: who is called in vain may be overtaken by who is called next.
+        nobody is called for it: who is called in vain may be overtaken by who is called next. So for a single task the
+        first in line is woken, whoever is called: who leaves with a task wakes the next.
         """
         if key not in self.line:
             return 0
         with self._lock:
             taken = self._taken.get(key, ())
             called = sum(lease in taken for lease in leases)
-            for signal in self.line.get(key, ()):
+            line = self.line.get(key, deque())
+            for signal in line:
                 if called >= count:
                     break
                 if signal not in self._called:
                     self._called.add(signal)
-                    signal.set()
+                    (line[0] if count == 1 else signal).set()
                     called += 1
         return called
+
+    def looked_in_vain(self, key: Key, signal: Signal) -> None:
+        """The first in line has found nothing: who was called and not woken since it was, was called in vain too."""
+        with self._lock:
+            if signal not in self._called:
+                self._called.difference_update(each for each in self.line[key] if not each.is_set)
 
     def wake_first(self, key: Key) -> None:
         """Let the first in line look: something may have changed."""
@@ -103,9 +111,17 @@ class Waiters:
                 line[0].set()
 
     def wake_firsts(self) -> None:
-        """Let the first in each line look."""
+        """Let somebody in each line look; what a store does now and then."""
         for key in self.keys():
-            self.wake_first(key)
+            self.wake_one(key)
+
+    def wake_one(self, key: Key) -> None:
+        """Let the first in line look who has not been woken: who was, and has not come to it, may be held up."""
+        with self._lock:
+            for signal in self.line.get(key, ()):
+                if not signal.is_set:
+                    signal.set()
+                    break
 
     def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
         """Answer a wake-up, before looking: clear the signal, tell whether one is first in line, and was called."""

@@ -256,7 +256,7 @@ class Listener(Stirred):
             return
         spare = 0
         if answer is None:
-            ear.waiters.wake_first(ear.key)
+            ear.waiters.wake_one(ear.key)
         else:
             spare = 1 - ear.waiters.wake(ear.key)
         ear.is_waiting = False  # before the look: who begins to wait from now on stirs

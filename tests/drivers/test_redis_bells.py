@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -159,9 +159,11 @@ def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called
         eventually(lambda: not waiters.count(key))
         publish(changes)
 
+    takes: list[Future[tubes.Task | None]] = []
+
     def put_and_wait_for_the_bell() -> None:
         jobs.put("x")
-        eventually(lambda: take.done() and client.llen(f"{{tubes:{key}}}:bell"))
+        eventually(lambda: takes[0].done() and client.llen(f"{{tubes:{key}}}:bell"))
 
     if moment == "it has another task":
         put_before_it_leaves(jobs, "y", monkeypatch)
@@ -170,13 +172,13 @@ def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called
     if moment == "it is ended before":
         monkeypatch.setattr(jobs, "publish", publish_late)
     with ThreadPoolExecutor(1) as threads:
-        take = threads.submit(jobs.take, 60)
+        takes.append(threads.submit(jobs.take, 60))
         eventually(lambda: clock.waiting == 1 and strangers.left())
         strangers.come(3)
         # Its own process may hear the bell, and passes that on
         client.zrem(f"{{tubes:{key}}}:waiting", *[who for who in strangers.left() if b" " not in who])
         assert strangers.heard(put_and_wait_for_the_bell) == 1
-    assert isinstance(take.exception(), Ended) == (moment != "it has another task")
+    assert isinstance(takes[0].exception(), Ended) == (moment != "it has another task")
     assert len(jobs.tasks("r")) == 1
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ import tubes
 from tubes.clock import Signal
 from tubes.options import LARGEST_ID, Seconds, milliseconds
 from tubes.testing import FakeClock
-from tubes.waiting import Waiters
+from tubes.waiting import Key, Lease, Waiters
 
 START_MS = 1_700_000_000_000
 PATIENCE = 20.0
@@ -136,7 +136,12 @@ def wake_one_by_one(waiters: Waiters) -> None:
 
     Threads that are called together race for the first task, if only for microseconds.
     """
-    vars(waiters)["wake"] = lambda key, count=1, leases=(): Waiters.wake(waiters, key, min(count, 1), leases)
+
+    def wake(key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
+        waiting = waiters.uncalled(key)
+        return max(Waiters.wake(waiters, key, min(count, 1), leases), min(count, waiting))
+
+    vars(waiters)["wake"] = wake
 
 
 class Stage:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -411,6 +412,37 @@ def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
         times = called.count(True)
         tube._queue.close()  # which calls somebody for what it gives back
     assert times == 1
+
+
+def test_who_is_called_by_an_ack_that_frees_nothing_is_not_overtaken(
+    queue: tubes.Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tube = queue.create_tube("urls", "utube")
+    tube.put("held", utube="a")
+    held = tube.take(timeout=0)
+    assert held is not None
+    waiters, key = tube._store.waiters, tube.record.id
+    heed, may_look = waiters.heed, Event()
+    takes: list[Future[tubes.Task | None]] = []
+    with ThreadPoolExecutor(2) as threads, queue:
+        for number in range(2):
+            takes.append(threads.submit(tube.take, 60))
+            eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+        first, second = waiters.line[key]
+
+        def heed_late(*given: Any) -> tuple[bool, bool]:
+            assert given[1] is not first or may_look.wait(30)
+            return heed(*given)
+
+        monkeypatch.setattr(waiters, "heed", heed_late)
+        tube.ack(held)
+        tube.put("x", utube="b")
+        eventually(lambda: takes[1].done() or (clock.waiting == 1 and not second.is_set))
+        may_look.set()
+        eventually(lambda: any(take.done() for take in takes))
+        assert [take.done() for take in takes] == [True, False]
+        tube.put("y", utube="c")
+        assert takes[1].result() is not None
 
 
 @pytest.mark.parametrize("moment", ["it is ended as it is called", "it has another task"])

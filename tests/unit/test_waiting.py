@@ -89,13 +89,16 @@ def test_waking_all_wakes_every_line() -> None:
     assert all(signal.is_set for signal in line)
 
 
-def test_any_other_news_is_for_the_first_in_each_line() -> None:
+def test_any_other_news_is_for_the_first_in_each_line_or_the_next_where_that_one_is_held_up() -> None:
     waiters = Waiters()
     lines = {key: [waiters.enter(key) for _ in range(2)] for key in "ab"}
     waiters.wake_first("a")
     assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, False, False, False]
     waiters.wake_firsts()
-    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, False, True, False]
+    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, True, True, False]
+    waiters.heed("a", lines["a"][0])
+    waiters.wake_firsts()
+    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True] * 4
 
 
 def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first() -> None:
@@ -170,6 +173,38 @@ def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
     for signal in (first, second):
         waiters.leave("jobs", signal)
     assert not waiters
+
+
+def test_for_a_single_task_the_first_in_line_is_woken_whoever_is_called() -> None:
+    """So that who was called in vain is not overtaken."""
+    waiters = Waiters()
+    line = [waiters.enter("jobs") for _ in range(3)]
+    assert waiters.wake("jobs") == waiters.wake("jobs") == 1
+    assert [signal.is_set for signal in line] == [True, False, False]
+    assert waiters.uncalled("jobs") == 1
+    waiters.heed("jobs", line[0])
+    waiters.leave("jobs", line[0], [(1, 1)])
+    waiters.wake_first("jobs")
+    assert waiters.heed("jobs", line[1]) == (True, True)
+
+
+def test_what_the_first_in_line_has_not_found_nobody_is_called_for_any_more() -> None:
+    waiters = Waiters()
+    line = [waiters.enter("jobs") for _ in range(3)]
+    waiters.wake("jobs")
+    waiters.wake("jobs")
+    waiters.heed("jobs", line[0])
+    waiters.looked_in_vain("jobs", line[0])
+    assert waiters.uncalled("jobs") == 3
+    waiters.wake("jobs")
+    waiters.wake("jobs")
+    waiters.looked_in_vain("jobs", line[0])  # before they were called: it looks again
+    assert waiters.uncalled("jobs") == 1
+    waiters.heed("jobs", line[0])
+    waiters.wake("jobs", 2)
+    waiters.heed("jobs", line[0])
+    waiters.looked_in_vain("jobs", line[0])
+    assert waiters.uncalled("jobs") == 2  # the last one is awake, and will look
 
 
 def test_the_store_is_told_when_nobody_waits_any_more() -> None:
