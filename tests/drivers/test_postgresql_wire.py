@@ -243,8 +243,19 @@ def test_nothing_is_sent_on_what_was_lost_or_is_the_parent_s(
         with pytest.raises(Lost) as caught:
             call()
         assert wire.is_lost and not caught.value.was_sent
-    wire.is_lost, wire._opened_by = False, os.getpid()
-    assert wire.execute("SELECT array_agg(number) FROM numbers", ()).rows == [([1],)]
+    assert not wire.seems_to_stand()
+    wire.is_lost = how == "lost"
+    assert not wire.still_stands()
+    wire._opened_by = os.getpid()
+    assert numbers(db) == [1]
+
+
+def test_what_could_not_be_sent_was_not_done(wire: Wire) -> None:
+    wire.execute(INSERT, (1,))
+    wire._pg.finish()
+    with pytest.raises(Lost) as caught:
+        wire.execute(INSERT, (2,))
+    assert wire.is_lost and not caught.value.was_sent
 
 
 @pytest.mark.timeout(20, method="thread")
@@ -313,10 +324,15 @@ def is_waiting_for_server() -> bool:
     return main is not None and sys._current_frames()[main].f_code is Wire._wait.__code__
 
 
-@pytest.mark.parametrize("begin", ["", "BEGIN"])
+@pytest.mark.timeout(20, method="thread")
+@pytest.mark.parametrize(("begin", "is_known"), [("", False), ("BEGIN", False), ("", True)])
 def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
-    wire: Wire, db: psycopg.Connection, interrupted_when: Interrupt, begin: str
+    wire: Wire, db: psycopg.Connection, interrupted_when: Interrupt, begin: str, is_known: bool
 ) -> None:
+    if is_known:
+        wire.execute(INSERT, (2,))
+        db.execute("DELETE FROM numbers")
+
     def waits_for_lock() -> bool:
         asked = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         return bool(db.execute(asked, [wire.backend_pid]).fetchall())

@@ -151,10 +151,11 @@ def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
     postgres_place: Place, leaves: str, is_left: str
 ) -> None:
     """The next unit may make it again; what the queue has prepared stays, unless they have deallocated it."""
-    tube = postgres_place.tube()
+    tube, processes = postgres_place.tube(), set()
     for turn in range(3):
         with postgres_place.queue.transaction() as unit:
             tube.put(turn, unit=unit)
+            processes.add(unit.tx._wire.backend_pid)
             assert unit.connection.exec_driver_sql(is_left).first() is None
             for statement in leaves.split("; "):
                 unit.connection.exec_driver_sql(statement)
@@ -165,6 +166,7 @@ def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
             prepared = {*unit.connection.scalars(names)}
             assert {name.decode() for name in unit.tx._wire._prepared.values()} <= prepared
     assert [task.data for task in tube.tasks("r")] == [0, "x", 1, "x", 2, "x"]
+    assert len(processes) == 1  # it is not given up
 
 
 @pytest.mark.slow
