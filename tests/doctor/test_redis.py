@@ -468,11 +468,23 @@ def test_others_can_work_between_one_repair_and_the_next(patient: Patient) -> No
 def test_a_repair_lets_nobody_into_a_busy_sub_queue(patient: Patient) -> None:
     tube = fill(patient.opened[0], "utube")
     assert tube.take(timeout=0)
-    patient.edit(4, owner=NOBODY)
+    patient.take(4)
+    patient.do("ZREM", "line", line("a", 4))
     repair = Doctor(patient.opened[0], deep=True).repair()
     assert next(repair).task == 4
+    assert patient.do("ZCARD", "held") == 1
     assert [task.data for task in tube.take_many(20, timeout=0)] == [1, 2]
     assert [*repair] == []
+
+
+def test_no_put_overwrites_a_task_that_was_found_again(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("HSET", "tasks", f"{id(10)}=", '"found"')
+    repair = Doctor(patient.opened[0], deep=True).repair()
+    assert next(repair).task == 10
+    assert tube.put("more").id == 11
+    assert [*repair] == []
+    assert tube.peek(10).data == "found"
 
 
 def test_what_is_no_id_is_left_to_a_person(patient: Patient) -> None:

@@ -135,6 +135,21 @@ def test_a_tube_is_added_once_and_goes_on_after_those_that_were_dropped(
     assert entry("a") == [10, 3, 40, "fifo"]
 
 
+def test_a_session_stays_on_a_tube_s_list_until_nothing_is_left_that_it_held(
+    redis_db: str, client: redis.Redis
+) -> None:
+    """Who gives it back may die in the middle."""
+    with tubes.connect(redis_db, sweep=False) as queue:
+        tube, session = queue.create_tube("jobs", "fifo"), queue.identify().hex
+        tube.put_many([1, 2, 3])
+        assert len(tube.take_many(3, timeout=0)) == 3
+        listed = []
+        for _ in range(2):
+            cast("Any", queue.store)._run_on(tube.record.id, scripts.RELEASE_OWNER, session, 2)
+            listed.append(client.sismember(f"{{tubes:{tube.record.id}}}:sessions", session))
+        assert (listed, len(tube.tasks("r"))) == ([1, 0], 3)
+
+
 def test_what_comes_too_late_to_a_tube_leaves_nothing_where_it_was(
     redis_db: str, client: redis.Redis
 ) -> None:
