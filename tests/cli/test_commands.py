@@ -387,7 +387,11 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["create", "x", "redis", "--option", "server=redis://"], USAGE, "no option 'server'"),
         (["put", "jobs", "{bad"], USAGE, "Expecting property name"),
         (["put", "jobs", "NaN"], USAGE, "not a finite number"),
-        (["put", "jobs", "1", "--delay", "3"], USAGE, "does not support 'delay'"),
+        (
+            ["put", "jobs", "1", "--delay", "3"],
+            USAGE,
+            "tubes: put into fifo tube 'jobs' does not support 'delay'",
+        ),
         (["putt", "jobs", "1"], USAGE, "did you mean 'put'?"),
         (["take", "jobs", "--session", "me"], USAGE, "a session is a UUID"),
         (["take", "jobs", "--session", "00000000-0000-4000-8000-000000000000"], REFUSED, "unknown"),

@@ -492,6 +492,13 @@ def test_a_session_is_left_alone_that_one_process_lives_in_or_that_may_come_back
     assert tube.tasks("t") == [held, kept]
 
 
+def test_what_others_see_to_meanwhile_is_no_finding(file: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.sql(f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, NULL)")
+    rescue = partial(file.sql, f"DELETE FROM tubes_session WHERE id = '{NOBODY}'")
+    monkeypatch.setattr("tubes.doctor.pause", lambda seconds: rescue())
+    assert file.examine() == []
+
+
 def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
     fresh.sql("DROP INDEX tubes_task_due")
     fresh.sql(f"DROP TRIGGER tubes_task_gone{'' if fresh.is_sqlite else ' ON tubes_task'}")
