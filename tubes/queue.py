@@ -384,10 +384,10 @@ class Queue(processes.OfOneProcess):
             lambda tx: store.ended_sessions(tx, self.clock.now_ms(), thoroughly=is_thorough),
         )
         if ended:
-            tubes = self._open_all()
+            tubes, all_ended = self._open_all(), {*ended}
             holders = self._told("holders", tubes)
             for tube in tubes:
-                tube.ended |= {*ended} & holders.get(tube.record.id, {*ended})
+                tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
                 if tube.place.is_apart and taker not in (None, tube):
                     self._is_rescue_left = True
                     continue

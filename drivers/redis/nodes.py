@@ -50,17 +50,13 @@ class Nodes:
             pool = ConnectionPool.from_url(url, protocol=2)
         except UNFIT as error:  # its message may show a part of the password, but for one
             if unfit := re.match(r"Invalid value for \W(\w+)\W in connection URL", str(error)):
-                raise BadOption(
-                    f"bad store URL: {unfit[1]!r} cannot have the value that it has there", option="url"
-                ) from None
+                raise _unfit(unfit[1]) from None
             raise no_url() from None
         except exceptions.RedisError as error:
             raise BadOption(f"bad store URL: {error}", option="url") from error
         self._class: Callable[..., AbstractConnection] = pool.connection_class
         if not isinstance(self._class, type):
-            raise BadOption(
-                "bad store URL: 'connection_class' cannot have the value that it has there", option="url"
-            )
+            raise _unfit("connection_class")
         self._settings: dict[str, Any] = pool.connection_kwargs | {
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
@@ -346,6 +342,10 @@ class Nodes:
                     wire.close()
             except (Lost, Refused, exceptions.RedisError):
                 continue
+
+
+def _unfit(option: str) -> BadOption:
+    return BadOption(f"bad store URL: {option!r} cannot have the value that it has there", option="url")
 
 
 @cache

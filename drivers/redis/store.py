@@ -661,12 +661,8 @@ class RedisStore(Renewable):
 
     def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
         spared, self._spared.count = min(count, self._spared.count), 0
-        if spared:
-            self._call_others(
-                tube, spared - self.waiters.wake(tube, count, leases)
-            )  # some may have left since
-        elif self.waiters.line:
-            self.waiters.wake(tube, count, leases)
+        called = self.waiters.wake(tube, count, leases)
+        self._call_others(tube, spared - called)  # for those who have left since
 
     def call_instead(self, tube: int, count: int) -> None:
         self._call_others(tube, count - self.waiters.wake(tube, count))

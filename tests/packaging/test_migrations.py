@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -53,7 +54,8 @@ def test_in_memory_the_schema_is_the_same_however_often_it_was_made() -> None:
     def made(namespace: str) -> tuple[list[tuple[str, str]], list[tuple[str]]]:
         with tubes.connect("sqlite://", namespace=namespace, sweep=False) as queue:
             assert queue.create_tube("jobs", "utubettl").put("x", utube="a").id == 1
-            db = queue.store.writer.db  # type: ignore[attr-defined]
+            store: Any = queue.store
+            db = store.writer.db
             return (
                 db.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall(),
                 db.execute(f"SELECT version_num FROM {namespace}_version").fetchall(),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import interpreter
 import pytest
@@ -456,7 +456,7 @@ WRONG_ANSWERS: dict[str, Callable[[Iterable[Change]], Any]] = {
     "None": lambda changes: None,
     "<generator": lambda changes: (change for change in changes),
     "<Task": lambda changes: [change.raw for change in changes],
-    "'put'": lambda changes: [change._replace(event=f"{change.event}") for change in changes],  # type: ignore[arg-type]
+    "'put'": lambda changes: [change._replace(event=cast("Any", f"{change.event}")) for change in changes],
 }
 
 
@@ -486,7 +486,8 @@ def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_liste
         if is_listened_to:
             tube.on_task_change(lambda task, event: heard.append(event))
         tube.put_many("ab")
-        held, before, driver = tube.take(0), tube.statistics(), tube.driver
+        held, before = tube.take(0), tube.statistics()
+        driver: Any = tube.driver
         heard.clear()
 
         def put_in_a_transaction() -> None:
@@ -502,10 +503,10 @@ def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_liste
         ]
         for call in calls:
             clock.advance(1)  # what is taken in the millisecond of a take that fails would be given back
-            driver.fails = True  # type: ignore[attr-defined]
+            driver.fails = True
             with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* must answer .*, not with"):
                 call()
-            driver.fails = False  # type: ignore[attr-defined]
+            driver.fails = False
         assert tube.statistics() == before and heard == []
 
 

@@ -361,6 +361,10 @@ def test_a_batch_that_is_acked_gives_its_room_back_in_a_type_without_times(queue
         tube.put("d")
 
 
+def are_asleep(clock: FakeClock, number: int) -> bool:
+    return clock.waiting == number
+
+
 @pytest.mark.parametrize("how", ["put", "put_many", "release", "kick"])
 def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
     tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, how: str
@@ -401,7 +405,7 @@ def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
     with ThreadPoolExecutor(3) as threads:
         for number in range(3):
             takes.append(threads.submit(tube.take, 60))
-            eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+            eventually(partial(are_asleep, clock, number + 1))
         monkeypatch.setattr(waiters, "heed", heed_and_tell)
         monkeypatch.setattr(tube, "publish", publish_late)
         make_ready[how]()
@@ -427,7 +431,7 @@ def test_who_is_called_by_an_ack_that_frees_nothing_is_not_overtaken(
     with ThreadPoolExecutor(2) as threads, queue:
         for number in range(2):
             takes.append(threads.submit(tube.take, 60))
-            eventually(lambda number=number: clock.waiting == number + 1)  # type: ignore[misc]
+            eventually(partial(are_asleep, clock, number + 1))
         first, second = waiters.line[key]
 
         def heed_late(*given: Any) -> tuple[bool, bool]:

@@ -23,9 +23,8 @@ _SUITES = (
     "ownership", "reopening", "suite", "timing",
 )  # fmt: skip
 
-if pytest := sys.modules.get(
-    "pytest"
-):  # before any of them is imported: their asserts then say what they compared
+pytest = sys.modules.get("pytest")
+if pytest is not None:  # before any of them is imported: their asserts then say what they compared
     pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
 
