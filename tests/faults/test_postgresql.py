@@ -401,13 +401,14 @@ def test_for_who_is_ended_as_it_is_called_another_process_is_called(
     asleep: Callable[[tubes.Queue, str, str], Process],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    queue = connect(sweep=False)
+    clock = FakeClock()
+    queue = connect(sweep=False, clock=clock)
     tube = queue.create_tube("jobs", "fifo")
     other = asleep(queue, url, "jobs")
-    end_when_woken(queue.clock, monkeypatch)
+    end_when_woken(clock, monkeypatch)
     with ThreadPoolExecutor(1) as threads:
         take = threads.submit(tube.take, 60)
-        eventually(lambda: queue.store.waiters.count(tube.record.id))
+        eventually(lambda: clock.waiting == 1)
         tube.put("x")
         assert isinstance(take.exception(), Ended)
     assert other.communicate(timeout=20)[0] == "x\n"
