@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 Step = Mapping[str, Any]
@@ -81,17 +82,21 @@ class Outcome:
     is_sorted: bool = False
     late_ms: int = 0
     """By how much the step may have begun late, so that its times may be too short."""
+    are_threads: bool = False
+    """Those who wait go on at once, not one after the other: nobody can say which tells first what it has done."""
 
     def fits(self, expected: int, actual: int) -> bool:
         """Tell whether a time is the one that is expected here."""
         return -ROUNDED_MS <= actual - expected <= ROUNDED_MS + self.late_ms
 
-    def in_order(self, *, waited: bool) -> list[Told]:
+    def in_order(self, *, waited: bool, are_threads: bool) -> list[Told]:
         """The events; of a sleep each task's own, since timers that end together fire in any order.
 
         Where somebody ``waited`` each tube's own: what happens elsewhere at the moment when they go on may come
         before or after. Which comes first of those that end apart is told by their times, if anybody tells them.
         """
+        if are_threads and (waited or self.is_sorted):
+            return sorted(self.events, key=lambda told: (told.tube, told.task.key, told.name))
         if self.is_sorted:
             return sorted(self.events, key=lambda told: (told.tube, told.task.key))
         return sorted(self.events, key=lambda told: told.tube) if waited else self.events
@@ -99,10 +104,12 @@ class Outcome:
 
 def differences(expected: Outcome, actual: Outcome) -> list[str]:
     """Say how ``actual`` differs from what was expected; nothing where they agree."""
-    waited = bool(actual.took or actual.woke)
+    in_order = partial(
+        Outcome.in_order, waited=bool(actual.took or actual.woke), are_threads=actual.are_threads
+    )
     return [
         *_result(expected, actual),
-        *_events(expected.in_order(waited=waited), actual.in_order(waited=waited), expected.fits),
+        *_events(in_order(expected), in_order(actual), expected.fits),
         *_woke(expected, actual),
         *_stats(expected.stats, actual.stats),
     ]

@@ -202,6 +202,7 @@ class Stage:
             took=0 if op == "sleep" else self.now - self._began,
             is_sorted=op == "sleep",
             stats=self._statistics(),
+            are_threads=not self.are_fibers,
         )
 
     def finish(self, instants: Sequence[int]) -> Outcome:
@@ -209,7 +210,9 @@ class Stage:
         self._events, self._woke, self._began = [], [], self.now
         if instants:
             self._pass_time(max(instants), instants)
-        return Outcome(None, self._events, self._woke, None, self._statistics(), True)
+        return Outcome(
+            None, self._events, self._woke, None, self._statistics(), True, are_threads=not self.are_fibers
+        )
 
     # Connections
 
