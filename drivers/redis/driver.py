@@ -90,7 +90,8 @@ class RedisDriver:
             + "b" * features.bounded
             + "n" * (type.order == "newest")
         )
-        self._plain_keys = None if self.flags else self.keys.first(PLAIN_KEYS)
+        self._is_plain = not self.flags
+        self._plain_keys = Keys.of_tube(namespace, tube.id, *PLAIN_KEYS)
         self.number = tube.id
         self.name = tube.name
         self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
@@ -101,11 +102,10 @@ class RedisDriver:
         self.after = after
         self._waiting = waiting
         self._is_timed = features.timed
-        self._is_plain = not (features.timed or features.priority or features.grouped)
 
     def keys_of(self, script: Script) -> Keys:
         """The keys that a script needs here."""
-        return self._plain_keys if self._plain_keys is not None and script in OF_PLAIN else self.keys
+        return self._plain_keys if self._is_plain and script in OF_PLAIN else self.keys
 
     # Life
 

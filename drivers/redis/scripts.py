@@ -19,8 +19,8 @@ TUBE_KEYS = (
 NEVER = "never"
 """The key after these, which does not exist, so that no script ends in the middle; see tube.lua."""
 
-PLAIN_KEYS = 8
-"""How many of these a put, a take and an ack get where the tube has no features: the last does not exist there.
+PLAIN_KEYS = TUBE_KEYS[:8]
+"""What a put, a take and an ack get of these where the tube has no features: the last does not exist there.
 
 Each key costs 0.3 µs a call.
 """
@@ -66,34 +66,25 @@ class Keys(tuple[str, ...]):
 
     tag: str
 
-    @cached_property
-    def packed(self) -> bytes:
-        """As a script is sent them."""
-        return packed([len(self), *self])
+    def __new__(cls, tag: str, names: Iterable[str]) -> Keys:
+        keys = super().__new__(cls, [f"{tag}:{name}" for name in names])
+        keys.tag = tag
+        return keys
 
     @classmethod
     def of_tube(cls, namespace: str, id: int, *only: str) -> Keys:
         """``{tubes:7}:meta`` and so on, or only those that are named."""
-        return cls._of(f"{{{namespace}:{id}}}", only or (*TUBE_KEYS, NEVER))
+        return cls(f"{{{namespace}:{id}}}", only or (*TUBE_KEYS, NEVER))
 
     @classmethod
     def of_queue(cls, namespace: str) -> Keys:
         """``{tubes}:tubes`` and so on."""
-        return cls._of(f"{{{namespace}}}", QUEUE_KEYS)
+        return cls(f"{{{namespace}}}", QUEUE_KEYS)
 
-    @classmethod
-    def _of(cls, tag: str, names: tuple[str, ...]) -> Keys:
-        return cls._made(tag, tuple(f"{tag}:{name}" for name in names))
-
-    @classmethod
-    def _made(cls, tag: str, words: tuple[str, ...]) -> Keys:
-        keys = cls(words)
-        keys.tag = tag
-        return keys
-
-    def first(self, count: int) -> Keys:
-        """Of these the first, for scripts that need no more."""
-        return self._made(self.tag, self[:count])
+    @cached_property
+    def packed(self) -> bytes:
+        """As a script is sent them."""
+        return packed([len(self), *self])
 
 
 PUT = Script("put")
