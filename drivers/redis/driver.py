@@ -75,7 +75,7 @@ class RedisDriver:
         tube: TubeRecord,
         namespace: str,
         waiting: Callable[[], int],
-        after: Argument,
+        after: int,
     ) -> None:
         features = type.features
         if type.order == "newest" and (features.priority or features.grouped):

@@ -125,7 +125,7 @@ class Examined:
     tubes: Callable[[Any], Sequence[TubeRecord]]
     add_tube: Callable[[TubeRecord], bool]
     numbers: Callable[[Cursor | None, int], tuple[set[int], Cursor | None]]
-    after: Callable[[int], str]
+    after: Callable[[int], int]
     ask: Callable[..., Any]
     sessions: Callable[[], Sessions]
 

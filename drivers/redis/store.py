@@ -150,7 +150,7 @@ class RedisStore(Renewable):
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
-        self._after: dict[int, str] = {}
+        self._after: dict[int, int] = {}
         self._spared = Spared()
         self.set_aside: set[str] = set()
         self._hub = Hub.enter((self._url, self._namespace, self._patience))
@@ -388,20 +388,20 @@ class RedisStore(Renewable):
 
     # The catalogue
 
-    def _after_of(self, tube: int) -> str:
+    def _after_of(self, tube: int) -> int:
         """The id after which a tube's begin."""
-        return self._after.get(tube, "0")
+        return self._after.get(tube, 0)
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         entries = sorted(self._entries(), key=lambda entry: (entry.order, entry.tube.id))
-        self._after = {entry.tube.id: str(entry.after) for entry in entries}
+        self._after = {entry.tube.id: entry.after for entry in entries}
         return [entry.tube for entry in entries]
 
     def tube_named(self, tx: Any, name: str) -> TubeRecord | None:
         entry = next(self._entries(name), None)
         if entry is None:
             return None
-        self._after[entry.tube.id] = str(entry.after)
+        self._after[entry.tube.id] = entry.after
         return entry.tube
 
     def _entries(self, *name: str) -> Iterator[Entry]:
@@ -427,7 +427,7 @@ class RedisStore(Renewable):
         given = tube.name, tube.id, entry
         after: bytes = self._evaluate(self._keys, scripts.ADD_TUBE, given, is_durable=self._is_durable)
         if after:
-            self._after[tube.id] = after.decode()
+            self._after[tube.id] = int(after)
             self._run_on(tube.id, scripts.OPEN, after)
         return bool(after)
 
