@@ -181,7 +181,7 @@ def redis_checks(
         if not deep:
             yield Counts(store, tube, features)
         for where in places(features, deep=deep):
-            yield (Tasks if where == "tasks" else Things)(store, tube, where, told)
+            yield Things(store, tube, where, told)
     yield Admissions(store)
     yield Owners(store, is_alive, watch)
     yield LonelySessions(store)
@@ -548,24 +548,16 @@ class Things(RedisCheck):
         )
 
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
-        return iter(())
-
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        return _mend(tx, self._driver, finding, now=now, dry=dry)
-
-
-class Tasks(Things):
-    """Each task, and its payload, which never changes."""
-
-    def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
+        """Payloads that must be JSON and are not, of those that examine.lua told of; they never change."""
         for ids in portions(zip(map(int, sizes[::2]), sizes[1::2], strict=True)):
             for id, _, payload in self._driver.peek(tx, ids):
                 why = payload is not None and why_unreadable(payload)
                 if why:
-                    (finding,) = _findings(
-                        self._tube, "tasks", (b"%016d" % id, b"payload", b"%016d" % id, b"", why.encode())
-                    )
-                    yield finding
+                    what = b"%016d" % id
+                    yield _finding(self._tube, self._where, what, b"payload", what, b"", why.encode())
+
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+        return _mend(tx, self._driver, finding, now=now, dry=dry)
 
 
 def _looking(driver: RedisDriver, where: str, after: bytes = b"", limit: int = 1) -> Sequence[Argument]:
