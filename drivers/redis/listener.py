@@ -12,6 +12,7 @@ import select
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -59,27 +60,26 @@ class Source(NamedTuple):
     number_of: Callable[[int], int | None]
 
 
+@dataclass(eq=False)
 class Ear:
     """What is listened for on behalf of those who wait for one key."""
 
-    def __init__(
-        self, waiters: Waiters, key: Key, keys: Keys, features: str, capacity: int, kind: str
-    ) -> None:
-        self.waiters = waiters
-        self.key = key
-        self.keys = keys
-        self.features = features
-        self.capacity = capacity
-        self.kind = kind
-        self.name = uuid.uuid4().hex
-        """By which it is called. Two queues of this process may wait for one tube of the type ``redis``."""
-        self.wire: Wire | None = None
-        self.is_waiting = False
-        """Whether a call is waited for, or about to be, so that who begins to wait need not stir."""
-        self.is_resting = False
-        self.next_at = 0.0
-        """When to look again: without a connection, after a rest, or when the answer should have come. 0: at once."""
-        self.used_at = 0.0
+    waiters: Waiters
+    key: Key
+    keys: Keys
+    flags: str
+    capacity: int
+    kind: str
+    """``t``: for tasks; ``r``: for room."""
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """By which it is called. Two queues of this process may wait for one tube of the type ``redis``."""
+    wire: Wire | None = None
+    is_waiting: bool = False
+    """Whether a call is waited for, or about to be, so that who begins to wait need not stir."""
+    is_resting: bool = False
+    next_at: float = 0.0
+    """When to look again: without a connection, after a rest, or when the answer should have come. 0: at once."""
+    used_at: float = 0.0
 
     @property
     def is_wanted(self) -> bool:
@@ -200,7 +200,7 @@ class Listener(Stirred):
                 self._unwait(ear, 0)
 
     def _known(self, number: int) -> tuple[str, int]:
-        """Features and capacity of the tube of that number, which no other has."""
+        """Flags and capacity of the tube of that number, which no other has."""
         for driver in filter(None, [ref() for ref in self.drivers.valuerefs()]):
             if driver.number == number:
                 return driver.flags, driver.capacity
@@ -217,7 +217,7 @@ class Listener(Stirred):
             if ear.wire is None:
                 ear.wire = self._nodes.connect(ear.keys, patience)
             said_for = int(SAID_FOR * 1000)
-            given = (ear.features, 0, 0, ear.name, said_for, ear.kind, ear.capacity)
+            given = (ear.flags, 0, 0, ear.name, said_for, ear.kind, ear.capacity)
             is_something_there = ear.wire.evaluate(WAIT, ear.keys, given)
             ear.wire.send(("BLPOP", ear.bell, str(FLOOR)))
             ear.next_at = real_monotonic() + FLOOR + self._nodes.patience
@@ -279,7 +279,7 @@ class Listener(Stirred):
         ear.is_resting = False
         ear.next_at = real_monotonic() + REST if spare else 0.0  # else it might come back at once
         try:
-            ear.wire.evaluate(UNWAIT, ear.keys, (ear.features, 0, 0, ear.name, ear.kind, spare))
+            ear.wire.evaluate(UNWAIT, ear.keys, (ear.flags, 0, 0, ear.name, ear.kind, spare))
         except TROUBLE:  # it is not believed for long
             self._end(ear)
 
