@@ -8,6 +8,7 @@ step is a script, and none can be part of a transaction of the queue's store.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -25,9 +26,11 @@ from tubes.task import State, Task
 from . import scripts
 from .driver import RedisDriver, check_pri
 from .listener import Source
-from .nodes import AWAY_FOR
-from .store import HOSTED, RedisStore, last_id, new_number
-from .urls import check_url, described, without_passwords
+from .nodes import AWAY_FOR, Nodes
+from .scripts import QUEUE_KEYS, Keys
+from .store import HOSTED, RedisStore, new_number, wrong_key
+from .urls import check_url, described, parsed, without_passwords
+from .wire import WRONG_TYPE, Refused, Wire
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,7 +119,7 @@ class RedisTube:
             )
         check_url(url)
         shown, is_secret = without_passwords(url)
-        after = RedisStore.last_id(url if is_secret else _with_password(shown), HOSTED, PATIENCE)
+        after = _last_given_at(url if is_secret else _with_password(shown))
         if is_secret:  # not before: the server may have refused it
             _given[shown] = url
         return {"url": shown, "number": new_number(), "after": after}
@@ -368,7 +371,7 @@ class HostedStore(RedisStore):
 
     def last_given(self) -> int:
         """Return the last id that a dropped tube gave here."""
-        return self.read(lambda tx: last_id(self._hub.nodes, self._keys))
+        return self.read(lambda tx: _last_given(self._hub.nodes, self._keys))
 
     def listen(self) -> None:
         """Somebody begins to wait in the host's queue, for tasks or for room, or waits still."""
@@ -413,6 +416,34 @@ class HostedStore(RedisStore):
         for session in over:  # in other tubes it is unknown then, which is as good
             self.forget_session(None, session)
         return changes
+
+
+_LAST = re.compile(rb"[0-9]{1,15}")
+"""As queue.lua reads it."""
+
+
+def _last_given(nodes: Nodes, keys: Keys) -> int:
+    """The last id that a dropped tube gave, by the keys of its queue: a new one's begin after it."""
+
+    def ask(wire: Wire) -> bytes:
+        return bytes(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or b"")
+
+    stored = nodes.call(keys, ask, is_repeatable=True)
+    return int(stored) if _LAST.fullmatch(stored) else 0
+
+
+def _last_given_at(url: str) -> int:
+    """The same of a server where no tube may be open."""
+    url, _ = parsed(url)
+    nodes, keys = Nodes(url, PATIENCE), Keys.of_queue(HOSTED)
+    try:
+        nodes.open()
+        return _last_given(nodes, keys)
+    except Refused as error:
+        damage = wrong_key(nodes, keys) if error.code == WRONG_TYPE else None
+        raise damage or StoreUnavailable(f"{nodes.what} refused: {error}") from error
+    finally:
+        nodes.close()
 
 
 def _with_password(url: str) -> str:

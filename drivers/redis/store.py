@@ -45,7 +45,7 @@ from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
 from .hub import Hub
 from .nodes import Cursor, Nodes
-from .scripts import QUEUE_KEYS, TUBE_KEYS, Argument, Keys, Script
+from .scripts import TUBE_KEYS, Argument, Keys, Script
 from .sessions import Sessions
 from .urls import described, parsed
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
@@ -218,23 +218,6 @@ class RedisStore(Renewable):
                 "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
             )
         _warned.add(self._url)
-
-    @staticmethod
-    def last_id(url: str, namespace: str, patience: float) -> int:
-        """Return the last id that a dropped tube gave there, in that namespace: a new one's begin after it."""
-        url, _ = parsed(url)
-        nodes = Nodes(url, patience)
-        keys = Keys.of_queue(namespace)
-        try:
-            nodes.open()
-            return last_id(nodes, keys)
-        except Refused as error:
-            damage = wrong_key(nodes, keys) if error.code == WRONG_TYPE else None
-            if damage is not None:
-                raise damage from error
-            raise StoreUnavailable(f"{nodes.what} refused: {error}") from error
-        finally:
-            nodes.close()
 
     # Steps
 
@@ -781,9 +764,6 @@ def _entry(name: bytes, stored: bytes) -> Entry:
         return Entry(inf, TubeRecord(number, shown, "", {}, False, str(error)))
 
 
-_LAST = re.compile(rb"[0-9]{1,15}")
-"""As queue.lua reads it."""
-
 _COUNT = re.compile(rb"0|[1-9][0-9]{0,17}")
 """What a server can add to, which others may have overwritten; see rules.lua."""
 
@@ -796,16 +776,6 @@ _warned: set[str] = set()
 def new_number() -> int:
     """Return a number for a tube that no other has."""
     return secrets.randbelow(2**52) + 1
-
-
-def last_id(nodes: Nodes, keys: Keys) -> int:
-    """Return the last id that a dropped tube gave, by the keys of its queue."""
-
-    def ask(wire: Wire) -> bytes:
-        return bytes(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or b"")
-
-    stored = nodes.call(keys, ask, is_repeatable=True)
-    return int(stored) if _LAST.fullmatch(stored) else 0
 
 
 def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:

@@ -802,7 +802,7 @@ def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
 ) -> None:
     """Where the options were checked, and with them the last id, the other was still there."""
     hosted: Any = importlib.import_module("tubes.drivers.redis.hosted")
-    looked = hosted.RedisStore.last_id
+    looked = hosted._last_given_at
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as other, tubes.connect(store, sweep=False) as queue:
         tube = other.create_tube("jobs", "redis", url=redis_db)
@@ -813,7 +813,7 @@ def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
             tube.drop()
             return last
 
-        monkeypatch.setattr(hosted.RedisStore, "last_id", look_and_drop)
+        monkeypatch.setattr(hosted, "_last_given_at", look_and_drop)
         anew = queue.create_tube("jobs", "redis", url=redis_db, if_not_exists=True)
         assert not before & {task.id for task in anew.put_many(range(5))}
 
