@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,13 +14,13 @@ from tubes.testing.clock import FakeClock
 from tubes.testing.suite import (
     MakeTube,
     Suite,
+    Waiting,
     ids,
     needs,
     refusal,
     refused,
     take,
     transactional,
-    until,
     without,
 )
 from tubes.tube import Tube
@@ -39,24 +38,6 @@ class Capacity(Suite):
         tube.bury(tube.put("buried", **self.apart(3)))
         take(tube)
         return tube
-
-    def put_and_wait(
-        self, tube: Tube, clock: FakeClock, **options: Any
-    ) -> tuple[Thread, list[Task | Exception]]:
-        """Begin a put that has to wait."""
-        got: list[Task | Exception] = []
-
-        def put() -> None:
-            try:
-                got.append(tube.put("late", **options))
-            except TubeFull as error:
-                got.append(error)
-
-        thread = Thread(target=put)
-        waiting = clock.waiting
-        thread.start()
-        until(lambda: clock.waiting == waiting + 1)
-        return thread, got
 
     def room_in(self, tube: Tube) -> int:
         """How many more can be put; they are deleted again."""
@@ -219,18 +200,18 @@ class Capacity(Suite):
 
     @needs("bounded")
     def test_a_put_waits_for_room_until_its_timeout(self, full: Tube, clock: FakeClock) -> None:
-        thread, got = self.put_and_wait(full, clock, timeout=5)
+        putter = Waiting(clock, full.put, "late", timeout=5)
         clock.advance(4.999)
         assert clock.waiting == 1
         clock.advance(0.001)
-        thread.join(20)
-        assert isinstance(got[0], TubeFull)
+        with pytest.raises(TubeFull):
+            putter.end()
         assert full.statistics()["tasks"]["total"] == 3
 
     @needs("bounded")
     @pytest.mark.parametrize("how", ["ack", "delete", "truncate", "ack_many"])
     def test_a_put_that_waits_is_woken_by_room(self, full: Tube, clock: FakeClock, how: str) -> None:
-        thread, got = self.put_and_wait(full, clock, timeout=None)
+        putter = Waiting(clock, full.put, "late", timeout=None)
         if how == "ack":
             full.ack(full.tasks("t")[0])
         elif how == "ack_many":
@@ -239,21 +220,17 @@ class Capacity(Suite):
             full.delete(full.tasks("r")[0])
         else:
             full.truncate()
-        thread.join(20)
-        assert isinstance(got[0], Task)
+        assert isinstance(putter.end(), Task)
 
     @needs("bounded")
     def test_putters_that_wait_are_served_in_the_order_in_which_they_came(
         self, full: Tube, clock: FakeClock
     ) -> None:
-        first, first_got = self.put_and_wait(full, clock, timeout=None)
-        second, second_got = self.put_and_wait(full, clock, timeout=None)
+        first, second = (Waiting(clock, full.put, "late", timeout=None) for _ in range(2))
         full.ack(full.tasks("t")[0])
-        first.join(20)
-        assert isinstance(first_got[0], Task) and not second_got
+        assert isinstance(first.end(), Task) and not second.got
         full.delete(full.tasks("!")[0])
-        second.join(20)
-        assert isinstance(second_got[0], Task)
+        assert isinstance(second.end(), Task)
 
     @needs("bounded")
     @transactional
@@ -289,10 +266,9 @@ class Capacity(Suite):
     ) -> None:
         tube = make_tube(capacity=1)
         tube.put("short", ttl=3)
-        thread, got = self.put_and_wait(tube, clock, timeout=10)
+        putter = Waiting(clock, tube.put, "late", timeout=10)
         clock.advance(3)
-        thread.join(20)
-        assert isinstance(got[0], Task)
+        assert isinstance(putter.end(), Task)
 
     @without("bounded")
     def test_a_capacity_is_refused_by_a_type_without(self, queue: Queue) -> None:

@@ -13,10 +13,8 @@ from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.children import Child, work_off
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import Connect, Suite, ids, needs, take, transactional, until
+from tubes.testing.suite import JOIN, Connect, Suite, Waiting, ids, needs, take, transactional, until
 from tubes.tube import Tube
-
-JOIN = 60.0
 
 
 def together(*works: Callable[[], Any]) -> None:
@@ -67,32 +65,6 @@ class InHand:
                 task = tube.take(0)
 
 
-class Waiting:
-    """A consumer that waits in a thread of its own."""
-
-    def __init__(self, tube: Tube, clock: FakeClock, timeout: float | None = None) -> None:
-        self.got: list[Task | None] = []
-        self.error: BaseException | None = None
-        before = clock.waiting
-        self.thread = threading.Thread(target=self._wait, args=(tube, timeout), daemon=True)
-        self.thread.start()
-        until(lambda: clock.waiting == before + 1)
-
-    def _wait(self, tube: Tube, timeout: float | None) -> None:
-        try:
-            self.got.append(tube.take(timeout))
-        except BaseException as error:
-            self.error = error
-
-    def end(self) -> Task | None:
-        """What it got, once it is back."""
-        self.thread.join(JOIN)
-        assert not self.thread.is_alive(), "it still waits"
-        if self.error is not None:
-            raise self.error
-        return self.got[0]
-
-
 class Concurrency(Suite):
     """Threads of one connection."""
 
@@ -140,7 +112,7 @@ class Concurrency(Suite):
     # Waiting
 
     def test_a_waiting_take_gets_what_is_put(self, tube: Tube, clock: FakeClock) -> None:
-        consumer = Waiting(tube, clock)
+        consumer = Waiting(clock, tube.take)
         put = tube.put("x")
         task = consumer.end()
         assert task is not None and (task.id, task.state) == (put.id, State.TAKEN)
@@ -154,7 +126,7 @@ class Concurrency(Suite):
             take(tube)
         if how == "kick":
             tube.bury(id)
-        consumer = Waiting(tube, clock)
+        consumer = Waiting(clock, tube.take)
         if how == "release":
             tube.release(id)
         elif how == "kick":
@@ -170,7 +142,8 @@ class Concurrency(Suite):
         assert task is not None and task.data == "x"
 
     def test_consumers_are_served_in_the_order_in_which_they_came(self, tube: Tube, clock: FakeClock) -> None:
-        consumers = [Waiting(tube, clock, timeout) for timeout in (None, 50, 10)]  # not by their timeouts
+        timeouts = (None, 50, 10)  # whose order is another
+        consumers = [Waiting(clock, tube.take, timeout) for timeout in timeouts]
         for n, consumer in enumerate(consumers):
             tube.put(n, **self.apart(n))
             task = consumer.end()
@@ -178,7 +151,7 @@ class Concurrency(Suite):
         assert clock.waiting == 0
 
     def test_one_put_serves_one_consumer(self, tube: Tube, clock: FakeClock) -> None:
-        first, second = Waiting(tube, clock), Waiting(tube, clock)
+        first, second = Waiting(clock, tube.take), Waiting(clock, tube.take)
         tube.put("x", **self.apart(1))
         assert first.end() is not None
         until(lambda: clock.waiting == 1)
@@ -188,7 +161,7 @@ class Concurrency(Suite):
 
     @transactional
     def test_a_batch_serves_as_many_consumers_as_it_has_tasks_for(self, tube: Tube, clock: FakeClock) -> None:
-        consumers = [Waiting(tube, clock) for _ in range(3)]
+        consumers = [Waiting(clock, tube.take) for _ in range(3)]
         with tube._queue.transaction() as unit:
             for n in range(3):
                 tube.put(n, unit=unit, **self.apart(n))
@@ -196,7 +169,7 @@ class Concurrency(Suite):
         assert sorted(task.data for task in tasks if task is not None) == [0, 1, 2]
 
     def test_a_take_returns_none_when_its_timeout_is_over(self, tube: Tube, clock: FakeClock) -> None:
-        consumer = Waiting(tube, clock, 5)
+        consumer = Waiting(clock, tube.take, 5)
         clock.advance(4.999)
         assert clock.waiting == 1
         clock.advance(0.001)
@@ -205,7 +178,7 @@ class Concurrency(Suite):
     def test_a_consumer_whose_time_is_over_does_not_swallow_a_task(
         self, tube: Tube, clock: FakeClock
     ) -> None:
-        early, late = Waiting(tube, clock, 1), Waiting(tube, clock)
+        early, late = Waiting(clock, tube.take, 1), Waiting(clock, tube.take)
         clock.advance(1)
         assert early.end() is None
         tube.put("x")
@@ -215,17 +188,13 @@ class Concurrency(Suite):
     def test_a_take_with_an_ack_has_acked_before_it_waits(self, tube: Tube, clock: FakeClock) -> None:
         tube.put("x")
         task = take(tube)
-        got: list[Task | None] = []
-        thread = threading.Thread(target=lambda: got.append(tube.take(5, ack=task)), daemon=True)
-        thread.start()
-        until(lambda: clock.waiting == 1)
+        consumer = Waiting(clock, tube.take, 5, ack=task)
         assert tube.statistics()["calls"]["ack"] == 1
         clock.advance(5)
-        thread.join(JOIN)
-        assert got == [None]
+        assert consumer.end() is None
 
     def test_a_tube_is_not_dropped_while_consumers_wait(self, tube: Tube, clock: FakeClock) -> None:
-        consumer = Waiting(tube, clock, 5)
+        consumer = Waiting(clock, tube.take, 5)
         with pytest.raises(TubeBusy, match="wait"):
             tube.drop()
         clock.advance(5)
@@ -233,7 +202,7 @@ class Concurrency(Suite):
         tube.drop()
 
     def test_a_close_ends_waiting_takes_at_once(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
-        consumers = [Waiting(tube, clock) for _ in range(2)]
+        consumers = [Waiting(clock, tube.take) for _ in range(2)]
         queue.close()
         for consumer in consumers:
             try:
@@ -256,7 +225,7 @@ class SharedConcurrency(Suite):
     def test_a_put_of_one_connection_wakes_a_consumer_of_another(
         self, tube: Tube, make_queue: Connect, clock: FakeClock
     ) -> None:
-        consumer = Waiting(make_queue().tube[tube.name], clock)
+        consumer = Waiting(clock, make_queue().tube[tube.name].take)
         tube.put("x")
         task = consumer.end()
         assert task is not None and task.data == "x"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -10,9 +9,20 @@ import pytest
 from tubes.driver import NewTask
 from tubes.errors import NotSupported
 from tubes.queue import Queue
-from tubes.task import State, Task
+from tubes.task import State
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import MakeTube, Suite, ack_all, ids, needs, refused, take, take_all, until, without
+from tubes.testing.suite import (
+    MakeTube,
+    Suite,
+    Waiting,
+    ack_all,
+    ids,
+    needs,
+    refused,
+    take,
+    take_all,
+    without,
+)
 from tubes.tube import Tube
 
 
@@ -208,13 +218,9 @@ class Groups(Suite):
     ) -> None:
         second = self.in_order([tube.put(n, utube="a") for n in range(2)])[1]
         task = take(tube)
-        got: list[Task | None] = []
-        thread = Thread(target=lambda: got.append(tube.take(60)))
-        thread.start()
-        until(lambda: clock.waiting == 1)
+        consumer = Waiting(clock, tube.take, 60)
         tube.ack(task)
-        thread.join(20)
-        assert got and got[0] is not None and got[0].id == second.id
+        assert consumer.end().id == second.id
 
     @needs("grouped")
     def test_many_sub_queues_are_worked_off_without_a_double(self, tube: Tube) -> None:

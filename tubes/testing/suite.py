@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -23,6 +24,9 @@ UNKNOWN_ID = 10**15
 
 PATIENCE = 20.0
 """Real seconds after which something that must happen by itself has not."""
+
+JOIN = 60.0
+"""Real seconds after which a thread that must come to an end hangs."""
 
 E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,10 +86,8 @@ class Suite:
         if not cls.type:
             return
         for base in cls.__mro__:
-            if getattr(base, "type", "") not in (
-                "",
-                cls.type,
-            ):  # it lacks the tests that its own type does not need
+            # It lacks the tests that its own type does not need
+            if getattr(base, "type", "") not in ("", cls.type):
                 raise TypeError(f"{cls.__name__}, for {cls.type!r}, must not be made of {base.__name__}")
         driver = find_driver(cls.type)
         if isinstance(driver, TubeType):
@@ -256,3 +258,29 @@ def until(happened: Callable[[], Any]) -> None:
     while not happened():
         assert real_monotonic() < deadline, "it did not happen"
         pause(0.001)
+
+
+class Waiting:
+    """A call that waits, in a thread of its own."""
+
+    def __init__(self, clock: FakeClock, call: Callable[..., Any], *given: Any, **options: Any) -> None:
+        self.got: list[Any] = []
+        self.error: BaseException | None = None
+        before = clock.waiting
+        self.thread = threading.Thread(target=self._call, args=(call, given, options), daemon=True)
+        self.thread.start()
+        until(lambda: clock.waiting == before + 1)
+
+    def _call(self, call: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        try:
+            self.got.append(call(*given, **options))
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> Any:
+        """What it answers or raises, once it is back."""
+        self.thread.join(JOIN)
+        assert not self.thread.is_alive(), "it still waits"
+        if self.error is not None:
+            raise self.error
+        return self.got[0]

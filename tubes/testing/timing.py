@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,18 +11,18 @@ import pytest
 from tubes.driver import Change, NewTask, Ref
 from tubes.errors import BadOption, LeaseLost, NotSupported, NotTaken, TaskNotFound, TubesWarning
 from tubes.queue import Queue
-from tubes.task import Event, State, Task
+from tubes.task import Event, State
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import (
     UNKNOWN_ID,
     MakeTube,
     Suite,
+    Waiting,
     ids,
     needs,
     refused,
     take,
     take_all,
-    until,
     without,
 )
 from tubes.tube import Tube
@@ -555,15 +554,11 @@ class Timing(Suite):
         else:
             tube.put("x", ttr=5)
             take(tube)
-        got: list[Task | None] = []
-        thread = Thread(target=lambda: got.append(tube.take(60)))
-        thread.start()
-        until(lambda: clock.waiting == 1)
+        consumer = Waiting(clock, tube.take, 60)
         clock.advance(4.999)
         assert clock.waiting == 1
         clock.advance(0.001)
-        thread.join(20)
-        assert got[0] is not None and got[0].data == "x"
+        assert consumer.end().data == "x"
 
     # Without
 
