@@ -170,7 +170,7 @@ class Nodes:
             address = at or self._address(keys)
             try:
                 wire = self._borrow(address, within)
-                wire.wait_for(within)
+                wire.limit_wait(within)
                 answer = use(wire)
                 if self._away:
                     self._away.pop(address, None)
@@ -220,7 +220,7 @@ class Nodes:
         """
         patience = min(patience, self.patience)
         wire = self._connect(self._address(keys), patience)
-        wire.wait_for(patience)
+        wire.limit_wait(patience)
         return wire
 
     def note_away(self, keys: Keys, until: float) -> None:

@@ -191,7 +191,7 @@ class Wire:
         with suppress(Exception):
             self._connection.disconnect()
 
-    def wait_for(self, seconds: float | None) -> None:
+    def limit_wait(self, seconds: float | None) -> None:
         """Wait for an answer no longer than that from now on; ``None``: as long as for any."""
         self._patience = self._usual if seconds is None else min(seconds, self._usual)
 
