@@ -5,7 +5,7 @@
 -- ARGV: 1 the session · 2 its ttr in ms · 3 1 to add it, 0 to look only.
 -- Reply: 1 where it was so.
 -- Cost: O(connections).
-if ttr_of(ARGV[1]) then return 0 end
+if read_session(ARGV[1]) then return 0 end
 for _, stored in ipairs(call('HVALS', CONNECTIONS)) do
   if string.match(stored, '^%S+') == ARGV[1] then
     if ARGV[3] == '1' then

@@ -10,5 +10,5 @@ if not stored then return 0 end
 local session, beat, label = string.match(stored, '^(%S+) (%S+) (.*)$')
 even_when_full()
 call('HSET', CONNECTIONS, ARGV[1], session .. ' ' .. string.format('%.0f', beat + 1) .. ' ' .. label)
-local _, ends = ttr_of(session)
+local _, ends = read_session(session)
 return ends == NONE and 1 or 0

@@ -7,6 +7,6 @@
 -- Reply: 1.
 -- Cost: O(1).
 even_when_full()
-call('HSET', SESSIONS, ARGV[2], (ttr_of(ARGV[2]) or ARGV[3]) .. ' -')
+call('HSET', SESSIONS, ARGV[2], (read_session(ARGV[2]) or ARGV[3]) .. ' -')
 call('HSET', CONNECTIONS, ARGV[1], ARGV[2] .. ' 0 ' .. ARGV[4])
 return 1

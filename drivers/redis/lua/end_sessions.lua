@@ -6,7 +6,7 @@
 -- Reply: the sessions that are over.
 -- Cost: O(sessions).
 for n = 2, #ARGV, 2 do
-  local _, beat = session_of(ARGV[n])
+  local _, beat = read_connection(ARGV[n])
   if beat == ARGV[n + 1] then call('HDEL', CONNECTIONS, ARGV[n]) end
 end
 end_lonely(ARGV[1])

@@ -5,6 +5,6 @@
 -- ARGV: 1 the session.
 -- Reply: 1.
 -- Cost: O(1).
-local _, ends = ttr_of(ARGV[1])
+local _, ends = read_session(ARGV[1])
 if ends and ends ~= NONE then call('HDEL', SESSIONS, ARGV[1]) end
 return 1

@@ -5,6 +5,6 @@
 -- ARGV: 1 the connection · 2 the session.
 -- Reply: 1 or 0.
 -- Cost: O(1).
-local session = session_of(ARGV[1])
-local _, ends = ttr_of(ARGV[2])
+local session = read_connection(ARGV[1])
+local _, ends = read_session(ARGV[2])
 return session == ARGV[2] and ends == NONE and 1 or 0

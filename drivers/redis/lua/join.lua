@@ -5,7 +5,7 @@
 -- ARGV: 1 the connection · 2 the session · 3 now, in ms.
 -- Reply: 1; 0 where that session is unknown or over.
 -- Cost: O(sessions).
-local ttr, ends = ttr_of(ARGV[2])
+local ttr, ends = read_session(ARGV[2])
 local stored = call('HGET', CONNECTIONS, ARGV[1])
 if not ttr or not stored or (ends ~= NONE and tonumber(ends) <= tonumber(ARGV[3])) then return 0 end
 even_when_full()

@@ -33,14 +33,15 @@ local function highest(name)
   return string.format('%.0f', most)
 end
 
-local function session_of(connection)
-  local stored = call('HGET', CONNECTIONS, connection)
+-- The session of a connection and its beat; nothing where it is not there.
+local function read_connection(id)
+  local stored = call('HGET', CONNECTIONS, id)
   if stored then return string.match(stored, '^(%S+) (%S+)') end
 end
 
 -- The ttr of a session and when it is over; nothing where it is not there, or its entry cannot be read.
-local function ttr_of(session)
-  local stored = call('HGET', SESSIONS, session)
+local function read_session(id)
+  local stored = call('HGET', SESSIONS, id)
   if stored then return string.match(stored, '^(%d+) (%S+)$') end
 end
 
