@@ -185,7 +185,7 @@ class RedisTube:
         now, store = self._now(now), self._store
         if owner is not None:
             store.follow(owner)
-        rescued = self._rescue(now) if self._suspects or store.deaths_suspected() else ()
+        rescued = self._rescue(now) if self._deaths_suspected() else ()
         try:
             taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
         except OutcomeUnknown as error:
@@ -243,7 +243,7 @@ class RedisTube:
 
     def next_due(self, tx: Any) -> int | None:
         """By the queue's own clock, since that is the one that whoever asks goes by."""
-        if self._has_work():
+        if self._deaths_suspected():
             return 0
         due = self._look(self._redis.next_due)
         return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
@@ -311,7 +311,7 @@ class RedisTube:
         """Do a step of the driver's that only reads."""
         return self._reach.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
 
-    def _has_work(self) -> bool:
+    def _deaths_suspected(self) -> bool:
         """Whether a session may have ended in Redis; it stays so until that is seen to."""
         self._suspects = self._suspects or self._store.deaths_suspected()
         return self._suspects
