@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -406,10 +407,9 @@ class HostedStore(RedisStore):
         alive = self._sessions().ends.keys() - over
         changes: list[Change] = []
         for session in admitted - alive:
+            release = partial(driver.release_owner, owner=session, limit=STEP_LIMIT, now=now)
             while True:
-                released = self.transact(
-                    lambda tx, session=session: driver.release_owner(tx, session, STEP_LIMIT, now=now)  # type: ignore[misc]
-                )
+                released = self.transact(release)
                 changes += released
                 if len(released) < STEP_LIMIT:
                     break
