@@ -103,11 +103,10 @@ class Suite:
             raise TypeError(f"{cls.__name__}: order must be 'oldest' or 'newest', not {cls.order!r}")
         for name in dir(cls):
             test = getattr(cls, name)
-            if getattr(test, "transactional", False) and not cls.transactions:
-                setattr(cls, name, None)
-            elif any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ())) or any(
-                getattr(cls.features, feature) for feature in getattr(test, "without", ())
-            ):
+            lacks_one = any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ()))
+            has_one = any(getattr(cls.features, feature) for feature in getattr(test, "without", ()))
+            lacks_transactions = getattr(test, "transactional", False) and not cls.transactions
+            if lacks_one or has_one or lacks_transactions:
                 setattr(cls, name, None)  # not collected: it says nothing about this type
 
     # Hooks
