@@ -1,6 +1,6 @@
 -- Included before tube.lua by the scripts that are called most. The plainest tubes, whose features are empty, need no
 -- more than this, and of their keys the first seven: their order is that of `states`, and nothing is ever due. The eighth,
--- `ready`, never exists there, for which see tube.lua.
+-- `ready`, never exists there, and so is to them what `never` is to others, see tube.lua.
 local META, TASKS, STATES, HELD, SESSIONS, WAITING = unpack(KEYS)
 local call = redis.call
 local is_plain = ARGV[1] == ''

@@ -73,7 +73,8 @@ end
 
 -- What goes with a member of an index.
 local function there(index, member)
-  return index == 'busy' and call('HGET', BUSY, member) or index ~= 'busy' and call('ZSCORE', INDEXES[index], member)
+  if index == 'busy' then return call('HGET', BUSY, member) end
+  return call('ZSCORE', INDEXES[index], member)
 end
 
 local function is_at(index, place)
