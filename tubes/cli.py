@@ -812,7 +812,3 @@ def _send_again(lost: sys.UnraisableHookArgs) -> None:
 def _send(number: int) -> None:
     pause(A_MOMENT)
     signal.pthread_kill(threading.main_thread().ident or 0, number)
-
-
-if __name__ == "__main__":
-    main()

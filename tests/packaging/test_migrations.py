@@ -284,7 +284,7 @@ def test_what_is_said_to_be_run_brings_the_file_up(tmp_path: Path) -> None:
         tubes.connect(url, namespace="mine", migrate=False)
     said = re.search("`(.*)`", str(caught.value))
     assert said is not None
-    words = said[1].replace("tubes ", f"{sys.executable} -m tubes.cli ", 1)
+    words = said[1].replace("tubes ", f"{sys.executable} -m tubes ", 1)
     assert subprocess.run(["sh", "-c", words], timeout=60).returncode == 0
     tubes.connect(url, namespace="mine", migrate=False).close()
 

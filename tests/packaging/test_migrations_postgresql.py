@@ -267,7 +267,7 @@ def test_without_migrate_it_says_what_to_run(postgres_db: str, db: psycopg.Conne
     assert relations(db) == set()
     said = re.search("`(.*)`", str(caught.value))
     assert said is not None
-    words = said[1].replace("tubes ", f"{sys.executable} -m tubes.cli ", 1)
+    words = said[1].replace("tubes ", f"{sys.executable} -m tubes ", 1)
     assert subprocess.run(["sh", "-c", words], timeout=60).returncode == 0
     assert not bring_up(postgres_db, "mine", migrate=False)
 
