@@ -9,8 +9,7 @@ import pytest
 from tubes.errors import BadOption, NotSupported, NotTaken, TaskNotFound
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
-from tubes.testing.changes import Log
-from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, refused, take, transactional
+from tubes.testing.suite import UNKNOWN_ID, Log, MakeTube, Suite, ids, refused, take, transactional
 from tubes.tube import Tube
 
 
@@ -20,12 +19,6 @@ class Stop(Exception):
 
 class Atomicity(Suite):
     """What fails leaves nothing: no task, no state, no event, no count."""
-
-    @pytest.fixture
-    def log(self, tube: Tube) -> Log:
-        log = Log()
-        tube.on_task_change(log)
-        return log
 
     def test_there_are_transactions_where_the_class_says_so_and_nowhere_else(
         self, queue: Queue, tube: Tube

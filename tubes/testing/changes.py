@@ -11,43 +11,14 @@ import pytest
 
 from tubes.errors import BadOption, NotTaken, TaskNotFound
 from tubes.queue import Queue
-from tubes.task import TRANSITIONS, Event, State, Task
+from tubes.task import Event, State, Task
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, needs, take
+from tubes.testing.suite import UNKNOWN_ID, Log, MakeTube, Suite, ids, needs, take
 from tubes.tube import Tube
-
-
-class Log:
-    """A callback that keeps what it is told, and tells whether every step was a legal one."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Event, Task]] = []
-
-    def __call__(self, task: Task, event: Event) -> None:
-        self.seen.append((event, task))
-
-    def names(self) -> list[str]:
-        return [event.value for event, _ in self.seen]
-
-    def check(self) -> None:
-        """Every event moved its task along a line of the TRANSITIONS table, and what is done awaits nothing."""
-        states: dict[int, State | None] = {}
-        for event, task in self.seen:
-            step = (states.get(task.id), event, task.state)
-            assert step in TRANSITIONS, f"{step} is no legal move"
-            states[task.id] = task.state
-            if task.state is State.DONE:
-                assert (task.due_at, task.owner, task.token) == (None, None, None)
 
 
 class Changes(Suite):
     """Callbacks are told every change, once, and can do no harm."""
-
-    @pytest.fixture
-    def log(self, tube: Tube) -> Log:
-        log = Log()
-        tube.on_task_change(log)
-        return log
 
     def test_every_verb_makes_one_event(self, tube: Tube, log: Log) -> None:
         put = tube.put("x")

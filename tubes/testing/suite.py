@@ -14,7 +14,7 @@ from tubes.driver import Features, TubeType
 from tubes.errors import BadOption
 from tubes.queue import Queue, connect
 from tubes.registry import find_driver
-from tubes.task import Task
+from tubes.task import TRANSITIONS, Event, State, Task
 from tubes.testing.children import Child
 from tubes.testing.clock import FakeClock
 from tubes.tube import Tube
@@ -187,6 +187,13 @@ class Suite:
         return make_tube()
 
     @pytest.fixture
+    def log(self, tube: Tube) -> Log:
+        """What the tube tells of its changes."""
+        log = Log()
+        tube.on_task_change(log)
+        return log
+
+    @pytest.fixture
     def child(self, store_url: str) -> Iterator[Child]:
         """Another process on the same store, at real time: it does what it is told at its start."""
         child = Child(store_url, self.type, {"durability": "off"})
@@ -257,6 +264,29 @@ def until(happened: Callable[[], Any]) -> None:
     while not happened():
         assert real_monotonic() < deadline, "it did not happen"
         pause(0.001)
+
+
+class Log:
+    """A callback that keeps what it is told, and tells whether every step was a legal one."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Event, Task]] = []
+
+    def __call__(self, task: Task, event: Event) -> None:
+        self.seen.append((event, task))
+
+    def names(self) -> list[str]:
+        return [event.value for event, _ in self.seen]
+
+    def check(self) -> None:
+        """Every event moved its task along a line of the TRANSITIONS table, and what is done awaits nothing."""
+        states: dict[int, State | None] = {}
+        for event, task in self.seen:
+            step = (states.get(task.id), event, task.state)
+            assert step in TRANSITIONS, f"{step} is no legal move"
+            states[task.id] = task.state
+            if task.state is State.DONE:
+                assert (task.due_at, task.owner, task.token) == (None, None, None)
 
 
 class Waiting:
