@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from tubes.clock import pause, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
-from tubes.errors import IncompleteDriver, NotSupported, StoreBusy, StoreError, TubeError, UnknownDriver
+from tubes.errors import (
+    IncompleteDriver,
+    NoSuchTube,
+    NotSupported,
+    StoreBusy,
+    StoreError,
+    TubeError,
+    UnknownDriver,
+)
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 from tubes.waiting import room
@@ -248,7 +256,8 @@ class Doctor:
     def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
         """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them.
 
-        What cannot be mended, since something else is strange about it, is left to a person.
+        There is nothing where they have dropped the tube meanwhile. What cannot be mended, since something else is
+        strange about it, is left to a person.
         """
 
         def step(tx: Any) -> bool:
@@ -258,7 +267,7 @@ class Doctor:
         for done in range(MOST_STEPS):
             try:
                 is_so = guarded(self._store.transact, step)
-            except StoreBusy:
+            except (StoreBusy, NoSuchTube):
                 is_so = False
             except Exception as error:
                 if dry or not _is_of_damage(error):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from slow import slow_but
 
 import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
-from tubes.doctor import Doctor, Kind
+from tubes.doctor import Doctor, Finding, Kind
 from tubes.options import LONGEST_MS
 from tubes.testing import FakeClock
 
@@ -815,6 +816,28 @@ def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient)
     said = patient.doctor("--fix")
     assert (said.status, said.kinds) == (0, {"owner"})
     assert held is not None and tube.ack(held).data == 0
+
+
+def test_a_tube_that_is_dropped_before_an_owner_is_listed_ends_no_repair(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it may be when its last task has been deleted since somebody looked."""
+    admissions = import_module("tubes.drivers.redis.examiner").Admissions
+    mend, other = admissions.mend, fill(patient.opened[0], "fifo")
+    other.take(timeout=0)
+    patient.do("DEL", "sessions")
+
+    def late(self: Any, tx: Any, finding: Finding, **options: Any) -> Any:
+        def write(*given: Any) -> Any:
+            other.truncate()
+            other.drop()
+            return tx.write(*given)
+
+        return mend(self, SimpleNamespace(read=tx.read, write=write), finding, **options)
+
+    monkeypatch.setattr(admissions, "mend", late)
+    assert patient.doctor("--fix").status == 0
+    assert patient.opened[0].tubes() == []
 
 
 @pytest.mark.slow
