@@ -19,27 +19,20 @@ ENDS = ("commit", "rollback", "close")
 
 
 class Lender:
-    """Of one database connection.
+    """Of one database connection. ``notice`` is called with the text of each statement of the user's; it may refuse it.
 
-    ``check``, if given, is called before each statement of the user's, and ``notice`` with its text. Both may refuse
-    it.
+    ``closes_results``: whether one that is not read to its end would keep all that follow from writing.
     """
 
     def __init__(
-        self,
-        url: str,
-        raw: Any,
-        check: Callable[[], None] | None = None,
-        notice: Callable[[str], object] = bool,
+        self, url: str, raw: Any, notice: Callable[[str], None], *, closes_results: bool = False
     ) -> None:
         self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
         self._lent: sa.Connection | None = None
-        self._check = check
         self._notice = notice
+        self._closes_results = closes_results
         self._unit: Unit | None = None
         self._cursors: weakref.WeakSet[Any] = weakref.WeakSet()
-        if check is not None:
-            sa.event.listen(self._engine, "before_cursor_execute", self._about_to_execute)
         dialect = self._engine.dialect
         watch_savepoints(dialect)
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
@@ -71,25 +64,21 @@ class Lender:
             if not connection.invalidated:  # else it was lost, and nobody uses it again
                 connection.info.pop(KEY, None)
             connection.close()
-        # A result that is not read to its end would keep all that follow from writing
         for cursor in [*self._cursors]:
             with suppress(Exception):  # the queue was closed meanwhile
                 cursor.close()
         self._cursors.clear()
 
-    def _about_to_execute(self, connection: sa.Connection, cursor: Any, *_: Any) -> None:
-        if self._check is not None:
-            self._check()
-        self._cursors.add(cursor)
-
     def _in_turn(self, execute: Callable[..., None]) -> Callable[..., None]:
         """Between the calls of other threads that share the unit: what the connection is at is never torn."""
 
-        def execute_in_turn(*given: Any) -> None:
-            self._notice(given[1])
+        def execute_in_turn(cursor: Any, text: str, *given: Any) -> None:
+            self._notice(text)
+            if self._closes_results:
+                self._cursors.add(cursor)
             unit = self._unit
             with unit.turn() if unit is not None else nullcontext():
-                execute(*given)
+                execute(cursor, text, *given)
 
         return execute_in_turn
 

@@ -274,7 +274,7 @@ class Wire:
         """Lends this connection to users, as a SQLAlchemy Connection."""
         self._was_lent = True
         if self._lender is None:
-            self._lender = Lender("postgresql+psycopg://", self._connection, notice=self._notice)
+            self._lender = Lender("postgresql+psycopg://", self._connection, self._notice)
         return self._lender
 
     def close(self) -> None:

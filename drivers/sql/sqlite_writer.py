@@ -246,7 +246,7 @@ class SqliteWriter:
     def lend(self, tx: SqliteTx) -> Lender:
         """The SQLAlchemy form of such a transaction's connection."""
         if self._lender is None:
-            self._lender = Lender("sqlite://", self.db, self._check_stands)
+            self._lender = Lender("sqlite://", self.db, lambda _: self._check_stands(), closes_results=True)
         tx.lender = self._lender
         return self._lender
 
