@@ -78,7 +78,8 @@ class JoinedTx:
         return self.execute(statement.text, statement.bind(given))
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return [_plain(row) for row in self._run(statement, given)]
+        self.begin()
+        return self.only_rows(statement, *given)
 
     def run(self, statement: Statement, *given: Any) -> int:
         return self._run(statement, given).rowcount
@@ -91,7 +92,7 @@ class JoinedTx:
         return [self.only_insert(statement, row) for row in given]
 
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return self.rows(statement, *given)
+        return [_plain(row) for row in self._run(statement, given)]
 
     def only_run(self, statement: Statement, *given: Any) -> int:
         return self.run(statement, *given)

@@ -45,13 +45,6 @@ class SqliteJoinedTx(JoinedTx):
             self.execute(self._lock)
             self._is_locked = True
 
-    def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        self.begin()
-        return super().rows(statement, *given)
-
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        return super().rows(statement, *given)
-
     def only_insert(self, statement: Statement, given: Row) -> int:
         result = self._run(statement, given)
         return result.lastrowid if result.rowcount else 0
