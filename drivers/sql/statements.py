@@ -59,8 +59,8 @@ class Statement:
     def __init__(self, clause: ClauseElement, dialect: Dialect, *names: str) -> None:
         self.batch: Statement | None = None
         """The same for many rows at once, each parameter a list, where the database has such a form."""
-        compiled = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
-        used = list(getattr(compiled, "positiontup", None) or [])
+        compiled: Any = clause.compile(dialect=dialect)
+        used = list(compiled.positiontup)
         if set(used) != set(names):
             raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
         self.text = str(compiled)
