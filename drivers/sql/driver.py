@@ -554,16 +554,17 @@ class SqlDriver:
         hold: Callable[[SqlTx, list[T]], list[T]],
         free: Callable[[], list[T]],
     ) -> list[T]:
-        """Hold what is found; in the place of what others have changed meanwhile, what nobody has locked.
+        """Hold what is found; where others write, in the place of what they have changed, what nobody has locked.
 
         Where that is fewer than there are, others are waited for once more, and nothing is held meanwhile: they may
         wait for what this one holds.
         """
+        if not self._sql.is_shared:
+            return found()
         while True:
-            if self._sql.is_shared:
-                tx.run(self._sql.mark)
+            tx.run(self._sql.mark)
             things = found()
-            held = hold(tx, things)
+            held = hold(tx, things) if things else things
             if len(held) == len(things) or len(things) < limit:
                 return held
             held = free()
@@ -580,15 +581,11 @@ class SqlDriver:
 
     def _hold_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
         """Those that are still stored, locked as ``_locked`` does: a DELETE locks them in the order of the table."""
-        if not self._sql.is_shared or not ids:
-            return ids
         self._lock_groups(tx, ids)
         return [id for (id,) in tx.rows(self._sql.hold_ids, _json_ids(ids))]
 
     def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
-        """Rows that were looked for: where others write meanwhile, locked, and without those that changed."""
-        if not self._sql.is_shared or not rows:
-            return rows
+        """Rows that were looked for, locked, and without those that changed meanwhile."""
         locked = {row[ID]: row for row in self._locked(tx, [row[ID] for row in rows])}
         return [row for row in rows if locked.get(row[ID]) == row]
 
