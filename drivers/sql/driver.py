@@ -87,6 +87,7 @@ class SqlDriver:
         self._takes_plain = self._is_plain and not newest
         self._is_ranked = grouped and features.priority and not s.is_shared
         self._locks_groups = grouped and s.is_shared
+        self._locks_room = self._locks_groups and self._capacity > 0
         self._reads_acks = timed or s.is_shared
         self._ready_front = 0 if grouped else 1
         self._insert = s.put_grouped if grouped else s.put
@@ -354,11 +355,7 @@ class SqlDriver:
             return []
         tx.begin()
         looks = self._sql.due, self._sql.overdue  # others may be settling the same
-        if (
-            self._locks_groups
-            and self._capacity
-            and any(tx.rows(look.all, self._tube, now, 1) for look in looks)
-        ):
+        if self._locks_room and any(tx.rows(look.all, self._tube, now, 1) for look in looks):
             self._lock_room(tx)
         rows = self._hold_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
         over: list[Row] = []
@@ -509,8 +506,9 @@ class SqlDriver:
         return tx.rows(self._sql.hold, self._tube, _json_ids(ids))
 
     def _lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
-        if self._locks_groups:
+        if self._locks_room:
             self._lock_room(tx)
+        if self._locks_groups:
             tx.rows(self._sql.lock_groups, _json_ids(ids))
 
     def _lock_free_groups(self, tx: SqlTx, ids: list[int]) -> list[int]:
@@ -521,8 +519,7 @@ class SqlDriver:
 
     def _lock_room(self, tx: SqlTx) -> None:
         """Have the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""
-        if self._locks_groups and self._capacity:
-            tx.run(self._sql.give_room, self._tube, 0)
+        tx.run(self._sql.give_room, self._tube, 0)
 
     def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
         if moved:
