@@ -347,8 +347,8 @@ class SqlDriver:
 
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
-        held = self._hold_free(tx, (self._buried,), limit=limit, by=self._order)
-        return self._make_ready(tx, Event.KICK, held, self._ready_front, now)
+        locked = self._lock_free(tx, (self._buried,), limit=limit, by=self._order)
+        return self._make_ready(tx, Event.KICK, locked, self._ready_front, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         if not self._is_timed:
@@ -357,7 +357,7 @@ class SqlDriver:
         looks = self._sql.due, self._sql.overdue  # others may be settling the same
         if self._locks_room and any(tx.rows(look.all, self._tube, now, 1) for look in looks):
             self._lock_room(tx)
-        rows = self._hold_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
+        rows = self._lock_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
         over: list[Row] = []
         late: list[Row] = []
         delayed: list[Row] = []
@@ -387,10 +387,10 @@ class SqlDriver:
             return self._release_all(tx, limit, now)
         tx.begin()
         look = self._sql.taken_by  # the dead may have locked some of it
-        held = self._hold_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
-        if not held and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
+        locked = self._lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
+        if not locked and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
-        return self._make_ready(tx, Event.RELEASE, held, 1, now)
+        return self._make_ready(tx, Event.RELEASE, locked, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
         def found() -> list[int]:
@@ -400,7 +400,7 @@ class SqlDriver:
             return self._lock_free_groups(tx, self._ids(tx, self._sql.ids_free, limit))
 
         tx.begin()
-        ids = self._hold_as_many(tx, limit, found, self._hold_ids, free)
+        ids = self._lock_as_many(tx, limit, found, self._lock_ids, free)
         gone = tx.run(self._sql.remove, _json_ids(ids))
         self._give_room(tx, gone)
         return gone
@@ -472,7 +472,7 @@ class SqlDriver:
                 chosen[id] = row
         return list(chosen.values())
 
-    def _hold_free(
+    def _lock_free(
         self, tx: SqlTx, looks: Sequence[Passing], *given: Any, limit: int, by: Callable[[Row], Any]
     ) -> list[Row]:
         """What looks find that nobody has locked, in order: more than a step's worth of what is locked hides nothing.
@@ -480,7 +480,7 @@ class SqlDriver:
         Nobody is waited for, so that a sub-queue can be locked after the rows of its tasks; the next look leaves out
         what others have locked.
         """
-        held: dict[int, Row] = {}
+        locked: dict[int, Row] = {}
         busy: set[str] = set()
         while True:
             rows: list[Row] = []
@@ -490,20 +490,20 @@ class SqlDriver:
             rows.sort(key=by)
             if not self._locks_groups:
                 return rows[:limit]
-            found = [row for row in rows[:limit] if row[ID] not in held][: limit - len(held)]
+            found = [row for row in rows[:limit] if row[ID] not in locked][: limit - len(locked)]
             free = {*self._lock_free_groups(tx, [row[ID] for row in found])}
-            held.update((row[ID], row) for row in found if row[ID] in free)
+            locked.update((row[ID], row) for row in found if row[ID] in free)
             missed = {row[UTUBE] for row in found if row[ID] not in free}
             if len(rows) < limit or not missed:
-                return sorted(held.values(), key=by)
+                return sorted(locked.values(), key=by)
             busy |= missed
 
     def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
         """The stored rows of these ids, which nobody else can change now: first their sub-queues, then themselves."""
         self._lock_groups(tx, ids)
         if len(ids) == 1:
-            return tx.rows(self._sql.hold_one, ids[0], self._tube)
-        return tx.rows(self._sql.hold, self._tube, _json_ids(ids))
+            return tx.rows(self._sql.lock_one, ids[0], self._tube)
+        return tx.rows(self._sql.lock_some, self._tube, _json_ids(ids))
 
     def _lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
         if self._locks_room:
@@ -537,36 +537,36 @@ class SqlDriver:
             return tx.rows(self._sql.taken.all, self._tube, limit)
 
         def free() -> list[Row]:
-            return self._hold_free(tx, (self._sql.taken,), limit=limit, by=itemgetter(PRI, ID))
+            return self._lock_free(tx, (self._sql.taken,), limit=limit, by=itemgetter(PRI, ID))
 
         tx.begin()
-        held = self._hold_as_many(tx, limit, found, self._hold, free)
-        return self._make_ready(tx, Event.RELEASE, held, 1, now)
+        locked = self._lock_as_many(tx, limit, found, self._lock_unchanged, free)
+        return self._make_ready(tx, Event.RELEASE, locked, 1, now)
 
-    def _hold_as_many(
+    def _lock_as_many(
         self,
         tx: SqlTx,
         limit: int,
         found: Callable[[], list[T]],
-        hold: Callable[[SqlTx, list[T]], list[T]],
+        lock: Callable[[SqlTx, list[T]], list[T]],
         free: Callable[[], list[T]],
     ) -> list[T]:
-        """Hold what is found; where others write, in the place of what they have changed, what nobody has locked.
+        """Lock what is found; where others write, in the place of what they have changed, what nobody has locked.
 
-        Where that is fewer than there are, others are waited for once more, and nothing is held meanwhile: they may
-        wait for what this one holds.
+        Where that is fewer than there are, others are waited for once more, and nothing is locked meanwhile: they may
+        wait for what this one has.
         """
         if not self._sql.is_shared:
             return found()
         while True:
             tx.run(self._sql.mark)
             things = found()
-            held = hold(tx, things) if things else things
-            if len(held) == len(things) or len(things) < limit:
-                return held
-            held = free()
-            if len(held) == limit:
-                return held
+            locked = lock(tx, things) if things else things
+            if len(locked) == len(things) or len(things) < limit:
+                return locked
+            locked = free()
+            if len(locked) == limit:
+                return locked
             tx.run(self._sql.back_to_mark)
 
     def _ids(self, tx: SqlTx, looks: Sequence[Statement], limit: int) -> list[int]:
@@ -576,12 +576,12 @@ class SqlDriver:
                 ids += [id for (id,) in tx.rows(look, self._tube, limit - len(ids))]
         return ids
 
-    def _hold_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
+    def _lock_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
         """Those that are still stored, locked as ``_locked`` does: a DELETE locks them in the order of the table."""
         self._lock_groups(tx, ids)
-        return [id for (id,) in tx.rows(self._sql.hold_ids, _json_ids(ids))]
+        return [id for (id,) in tx.rows(self._sql.lock_ids, _json_ids(ids))]
 
-    def _hold(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
+    def _lock_unchanged(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
         """Rows that were looked for, locked, and without those that changed meanwhile."""
         locked = {row[ID]: row for row in self._locked(tx, [row[ID] for row in rows])}
         return [row for row in rows if locked.get(row[ID]) == row]

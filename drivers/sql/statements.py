@@ -451,11 +451,11 @@ class Statements:
         self.lock_groups = self._make(lock_groups, "ids")
         self.lock_free_groups = self._make(free, "ids")
         self.peek = self._make(one, "id", "tube")
-        self.hold_one = self._make(one.with_for_update(), "id", "tube")
+        self.lock_one = self._make(one.with_for_update(), "id", "tube")
         some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
-        self.hold = self._make(some.with_for_update(), "tube", "ids")
+        self.lock_some = self._make(some.with_for_update(), "tube", "ids")
         stored = sa.select(c.id).where(self._among(c.id, self._ids)).order_by(c.id)
-        self.hold_ids = self._make(stored.with_for_update(), "ids")
+        self.lock_ids = self._make(stored.with_for_update(), "ids")
 
     def _write_looks(self) -> None:
         task, c = self._task, self._task.c

@@ -17,7 +17,7 @@ import tubes
 
 SQL: Statements = statements(DIALECT, "tubes")
 BATCHES: dict[str, Statement] = {
-    "hold": SQL.hold,
+    "lock_some": SQL.lock_some,
     "lock_groups": SQL.lock_groups,
     "lock_free_groups": SQL.lock_free_groups,
     "ready": SQL.ready,
@@ -44,7 +44,7 @@ BATCHES: dict[str, Statement] = {
     "taken": SQL.taken.all,
     "taken_free": SQL.taken.free,
     "taken_elsewhere": SQL.taken.elsewhere,
-    "hold_ids": SQL.hold_ids,
+    "lock_ids": SQL.lock_ids,
     "taken_by_free": SQL.taken_by.free,
     "taken_by_elsewhere": SQL.taken_by.elsewhere,
     "buried_free": SQL.buried.free,
