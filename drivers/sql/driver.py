@@ -101,7 +101,7 @@ class SqlDriver:
             self._order: Callable[[Row], Any] = lambda row: -row[ID]
         else:
             self._take_one = s.take_timed if timed else s.take
-            self._take_some = s.take_undue if timed else s.take_many
+            self._take_some = s.take_timed_many if timed else s.take_many
             self._buried = s.buried
             self._order = _by_pri
 

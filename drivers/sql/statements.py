@@ -241,7 +241,7 @@ class Statements:
         self.take_plain = self._take(timed=False, many=False, columns=plain)
         self.take_plain_many = self._take(timed=False, many=True, columns=plain)
         self.take_timed = self._take(timed=True, many=False)
-        self.take_undue = self._take(timed=True, many=True)
+        self.take_timed_many = self._take(timed=True, many=True)
         self.take_newest = self._take(timed=False, many=False, newest=True)
         self.take_newest_many = self._take(timed=False, many=True, newest=True)
         self.take_newest_timed = self._take(timed=True, many=False, newest=True)
