@@ -147,11 +147,6 @@ def milliseconds(at: datetime) -> int:
     return round(at.timestamp() * 1000)
 
 
-def seconds(ms: int | None) -> float | None:
-    """Turn a stored duration into seconds."""
-    return None if ms is None else ms / 1000
-
-
 @lru_cache(maxsize=1024)
 def session_id(text: str) -> UUID:
     """Turn a stored session id into the UUID that users see."""
@@ -219,5 +214,6 @@ def done(known: Task, now_ms: int) -> Task:
 
 def with_times(task: Task, ttl_ms: int | None, ttr_ms: int | None) -> Task:
     """The task with the ttl and ttr that it has now: those the caller knows may be from before a touch."""
-    ttl, ttr = seconds(ttl_ms), seconds(ttr_ms)
+    ttl = None if ttl_ms is None else ttl_ms / 1000
+    ttr = None if ttr_ms is None else ttr_ms / 1000
     return task if (ttl, ttr) == (task.ttl, task.ttr) else replace(task, ttl=ttl, ttr=ttr)
