@@ -42,8 +42,8 @@ from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import SWEEP_EVERY, Sweeper
 from tubes.task import State
-from tubes.tube import Tube, seconds_until
-from tubes.waiting import room
+from tubes.tube import Tube
+from tubes.waiting import room, seconds_until
 
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""

@@ -47,18 +47,12 @@ from tubes.stats import statistics
 from tubes.store import Unit, check_unit
 from tubes.task import ACK, STATES, TAKE, Event, State, Task, milliseconds
 from tubes.unknown import Taken, UnknownTakes
-from tubes.waiting import LEASES_KEPT, Lease, room
+from tubes.waiting import LEASES_KEPT, Lease, room, seconds_until
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
 
 T = TypeVar("T")
-
-A_MOMENT = 0.01
-"""Seconds that somebody who settles what is due may hold up others who would."""
-
-HELD_UP = 0.1
-"""Seconds at most until another look where something is due and cannot be done: an open transaction has it locked."""
 
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
@@ -78,19 +72,6 @@ def _is_change(answer: object) -> bool:
 
 def _taken(task: Task) -> Taken:
     return "" if task.owner is None else task.owner.hex, milliseconds(task.updated_at)
-
-
-def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
-    """How long to wait for what is due then, after one has tried to do all that was due at ``tried_ms``.
-
-    What has become due since is done at once. What was due already is held up: for a moment, where another settles the
-    same just now, so it is tried again at once; by an open transaction, maybe for hours, so it is tried again after as
-    long as it has been due.
-    """
-    if due_ms > tried_ms:
-        return max(due_ms - now_ms, 0) / 1000
-    overdue = (tried_ms - due_ms) / 1000
-    return min(overdue, HELD_UP) if overdue > A_MOMENT else 0.0
 
 
 class Tube(OfOneProcess):

@@ -1,4 +1,4 @@
-"""Who waits for what, in the order of arrival, and how they are woken."""
+"""Who waits for what, in the order of arrival, for how long, and how they are woken."""
 
 from __future__ import annotations
 
@@ -11,17 +11,35 @@ from tubes.clock import Signal
 Key = Hashable
 """What is waited for: a tube's id for its tasks, ``room(id)`` for room in it."""
 
-
 Lease = tuple[int, int]
 """A task's id, and which of its takes it is."""
 
 LEASES_KEPT = 100
 """Of what those who left a line have taken: more than there are commits that nobody was called for yet."""
 
+A_MOMENT = 0.01
+"""Seconds that somebody who settles what is due may hold up others who would."""
+
+HELD_UP = 0.1
+"""Seconds at most until another look where something is due and cannot be done: an open transaction has it locked."""
+
 
 def room(tube: int) -> Key:
     """What a put into a full tube waits for."""
     return tube, "room"
+
+
+def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
+    """How long to wait for what is due then, after one has tried to do all that was due at ``tried_ms``.
+
+    What has become due since is done at once. What was due already is held up: for a moment, where another settles the
+    same just now, so it is tried again at once; by an open transaction, maybe for hours, so it is tried again after as
+    long as it has been due.
+    """
+    if due_ms > tried_ms:
+        return max(due_ms - now_ms, 0) / 1000
+    overdue = (tried_ms - due_ms) / 1000
+    return min(overdue, HELD_UP) if overdue > A_MOMENT else 0.0
 
 
 class Waiters:

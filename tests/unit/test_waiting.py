@@ -12,8 +12,7 @@ from faults.harness import eventually
 
 import tubes
 from tubes.testing import FakeClock
-from tubes.tube import seconds_until
-from tubes.waiting import LEASES_KEPT, Waiters, room
+from tubes.waiting import LEASES_KEPT, Waiters, room, seconds_until
 
 
 def test_the_first_in_line_is_woken_first() -> None:
