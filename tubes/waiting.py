@@ -128,11 +128,6 @@ class Waiters:
             if line:
                 line[0].set()
 
-    def wake_firsts(self) -> None:
-        """Let somebody in each line look; what a store does now and then."""
-        for key in self.keys():
-            self.wake_one(key)
-
     def wake_one(self, key: Key) -> None:
         """Let the first in line look who has not been woken: who was, and has not come to it, may be held up."""
         with self._lock:
@@ -140,6 +135,11 @@ class Waiters:
                 if not signal.is_set:
                     signal.set()
                     break
+
+    def wake_one_each(self) -> None:
+        """Let somebody in each line look; what a store does now and then."""
+        for key in self.keys():
+            self.wake_one(key)
 
     def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
         """Answer a wake-up, before looking: clear the signal, tell whether one is first in line, and was called."""

@@ -484,7 +484,7 @@ class PostgresStore(Catalogue, Renewable):
             return
         if self._listener.is_late:  # what it would do is done on a connection that works
             self.transact(lambda tx: tx.only_run(self._sql.beat, self._connection))
-            self.waiters.wake_firsts()
+            self.waiters.wake_one_each()
         if not self.read(self._is_known):
             self._resume()
 

@@ -177,7 +177,7 @@ class Listener(Stirred):
             self._send(wire, f"{WAITING} {','.join(tubes[:MOST_TUBES])}")
         elif now >= self._look_at:
             self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
-            self.waiters.wake_firsts()
+            self.waiters.wake_one_each()
 
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:

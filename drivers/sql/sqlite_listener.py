@@ -118,7 +118,7 @@ class Listener:
                         self._turn(bell)
                     except Exception:  # who waits would hear of nothing more
                         log.exception("the listener failed, and goes on")
-                        self.waiters.wake_firsts()
+                        self.waiters.wake_one_each()
                         pause(FLOOR)
                     continue
                 self._wanted.clear()
@@ -140,10 +140,10 @@ class Listener:
             is_news = True
             pause(FLOOR)
         if is_news:
-            self.waiters.wake_firsts()
+            self.waiters.wake_one_each()
         if not bell.wait():
             if self._is_death_suspected():
-                self.waiters.wake_firsts()
+                self.waiters.wake_one_each()
             return
         tube = self._locks.called()
         if tube is not None:

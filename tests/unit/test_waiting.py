@@ -93,10 +93,10 @@ def test_any_other_news_is_for_the_first_in_each_line_or_the_next_where_that_one
     lines = {key: [waiters.enter(key) for _ in range(2)] for key in "ab"}
     waiters.wake_first("a")
     assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, False, False, False]
-    waiters.wake_firsts()
+    waiters.wake_one_each()
     assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, True, True, False]
     waiters.heed("a", lines["a"][0])
-    waiters.wake_firsts()
+    waiters.wake_one_each()
     assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True] * 4
 
 
@@ -165,7 +165,7 @@ def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
     waiters.line = Line()
     first, second = waiters.enter("jobs"), waiters.enter("jobs")
     waiters.wake("jobs")
-    waiters.wake_firsts()
+    waiters.wake_one_each()
     waiters.wake_all()
     assert (waiters.uncalled("jobs"), waiters.count("jobs"), waiters.keys()) == (1, 2, ["jobs"])
     assert waiters.heed("jobs", first) == (True, True)
