@@ -540,8 +540,7 @@ class Sequences(SqlCheck):
         rows = tx.rows(self._store.looks().behind)
         what = "{} {} is there, and lower ids are given to new ones"
         return Look(
-            [Finding(Kind.COUNT, what.format(*row), "go on after it", rule=str(row[0])) for row in rows],
-            seen=3,
+            [Finding(Kind.COUNT, what.format(*row), "go on after it", rule=str(row[0])) for row in rows]
         )
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
