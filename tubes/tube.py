@@ -298,6 +298,7 @@ class Tube(OfOneProcess):
         The callbacks of that are the caller's to deliver, where it is no unit's.
         """
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
+        run = self._commit if unit is None else partial(self._run, unit=unit)
         is_realised = self.place.is_realised
         acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
         ack_and_take = ack_and_take_of(driver) if acks else None
@@ -336,7 +337,7 @@ class Tube(OfOneProcess):
         if self._unknown and unit is None:
             self._give_back_unknown()
         try:
-            changes = self._commit(step) if unit is None else self._run(step, unit)
+            changes = run(step)
             if refused:
                 raise self._not_taken(acks[0])
             if kept:
@@ -344,9 +345,9 @@ class Tube(OfOneProcess):
             is_acked, acks = bool(acks), ()
             settled = len(changes) - is_acked
             while not kept and settled:  # more may be due than one step settles
-                settled = len(self._commit(step) if unit is None else self._run(step, unit))
+                settled = len(run(step))
             if not kept and unit is None and queue.rescue_for(self):
-                self._commit(step)
+                run(step)
             if not kept:
                 self._check_exists(unit)
         except Exception as error:
