@@ -79,9 +79,7 @@ def begin(
                     "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
                     option="connection",
                 )
-            if (
-                not connection.dialect.is_async
-            ):  # else it is waited for elsewhere, and this thread has other tasks
+            if not connection.dialect.is_async:  # else another thread waits, and this one has other tasks
                 about_to_lock()
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
     except sa.exc.DBAPIError as error:
