@@ -254,11 +254,10 @@ class SqlDriver:
         if not self._is_timed and len(rows) == len(refs):
             return self._all_done(refs, now)
         acked = {id: times for id, *times in rows}
-        known = {id: task for id, _, task in refs if id in acked}
         return [
             Change(ACK, done(with_times(task, *acked[id]), now))
-            for id, task in known.items()
-            if task is not None
+            for id, _, task in refs
+            if task is not None and id in acked
         ]
 
     def _ack_all(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> bool:
