@@ -67,10 +67,7 @@ class SqliteTx:
     def many(self, statement: Statement, given: Sequence[Row]) -> None:
         if not self.is_open:
             self.begin()
-        if len(given) == 1:
-            self._db.execute(statement.text, statement.bind(given[0]))
-        else:
-            self._db.executemany(statement.text, [statement.bind(row) for row in given])
+        self._db.executemany(statement.text, [statement.bind(row) for row in given])
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         """Insert rows; their ids follow one another, since nobody else writes meanwhile."""
