@@ -112,7 +112,8 @@ def sql_checks(
     yield Owners(store, is_alive, watch)
     yield LonelySessions(store)
     yield Calls(store)
-    yield Uncounted(store)
+    if not store.is_server:
+        yield Uncounted(store)
 
 
 class SqlCheck(Check):
@@ -281,19 +282,15 @@ class Uncounted(SqlCheck):
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         names = {tube.id: tube.name for tube in self._store.read_tubes(tx)}
-        found = [(names.get(tube), tube, event) for tube, event in self._rows(tx)]
+        found = [(names.get(tube), tube, event) for tube, event in tx.rows(self._store.looks().uncounted)]
         return Look([self._finding(*each) for each in found], seen=len(found))
-
-    def _rows(self, tx: SqlTx) -> Sequence[tuple[int, str]]:
-        uncounted = self._store.looks().uncounted
-        return [] if uncounted is None else [(tube, event) for tube, event in tx.rows(uncounted)]
 
     def _finding(self, name: str | None, tube: int, event: str) -> Finding:
         what = f"how often {event!r} was called is no number"
         return Finding(Kind.COUNT, what, "count anew", tube=name, rule=event, key=tube)
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        is_so = (finding.key, finding.rule) in self._rows(tx)
+        is_so = (finding.key, finding.rule) in tx.rows(self._store.looks().uncounted)
         if is_so and not dry:
             tx.run(self._store.looks().count_anew, finding.key, finding.rule)
         return is_so

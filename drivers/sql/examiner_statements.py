@@ -202,9 +202,7 @@ class Looks:
         self.remove_calls = make(
             f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})", "tube"
         )
-        self.uncounted = (
-            None if is_server else make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
-        )
+        self.uncounted = make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
         self.count_anew = make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event")
 
         # Schema
