@@ -190,18 +190,12 @@ class SqlDriver:
         return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]
 
     def _take_plain_one(self, tx: SqlTx, owner: str | None, now: int) -> Sequence[Change]:
-        """Take from a tube without options: what is the same in all its tasks need not be read."""
+        """Take from a tube without options."""
         rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube)
         if not rows:
             return ()
-        id, text, blob, created, attempts = rows[0]
-        data = blob if text is None else decode(text)
-        name = self._name
-        try:
-            task = make_task(id, name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner)
-        except UNREADABLE as error:
-            raise self._damaged(id, error) from error
-        return (new_change((TAKE, task, None)),)
+        _, text, blob, *_ = rows[0]
+        return (self._taken_plain(rows[0], blob if text is None else decode(text), owner, now),)
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
         """Take several from such a tube."""
@@ -220,16 +214,17 @@ class SqlDriver:
             datas = [blob if text is None else decode(text) for _, text, blob, *_ in rows]
         else:
             datas = decode_many(texts)
-        changes = []
-        for (id, _, _, created, attempts), data in zip(rows, datas, strict=True):
-            try:
-                task = make_task(
-                    id, self._name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner
-                )
-            except UNREADABLE as error:
-                raise self._damaged(id, error) from error
-            changes.append(new_change((TAKE, task, None)))
-        return changes
+        return [self._taken_plain(row, data, owner, now) for row, data in zip(rows, datas, strict=True)]
+
+    def _taken_plain(self, row: Row, data: Any, owner: str | None, now: int) -> Change:
+        """What is the same in all tasks of such a tube need not be read."""
+        id, _, _, created, attempts = row
+        name = self._name
+        try:
+            task = make_task(id, name, TAKEN, data, 0, None, created, now, None, None, None, attempts, owner)
+        except UNREADABLE as error:
+            raise self._damaged(id, error) from error
+        return new_change((TAKE, task, None))
 
     def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         if len(refs) == 1 and not self._capacity:
