@@ -639,7 +639,7 @@ class Queue(processes.OfOneProcess):
         """Called in a forked child: nothing of the parent's is used again, or closed."""
         self.store.forked()
         for unit in list(self._units):
-            unit.is_open = False
+            unit.forked()
         self._units = weakref.WeakSet()
         self._lock = threading.RLock()
         for tube in self._tubes.values():

@@ -249,6 +249,11 @@ class Unit(OfOneProcess):
         with self._lock:
             self.is_open = False
 
+    def forked(self) -> None:
+        """Called in a forked child: the parent's other threads, which may have been in a call, are not there."""
+        self.is_open = False
+        self._lock = threading.RLock()
+
     def changes(self) -> Sequence[tuple[Tube, Sequence[Change]]]:
         """All changes so far, in order."""
         return self._changes

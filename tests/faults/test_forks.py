@@ -462,6 +462,30 @@ def test_a_child_opens_tubes_though_another_thread_was_about_to(connect: Connect
             other.submit(lock.release).result()
 
 
+def test_a_child_leaves_a_transaction_though_another_thread_was_in_a_call_of_it(connect: Connect) -> None:
+    queue = connect(sweep=False, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", "fifo")
+    error = ValueError()
+
+    def child() -> Any:
+        signal.alarm(5)
+        with pytest.raises(tubes.BadOption, match="over"):
+            unit.connection  # noqa: B018
+        return transaction.__exit__(ValueError, error, None)
+
+    transaction = queue.transaction()
+    with ThreadPoolExecutor(1) as other:
+        with transaction as unit:
+            turn: Any = unit.turn()
+            other.submit(turn.acquire).result()
+            try:
+                assert in_child(child) is False
+            finally:
+                other.submit(turn.release).result()
+            tube.put("x", unit=unit)
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_a_child_sweeps_though_its_parent_s_thread_is_not_there(connect: Connect) -> None:
     """What is due there is done by itself, where nobody else comes first."""
     queue = connect()
