@@ -116,7 +116,16 @@ def connect(
         migrate=migrate,
         busy_timeout=min(checked.seconds("busy_timeout", busy_timeout), LONGEST_WAIT),
     )
-    return Queue(store, sweep=sweep)
+    queue: Queue | None = None
+    try:
+        queue = Queue(store, sweep=sweep)
+        if sweep:
+            guarded(queue.sweep_in_background)
+        return queue
+    except BaseException:  # such as what a signal's handler raises: nobody else would close it
+        with suppress(Exception):  # what it could not give back, others rescue
+            (queue or store).close()
+        raise
 
 
 class Tubes:
@@ -181,8 +190,6 @@ class Queue(processes.OfOneProcess):
             with suppress(Exception):  # what it could not give back, others rescue
                 self.close()
             raise
-        if sweep:
-            self._sweeper.nudge()  # also in a process that only looks or listens
 
     # Tubes
 
@@ -530,6 +537,10 @@ class Queue(processes.OfOneProcess):
         if due_ms < self._next_sweep_ms and self._sweeps:
             self._next_sweep_ms = due_ms
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
+
+    def sweep_in_background(self) -> None:
+        """Begin with that; also in a process that only looks or listens."""
+        self._sweeper.nudge()
 
     def begin_to_wait(self) -> None:
         """Start the background thread now: that takes milliseconds, which who is woken should not pay."""

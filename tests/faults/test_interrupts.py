@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, eventually, heard, run, strike, tell
+from faults.harness import Connect, Struck, eventually, heard, run, strike, tell
 
 import tubes
 
@@ -492,6 +492,39 @@ def check_close(connect: Connect, step: int) -> None:
 @pytest.mark.slow
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
     check_close(connect, step=10)
+
+
+def check_connect(connect: Connect, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler raises as a connect has started one of its threads: none of them is left."""
+    before, start, started = threading.enumerate(), threading.Thread.start, 0
+
+    def struck(thread: threading.Thread) -> None:
+        nonlocal started
+        start(thread)
+        started += 1
+        if started == at:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def raise_struck(number: int, frame: object) -> None:
+        raise Struck
+
+    handler = signal.signal(signal.SIGUSR1, raise_struck)
+    try:
+        for at in range(1, threads + 1):
+            started = 0
+            with monkeypatch.context() as patch, pytest.raises(Struck):
+                patch.setattr(threading.Thread, "start", struck)
+                connect()
+            assert threading.enumerate() == before, at
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    connect().create_tube("jobs", "fifo").put(1)
+
+
+def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_connect(connect, 1, monkeypatch)
 
 
 def test_a_program_ends_though_a_thread_is_in_the_middle_of_a_transaction(db: Path) -> None:

@@ -34,6 +34,7 @@ from faults.harness import (
 )
 from faults.proxy import Proxy
 from faults.serving import Load, put_when_it_can
+from faults.test_interrupts import check_connect
 from interpreter import Process
 from servers import OWNER, PostgresServer, cut
 from slow import slow_but
@@ -305,6 +306,12 @@ def test_a_put_of_which_nobody_knows_whether_it_was_done_is_not_done_again(
             theirs.put("x")
         assert proxy.cut_after is None
         eventually(lambda: [task.data for task in tube.tasks("r")] == ["x"])
+
+
+def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_connect(connect, 2, monkeypatch)
 
 
 INTERRUPTED = """
