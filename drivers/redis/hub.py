@@ -42,32 +42,38 @@ class Hub:
     @classmethod
     def enter(cls, server: Server) -> Hub:
         """The one of that server, for one more user."""
-        hub = guarded(cls._joined, server)
-        if hub is None:
-            url, _, patience = server
-            nodes = Nodes(url, patience)
-            nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
-            try:
-                hub = guarded(cls._made, server, nodes)
-            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
-                nodes.close()
-                raise StoreUnavailable(f"nobody can listen to {nodes.what}: {error}") from error
-            if hub.nodes is not nodes:
-                nodes.close()
-        return hub
+        entered: list[Hub] = []
+        try:
+            guarded(cls._join, server, entered)
+            if not entered:
+                url, _, patience = server
+                nodes = Nodes(url, patience)
+                nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
+                try:
+                    guarded(cls._make, server, nodes, entered)
+                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                    nodes.close()
+                    raise StoreUnavailable(f"nobody can listen to {nodes.what}: {error}") from error
+                if entered[0].nodes is not nodes:
+                    nodes.close()
+            return entered[0]
+        except BaseException:
+            for hub in entered:  # a signal's handler has raised: this user is none
+                hub.leave()
+            raise
 
     # Guarded, as a signal's handler may close a queue, which wants the lock
 
     @classmethod
-    def _joined(cls, server: Server) -> Hub | None:
+    def _join(cls, server: Server, entered: list[Hub]) -> None:
         with cls._lock:
             hub = cls._all.get(server)
             if hub is not None:
                 hub._users += 1
-            return hub
+                entered.append(hub)
 
     @classmethod
-    def _made(cls, server: Server, nodes: Nodes) -> Hub:
+    def _make(cls, server: Server, nodes: Nodes, entered: list[Hub]) -> None:
         with cls._lock:
             hub = cls._all.get(server)  # others may have been faster
             if hub is None:
@@ -75,7 +81,7 @@ class Hub:
                 hub.listener.start()
                 cls._all[server] = hub
             hub._users += 1
-            return hub
+            entered.append(hub)
 
     def _left(self) -> int:
         with self._lock:

@@ -35,7 +35,7 @@ from faults.harness import (
 )
 from faults.serving import WORKER, Load, put_when_it_can
 from faults.test_forks import in_child
-from faults.test_interrupts import STRESS, WAITING, check_close, check_stress
+from faults.test_interrupts import STRESS, WAITING, check_close, check_connect, check_stress
 from redis_servers import RedisServer
 
 import tubes
@@ -704,6 +704,12 @@ def test_an_interrupted_connect_leaves_no_answer_to_another_call(
     assert tube.put("d").id == 4
     going_on.join()
     assert [task.data for task in tube.tasks("r")] == ["a", "b", "c", "d"]
+
+
+def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_connect(connect, 2, monkeypatch)
 
 
 def test_no_interrupt_strands_a_task(url: str) -> None:
