@@ -539,11 +539,7 @@ class Queue(processes.OfOneProcess):
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
 
     def sweep_in_background(self) -> None:
-        """Begin with that; also in a process that only looks or listens."""
-        self._sweeper.nudge()
-
-    def begin_to_wait(self) -> None:
-        """Start the background thread now: that takes milliseconds, which who is woken should not pay."""
+        """Start the thread that does: a process may only look or listen, and who is woken should not pay for it."""
         self._sweeper.nudge()
 
     def counted(self) -> None:

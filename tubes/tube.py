@@ -363,7 +363,7 @@ class Tube(OfOneProcess):
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         waiters, clock, key = self._store.waiters, self._clock, self._id
         deadline = self._deadline(timeout)
-        self._queue.begin_to_wait()
+        self._queue.sweep_in_background()
         signal = waiters.enter(key)
         calls = 0
         try:

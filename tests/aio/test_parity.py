@@ -18,8 +18,8 @@ INTERNAL = {
         "doubt", "expire", "give_back", "line_up", "next_due_ms", "publish", "rescue",
     },
     tubes.Queue: {
-        "begin_to_wait", "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",
-        "look_for_the_dead", "rescue", "rescue_for",
+        "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",
+        "look_for_the_dead", "rescue", "rescue_for", "sweep_in_background",
     },
 }  # fmt: skip
 """What the framework's own modules call, and users do not."""

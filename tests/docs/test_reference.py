@@ -128,7 +128,6 @@ INTERNAL = {
         "rescue",
     },
     tubes.Queue: {
-        "begin_to_wait",
         "check_open",
         "counted",
         "due_at",
@@ -138,6 +137,7 @@ INTERNAL = {
         "look_for_the_dead",
         "rescue",
         "rescue_for",
+        "sweep_in_background",
     },
 }
 """Public among the framework's own modules, and nothing for users."""
