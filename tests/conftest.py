@@ -21,6 +21,7 @@ from redis_servers import RedisCluster, RedisServer, numbered
 from servers import PostgresServer, empty_database, new_database
 
 import tubes
+from tubes.waiting import room
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,16 +68,29 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def asleep() -> Iterator[Callable[[tubes.Queue, str, str], Process]]:
-    """``asleep(queue, url, tube)`` is a process that sleeps until it is called for a task, as the queue has heard."""
+def asleep() -> Iterator[Callable[..., Process]]:
+    """``asleep(queue, url, tube)`` is a process that sleeps until it is called for a task, as the queue has heard.
+
+    With data as well it waits for room for that.
+    """
     with ExitStack() as started:
 
-        def start(queue: tubes.Queue, url: str, tube: str) -> Process:
-            process = Process([sleeper.__file__, url, tube], stdin=PIPE, stdout=PIPE, text=True)
+        def start(queue: tubes.Queue, url: str, tube: str, *put: str) -> Process:
+            listener = getattr(queue.store, "_listener", None)
+            awaited = (room if put else int)(queue.tube[tube].record.id)
+
+            def known() -> int:
+                return (
+                    0
+                    if listener is None
+                    else sum(awaited in said.keys for said in listener._waiting.values())
+                )
+
+            before = known()
+            process = Process([sleeper.__file__, url, tube, *put], stdin=PIPE, stdout=PIPE, text=True)
             started.callback(finish, process)
             assert heard(process) == "asleep"
-            listener = getattr(queue.store, "_listener", None)
-            eventually(lambda: listener is None or listener._waiting)
+            eventually(lambda: listener is None or known() > before)
             return process
 
         yield start

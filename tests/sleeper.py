@@ -1,6 +1,7 @@
-"""Consumers that never look by themselves while they wait: what they get, they were called for.
+"""Calls that never look by themselves while they wait: what they get, they were called for.
 
-``python sleeper.py URL TUBE`` is one: it says when it sleeps, and then the data of the task that it gets.
+``python sleeper.py URL TUBE`` is a consumer: it says when it sleeps, and then the data of the task that it gets.
+``python sleeper.py URL TUBE DATA`` waits for room, and puts that.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def is_asleep(queue: tubes.Queue) -> bool:
     return (listens or not hasattr(queue.store, "_locks")) and clock.waiting == 1
 
 
-def main(url: str, name: str) -> None:
+def main(url: str, name: str, *put: str) -> None:
     deafen()
     module: Any = importlib.import_module("tubes.drivers.sql.postgresql_listener")
     module.SAY_EVERY = 0.05
@@ -69,7 +70,8 @@ def main(url: str, name: str) -> None:
             time.sleep(0.05)
 
     threading.Thread(target=tell, daemon=True).start()
-    task = queue.tube[name].take()
+    tube = queue.tube[name]
+    task = tube.put(*put, timeout=None) if put else tube.take()
     assert task is not None
     print(task.data, flush=True)
 

@@ -282,8 +282,8 @@ class Doctor:
         if tubes:
             for record in self._queue.records():
                 if tubes[record.name]:
-                    self._store.wake(record.id, tubes[record.name])
-                    self._store.waiters.wake_first(room(record.id))
+                    for key in record.id, room(record.id):
+                        self._store.wake(key, tubes[record.name])
 
 
 def _is_of_damage(error: Exception) -> bool:

@@ -306,8 +306,8 @@ class Queue(processes.OfOneProcess):
 
         guarded(self.store.transact, step)
         self._forget(dropped)
-        self.store.wake(dropped.record.id, 2**31)
-        self.store.waiters.wake_first(room(dropped.record.id))
+        for key in dropped.record.id, room(dropped.record.id):
+            self.store.wake(key, 2**31)
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).

@@ -16,7 +16,7 @@ from tubes.errors import BadOption
 from tubes.interrupts import guarded
 from tubes.processes import OfOneProcess
 from tubes.stats import Counts, Deltas
-from tubes.waiting import Lease, Waiters
+from tubes.waiting import Key, Lease, Waiters
 
 if TYPE_CHECKING:
     from tubes.driver import Change, Driver, TubeRecord, TubeType
@@ -145,14 +145,14 @@ class Store(Protocol):
 
     # Waking
 
-    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
-        """Wake up to ``count`` consumers that wait for this tube, here and in other processes.
+    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+        """Wake up to ``count`` of those who wait for that, here and in other processes: for tasks of a tube, or room.
 
         ``leases`` are the next ones of what is ready, as far as they are known: see ``Waiters.wake``.
         """
         ...
 
-    def call_instead(self, tube: int, count: int) -> None:
+    def call_instead(self, key: Key, count: int) -> None:
         """Wake others in the place of so many that were called here and leave without what they were called for."""
         ...
 

@@ -193,14 +193,16 @@ class Tube(OfOneProcess):
             raise TubeFull(self.name, self._capacity, wanted)
         waiters, deadline = self._store.waiters, self._deadline(timeout)
         signal = waiters.enter(self._room)
+        is_called = False
         try:
             while True:
                 pause = remaining = self._remaining(deadline)
-                is_first, _ = waiters.heed(self._room, signal)
+                is_first, is_called = waiters.heed(self._room, signal)
                 tried = self._clock.now_ms()
                 if is_first or remaining == 0.0:
                     self.expire()
                     changes = self._commit(step)
+                    is_called = False
                     if changes:
                         return changes
                     self._check_exists()
@@ -211,8 +213,10 @@ class Tube(OfOneProcess):
                     pause = self._until_due(tried, remaining)
                 interruptible(self._clock.wait, signal, pause)
         finally:
-            waiters.leave(self._room, signal)
+            is_called |= waiters.leave(self._room, signal)
             waiters.wake_first(self._room)
+            if is_called:
+                self._store.call_instead(self._room, 1)
             self._queue.deliveries.deliver()  # only now: a callback holds up nobody who waits for room
 
     # Taking
@@ -619,7 +623,7 @@ class Tube(OfOneProcess):
             count = guarded(self.place.transact, lambda tx: self.driver.truncate(tx, STEP_LIMIT))
             removed += count
             if count < STEP_LIMIT:
-                self._store.waiters.wake(self._room, removed)
+                self._store.wake(self._room, removed)
                 if not removed:
                     self._check_exists()
                 return removed
@@ -755,7 +759,7 @@ class Tube(OfOneProcess):
             if event in self._waking:
                 waking += count
             if event in self._making_room:
-                store.waiters.wake(self._room, count)
+                store.wake(self._room, count)
         if waking:
             store.wake(self._id, waking, self._next_leases(changes, waking))
         for event, count in tally.items():

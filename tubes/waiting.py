@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
 from tubes.clock import Signal
 
-Key = Hashable
+Key = int
 """What is waited for: a tube's id for its tasks, ``room(id)`` for room in it."""
 
 Lease = tuple[int, int]
@@ -25,8 +25,8 @@ HELD_UP = 0.1
 
 
 def room(tube: int) -> Key:
-    """What a put into a full tube waits for."""
-    return tube, "room"
+    """What a put into a full tube waits for. Ids of tubes are positive."""
+    return -tube
 
 
 def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:

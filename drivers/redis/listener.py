@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 from redis.exceptions import NoPermissionError, RedisError
@@ -180,8 +180,7 @@ class Listener(Stirred):
         """Who waits, for what, and the number of that tube here."""
         for waiters, number_of in self._sources:
             for key in waiters.keys():
-                id: Any = key[0] if isinstance(key, tuple) else key
-                number = number_of(id)
+                number = number_of(abs(key))
                 if number is not None:
                     yield waiters, key, number
 
@@ -189,7 +188,7 @@ class Listener(Stirred):
         for waiters, key, number in self._waited_for():
             ear = self._ears.get((waiters, key))
             if ear is None:
-                kind = "r" if isinstance(key, tuple) else "t"
+                kind = "t" if key > 0 else "r"
                 keys = Keys.of_tube(self._namespace, number)
                 ear = self._ears[waiters, key] = Ear(waiters, key, keys, *self._known(number), kind)
             if not ear.is_waiting and real_monotonic() >= ear.next_at:

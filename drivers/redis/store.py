@@ -34,7 +34,7 @@ from tubes.interrupts import guarded
 from tubes.options import check_stored_options, whole
 from tubes.stats import Deltas
 from tubes.store import Unit
-from tubes.waiting import Lease
+from tubes.waiting import Key, Lease
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
@@ -642,18 +642,20 @@ class RedisStore(Renewable):
         self._spared.count = count = self.waiters.uncalled(tube)
         return count
 
-    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
-        spared, self._spared.count = min(count, self._spared.count), 0
-        called = self.waiters.wake(tube, count, leases)
-        self._call_others(tube, spared - called)  # for those who have left since
+    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+        spared = 0
+        if key > 0:  # who waits for room elsewhere was called by the script that made it, whoever waits here
+            spared, self._spared.count = min(count, self._spared.count), 0
+        called = self.waiters.wake(key, count, leases)
+        self._call_others(key, spared - called)  # for those who have left since
 
-    def call_instead(self, tube: int, count: int) -> None:
-        self._call_others(tube, count - self.waiters.wake(tube, count))
+    def call_instead(self, key: Key, count: int) -> None:
+        self._call_others(key, count - self.waiters.wake(key, count))
 
-    def _call_others(self, tube: int, count: int) -> None:
+    def _call_others(self, key: Key, count: int) -> None:
         if count > 0:
             with suppress(TubeError, Refused):  # they look by themselves
-                self._run_on(tube, scripts.UNWAIT, "-", "t", count)
+                self._run_on(abs(key), scripts.UNWAIT, "-", "t" if key > 0 else "r", count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         left: list[Deltas] = []

@@ -40,7 +40,7 @@ from tubes.errors import (
 from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
 from tubes.store import Unit
-from tubes.waiting import Lease
+from tubes.waiting import Key, Lease
 
 from ..examining import FeaturesOf
 from ..forks import cut_off
@@ -558,14 +558,14 @@ class PostgresStore(Catalogue, Renewable):
 
     # Waking and counting
 
-    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
+    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
         if self.waiters.line:
-            count -= self.waiters.wake(tube, count, leases)
+            count -= self.waiters.wake(key, count, leases)
         if count > 0:
-            self._listener.notify(tube, count)
+            self._listener.notify(key, count)
 
-    def call_instead(self, tube: int, count: int) -> None:
-        self.wake(tube, count)
+    def call_instead(self, key: Key, count: int) -> None:
+        self.wake(key, count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())

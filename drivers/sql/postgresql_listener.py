@@ -3,9 +3,10 @@
 A process that has waiters says so on the channel of all, at once and every few seconds, and for which tubes. Whoever
 has heard that lately sends a NOTIFY after each commit that readied a task, from this thread, so that no commit of ours
 waits for the lock that a NOTIFY in a transaction takes. One task is for one process: it is called on a channel of its
-own, so that the others sleep on, and calls all when nobody waits in it any more. Several tasks call all. Under all this
-there is the floor: the first in each line looks by itself, behind a pooler, which passes no notifications on, more
-often.
+own, so that the others sleep on, and calls all when nobody waits in it any more. Several tasks call all. Room in a tube
+is told of in the same way, but where nobody has said that he waits for it, nobody is called: each ack makes some. Under
+all this there is the floor: the first in each line looks by itself, behind a pooler, which passes no notifications on,
+more often.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
-from tubes.waiting import Waiters
+from tubes.waiting import Key, Waiters
 
 from ..retries import Lost
 from ..stirring import Stirred
@@ -48,8 +49,8 @@ RECONNECT_EVERY = 0.25
 
 WAITING = "waiting"
 
-MOST_TUBES = 500
-"""Tubes that a process names when it says that it waits: a notification is not to exceed 8,000 bytes."""
+MOST_KEYS = 400
+"""What a process names when it says that it waits: a notification is not to exceed 8,000 bytes."""
 
 log = logging.getLogger("tubes.postgresql")
 
@@ -81,21 +82,24 @@ class Listener(Stirred):
         self._is_looking = False
         """Whether the thread comes in time for the floor; it sleeps until the next beat where nobody waits."""
         self._announced_at = self._heard_at = float("-inf")
+        self._announced: frozenset[Key] = frozenset()
+        """What was waited for when that was said, and in the seconds before."""
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
         self._connect_at = real_monotonic() + min(CONNECT_AFTER, beat_every)
 
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
-        is_known = not self._is_pooled and real_monotonic() - self._announced_at <= SAY_EVERY
-        if not is_known or not self._is_looking:
+        if self._is_pooled or not self._is_looking or self._is_to_announce(real_monotonic()):
             self._stir.set()
 
-    def notify(self, tube: int, count: int) -> None:
-        """Tell the others that so many tasks of a tube are ready, if anybody waits."""
-        if real_monotonic() - self._heard_at < KNOWN_FOR:
+    def notify(self, key: Key, count: int) -> None:
+        """Tell the others that there is so much of what is waited for, if anybody waits."""
+        if real_monotonic() - self._heard_at >= KNOWN_FOR:
+            return
+        if key > 0 or any(key in said.keys for said in list(self._waiting.values())):
             with self._lock:
-                self._calls[tube] += count
+                self._calls[key] += count
             self._stir.set()
 
     @property
@@ -170,29 +174,39 @@ class Listener(Stirred):
             self._failure = ""
         if not self.waiters:
             return
-        if now - self._announced_at > SAY_EVERY and not self._is_pooled:
+        if not self._is_pooled and self._is_to_announce(now):
+            lately = self._announced if now - self._announced_at <= SAY_EVERY else ()
+            self._announced = frozenset([*lately, *self.waiters.keys()])
             self._announced_at = now
             self._look_at = now + SOON
-            tubes = [str(key) for key in self.waiters.keys() if isinstance(key, int)]
-            self._send(wire, f"{WAITING} {','.join(tubes[:MOST_TUBES])}")
+            self._send(wire, f"{WAITING} {','.join(map(str, sorted(self._announced)[:MOST_KEYS]))}")
         elif now >= self._look_at:
             self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
             self.waiters.wake_one_each()
 
+    def _is_to_announce(self, now: float) -> bool:
+        """Whether this process has not said for long that it waits, or not that it does for room somewhere."""
+        return now - self._announced_at > SAY_EVERY or any(
+            key < 0 and key not in self._announced for key in self.waiters.keys()
+        )
+
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:
             calls, self._calls = self._calls, Counter()
-        for tube, count in calls.items():
-            self._send(wire, str(tube), self._next_waiting(tube) if count == 1 else None)
+        for key, count in calls.items():
+            known = self._next_waiting(key, count) if key < 0 or count == 1 else []
+            for process in known:
+                self._send(wire, str(key), process)
+            if key > 0 and not known:
+                self._send(wire, str(key))
 
-    def _next_waiting(self, tube: int) -> int | None:
-        """The process that waits for a task of this tube and was not called for longest, if any is known."""
+    def _next_waiting(self, key: Key, count: int) -> list[int]:
+        """The processes that are known to wait for that, and were not called for longest."""
         self._forget_the_silent()
-        for process, (_, tubes) in self._waiting.items():
-            if tube in tubes:
-                self._waiting[process] = self._waiting.pop(process)  # to the end of the line
-                return process
-        return None
+        known = [process for process, said in self._waiting.items() if key in said.keys][:count]
+        for process in known:
+            self._waiting[process] = self._waiting.pop(process)  # to the end of the line
+        return known
 
     def _forget_the_silent(self) -> None:
         since = real_monotonic() - KNOWN_FOR
@@ -225,26 +239,30 @@ class Listener(Stirred):
                     self._heed(wire, channel, payload, sender)
 
     def _heed(self, wire: Wire, channel: str, payload: str, sender: int) -> None:
-        word, _, tubes = payload.partition(" ")
+        word, _, keys = payload.partition(" ")
         if word == WAITING:
             self._heard_at = real_monotonic()
-            known = frozenset(int(tube) for tube in tubes.split(",") if _is_tube(tube))
+            known = frozenset(int(key) for key in keys.split(",") if _is_key(key))
             self._waiting[sender] = _Announcement(self._heard_at, known)
-        elif _is_tube(word):
-            is_called = self.waiters.wake(int(word)) > 0
+        elif _is_key(word):
+            key = int(word)
+            is_called = self.waiters.wake(key) > 0
             if channel == self._channel:
-                self._waiting.pop(sender, None)  # it passes a call on, or puts: it does not wait
+                said = self._waiting.get(sender)
+                if said is not None:  # it passes a call on, or puts: it does not wait for that
+                    self._waiting[sender] = said._replace(keys=said.keys - {key})
             elif not is_called:
+                self._announced -= {key}
                 self._send(wire, word)
 
 
-def _is_tube(word: str) -> bool:
-    """Whether it is a tube's number: anybody may say anything on the channel."""
-    return word.isdecimal() and len(word) < 20
+def _is_key(word: str) -> bool:
+    """Whether it says what is waited for: anybody may say anything on the channel."""
+    return word.removeprefix("-").isdecimal() and len(word) < 20
 
 
 class _Announcement(NamedTuple):
-    """A process waits: when it said so, and for which tubes."""
+    """A process waits: when it said so, and for what."""
 
     heard_at: float
-    tubes: frozenset[int]
+    keys: frozenset[Key]

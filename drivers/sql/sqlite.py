@@ -24,7 +24,7 @@ from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreU
 from tubes.interrupts import check_stack, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
-from tubes.waiting import Lease, Waiters
+from tubes.waiting import Key, Lease, Waiters
 
 from ..examining import FeaturesOf
 from ..renewal import Renewable
@@ -428,14 +428,14 @@ class SqliteStore(Catalogue, Renewable):
 
     # Waking and counting
 
-    def wake(self, tube: int, count: int, leases: Iterable[Lease] = ()) -> None:
+    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
         if self.waiters.line:
-            count -= self.waiters.wake(tube, count, leases)
+            count -= self.waiters.wake(key, count, leases)
         if count > 0:
-            self._locks.call(tube, count)
+            self._locks.call(key, count)
 
-    def call_instead(self, tube: int, count: int) -> None:
-        self.wake(tube, count)
+    def call_instead(self, key: Key, count: int) -> None:
+        self.wake(key, count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         if any(calls for _, calls in deltas):

@@ -1,8 +1,8 @@
 """How a commit reaches consumers that wait in other processes: a board in shared memory, and a bell.
 
-A process whose threads wait for tasks *arms* its slot of the board, which says what they wait for, and sleeps at its
-bell, a local datagram socket. Whoever commits tasks picks as many armed slots as there are tasks and rings for those
-processes alone. Who is called and does not want the task any more calls the next.
+A process whose threads wait for tasks, or for room, *arms* its slot of the board, which says what they wait for, and
+sleeps at its bell, a local datagram socket. Whoever commits tasks picks as many armed slots as there are tasks and
+rings for those processes alone. Who is called and does not want the task any more calls the next. So it is with room.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from tubes.waiting import Key
+
 SLOTS = 1024
 """Connections share slots modulo this: at worst one is woken in vain, or left to its floor."""
 
 _WORDS = struct.Struct("<QQQ")
+_WORD = 2**64
 BOARD_SIZE = SLOTS * (1 + _WORDS.size)
-"""Bytes: one a slot that says whether it is armed, then three words a slot: for which tubes, connection, and bell."""
+"""Bytes: one a slot that says whether it is armed, then three words a slot: for what, connection, and bell."""
 
 FLOOR = 0.15
 """Seconds between two looks of a waiting process that nobody called."""
@@ -39,11 +42,11 @@ class Board:
         self._memory = mmap.mmap(fd, BOARD_SIZE)
         self._start = 0
 
-    def arm(self, connection: int, bell: int, tubes: Iterable[int]) -> None:
-        """Ask to be called for tasks of these tubes, at this bell."""
+    def arm(self, connection: int, bell: int, keys: Iterable[Key]) -> None:
+        """Ask to be called for these, at this bell."""
         bits = 0
-        for tube in tubes:
-            bits |= 1 << tube % 64
+        for key in keys:
+            bits |= 1 << key % 64
         slot = connection % SLOTS
         self._write(slot, bits, connection, bell)
         self._memory[slot] = _ARMED
@@ -52,17 +55,17 @@ class Board:
         """Nobody waits here any more."""
         self._memory[connection % SLOTS] = _NOBODY
 
-    def called(self, connection: int) -> int | None:
-        """The tube for which this connection was called, once."""
+    def called(self, connection: int) -> Key | None:
+        """What this connection was called for, once."""
         slot = connection % SLOTS
         if self._memory[slot] != _CALLED:
             return None
-        tube: int = self._read(slot)[0]
+        word = self._read(slot)[0]
         self._memory[slot] = _NOBODY
-        return tube
+        return word if word < _WORD // 2 else word - _WORD
 
-    def call(self, tube: int, count: int, is_alive: Callable[[int], bool], own: set[int]) -> list[int]:
-        """Call up to ``count`` of those that wait for a tube; return their bells, which are yours to ring.
+    def call(self, key: Key, count: int, is_alive: Callable[[int], bool], own: set[int]) -> list[int]:
+        """Call up to ``count`` of those that wait for that; return their bells, which are yours to ring.
 
         It begins behind the one that was called last, so that not always the same do the work.
         """
@@ -71,12 +74,12 @@ class Board:
         found: list[int] = []
         for slot in self._armed():
             bits, connection, bell = self._read(slot)
-            if connection in own or not bits >> tube % 64 & 1:
+            if connection in own or not bits >> key % 64 & 1:
                 continue
             if not is_alive(connection):
                 self._memory[slot] = _NOBODY
                 continue
-            self._write(slot, tube, connection, bell)
+            self._write(slot, key % _WORD, connection, bell)
             self._memory[slot] = _CALLED
             self._start = slot + 1
             found.append(bell)

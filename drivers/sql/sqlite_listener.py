@@ -106,7 +106,7 @@ class Listener:
                 self._locks.disarm()
 
     def _arm(self, bell: Bell) -> None:
-        self._locks.arm(bell.number, (key for key in list(self.waiters.line) if isinstance(key, int)))
+        self._locks.arm(bell.number, list(self.waiters.line))
 
     # The thread
 
@@ -145,12 +145,12 @@ class Listener:
             if self._is_death_suspected():
                 self.waiters.wake_one_each()
             return
-        tube = self._locks.called()
-        if tube is not None:
-            if self.waiters.wake(tube):
+        key = self._locks.called()
+        if key is not None:
+            if self.waiters.wake(key):
                 pause(NAP)
             else:  # it came too late, or it is another tube of the same bit
-                self._locks.call(tube, 1)
+                self._locks.call(key, 1)
 
     def _is_death_suspected(self) -> bool:
         for check in list(self._checks):

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from tubes.waiting import Key
+
 from .sqlite_bell import BOARD_SIZE, Board, ring
 
 LIVES = 1 << 20
@@ -121,22 +123,22 @@ class LockFile:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
         return False
 
-    def arm(self, bell: int, tubes: Iterable[int]) -> None:
-        """Ask to be called for tasks of these tubes, at this bell."""
-        self.board.arm(self._mine, bell, tubes)
+    def arm(self, bell: int, keys: Iterable[Key]) -> None:
+        """Ask to be called for these, at this bell."""
+        self.board.arm(self._mine, bell, keys)
 
     def disarm(self) -> None:
         """Nobody waits in this process."""
         self.board.disarm(self._mine)
 
-    def called(self) -> int | None:
-        """The tube for which this process was called, once."""
+    def called(self) -> Key | None:
+        """What this process was called for, once."""
         return self.board.called(self._mine)
 
-    def call(self, tube: int, count: int) -> None:
-        """Wake up to ``count`` other processes that wait for tasks of a tube."""
+    def call(self, key: Key, count: int) -> None:
+        """Wake up to ``count`` other processes that wait for that."""
         try:
-            bells = self.board.call(tube, count, self.is_alive, self._held)
+            bells = self.board.call(key, count, self.is_alive, self._held)
         except ValueError:  # another thread has closed it meanwhile: they look by themselves
             return
         for bell in bells:
@@ -178,7 +180,7 @@ class Alone:
     def is_alive(self, connection: int) -> bool:
         return connection in self._held
 
-    def call(self, tube: int, count: int) -> None:
+    def call(self, key: Key, count: int) -> None:
         """There are no other processes."""
 
 

@@ -19,6 +19,7 @@ from faults.harness import eventually
 import tubes
 from tubes import aio, bridge
 from tubes.testing import FakeClock
+from tubes.waiting import room
 
 REQUEST = ContextVar("REQUEST", default="nobody's")
 
@@ -228,7 +229,7 @@ async def test_a_put_waits_for_room_and_gets_it(url: str) -> None:
         first = await jobs.put("first")
         waiting = asyncio.create_task(jobs.put("second", timeout=20))
         waiters = queue.store.waiters
-        await until(lambda: waiters.count((jobs.record.id, "room")))
+        await until(lambda: waiters.count(room(jobs.record.id)))
         await jobs.delete(first)
         assert (await waiting).data == "second"
 

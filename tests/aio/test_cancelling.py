@@ -18,6 +18,7 @@ from faults.harness import eventually
 
 import tubes
 from tubes import aio, bridge
+from tubes.waiting import room
 
 
 async def free_again(tube: aio.Tube) -> bool:
@@ -162,12 +163,12 @@ async def test_a_cancelled_wait_for_room_puts_nothing(url: str) -> None:
         jobs = await queue.create_tube("jobs", "limfifottl", capacity=1)
         await jobs.put("x")
         put = asyncio.create_task(jobs.put("y", timeout=20))
-        waiters, room = queue.store.waiters, (jobs.record.id, "room")
-        await until(lambda: waiters.count(room))
+        waiters, key = queue.store.waiters, room(jobs.record.id)
+        await until(lambda: waiters.count(key))
         put.cancel()
         with pytest.raises(asyncio.CancelledError):
             await put
-        await until(lambda: not waiters.count(room))
+        await until(lambda: not waiters.count(key))
         await jobs.delete((await jobs.tasks("r"))[0])
         assert (await jobs.statistics())["tasks"]["total"] == 0
 

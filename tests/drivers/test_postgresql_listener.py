@@ -16,7 +16,7 @@ from tubes.drivers.sql.postgresql_listener import Listener
 from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
 from tubes.clock import Signal
-from tubes.waiting import Waiters
+from tubes.waiting import Waiters, room
 
 TUBE, OTHER = 7, 8
 
@@ -64,6 +64,9 @@ class Process:
     def knows(self, count: int) -> bool:
         return len(self.listener._waiting) == count
 
+    def knows_who_waits_for(self, key: int, count: int = 1) -> bool:
+        return sum(key in said.keys for said in self.listener._waiting.values()) == count
+
 
 def is_listening(db: psycopg.Connection, wire: Wire) -> bool:
     last = "SELECT FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND query LIKE 'LISTEN%%'"
@@ -87,12 +90,12 @@ def all_wait(waiting: Sequence[Process], putter: Process) -> None:
     eventually(lambda: putter.knows(len(waiting)))
 
 
-def called(*processes: Process) -> list[int]:
+def called(*processes: Process, key: int = TUBE) -> list[int]:
     """Which of these are called; waits for the first, and then for a call too many."""
     found: list[int] = []
 
     def look() -> bool:
-        found.extend(place for place, process in enumerate(processes) if process.was_called())
+        found.extend(place for place, process in enumerate(processes) if process.was_called(key))
         return bool(found)
 
     eventually(look)
@@ -139,7 +142,7 @@ def test_who_does_not_wait_any_more_passes_the_call_on(processes: list[Process])
     gone.leave()
     putter.listener.notify(TUBE, 1)  # it is the first in line
     assert called(waiting) == [0]
-    eventually(lambda: putter.knows(1))
+    eventually(lambda: putter.knows_who_waits_for(TUBE))
 
 
 def test_a_tube_for_which_nobody_has_said_to_wait_calls_everybody(processes: list[Process]) -> None:
@@ -150,6 +153,47 @@ def test_a_tube_for_which_nobody_has_said_to_wait_calls_everybody(processes: lis
     waiting.wait()
     putter.listener.notify(TUBE, 1)
     assert called(waiting) == [0]
+
+
+def test_who_begins_to_wait_for_room_says_so_and_is_called(processes: list[Process]) -> None:
+    """Also when he has said a moment ago that he waits for something else; and what he said then still holds."""
+    acker, putter, _ = processes
+    putter.wait()
+    eventually(lambda: acker.knows_who_waits_for(TUBE))
+    putter.wait(room(TUBE))
+    eventually(lambda: acker.knows_who_waits_for(room(TUBE)))
+    acker.listener.notify(room(TUBE), 2)
+    assert called(putter, key=room(TUBE)) == [0]
+    assert not putter.was_called()
+    putter.leave(room(TUBE))
+    putter.wait(room(OTHER))
+    eventually(lambda: acker.knows_who_waits_for(room(OTHER)))
+    assert acker.knows_who_waits_for(room(TUBE)) and acker.knows_who_waits_for(TUBE)
+
+
+def test_room_for_which_nobody_has_said_to_wait_calls_nobody(processes: list[Process]) -> None:
+    """Each ack makes some."""
+    acker, waiting, _ = processes
+    waiting.wait()
+    eventually(lambda: acker.knows(1))
+    acker.listener.notify(room(TUBE), 1)
+    assert not acker.listener._calls
+
+
+def test_who_does_not_wait_for_room_any_more_passes_the_call_on_and_says_when_he_does(
+    processes: list[Process],
+) -> None:
+    acker, gone, waiting = processes
+    for count, process in enumerate((gone, waiting), 1):
+        process.wait(room(TUBE))
+        eventually(lambda count=count: acker.knows_who_waits_for(room(TUBE), count))  # type: ignore[misc]
+    gone.wait()
+    gone.leave(room(TUBE))
+    acker.listener.notify(room(TUBE), 1)  # it is the first in line
+    assert called(waiting, key=room(TUBE)) == [0]
+    eventually(lambda: acker.knows_who_waits_for(room(TUBE)))
+    gone.wait(room(TUBE))
+    eventually(lambda: acker.knows_who_waits_for(room(TUBE), 2))
 
 
 def test_who_waits_again_after_nobody_did_looks_in_time(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tubes.drivers.sql.sqlite_bell import BOARD_SIZE, SLOTS, Bell, Board, ring
 
+from tubes.waiting import room
+
 
 @pytest.fixture
 def boards(tmp_path: Path) -> Iterator[Callable[[], Board]]:
@@ -49,6 +51,14 @@ def test_one_task_calls_one_of_those_that_wait_for_its_tube(boards: Callable[[],
     assert call(ours, 7) == [103]
     assert call(ours, 7) == []
     assert call(ours, 8) == [102]
+
+
+def test_who_waits_for_room_is_called_for_that_alone(boards: Callable[[], Board]) -> None:
+    board = boards()
+    board.arm(1, 101, [room(7)])
+    assert call(board, 7) == []
+    assert call(board, room(7)) == [101]
+    assert board.called(1) == room(7)
 
 
 def test_several_tasks_call_as_many(boards: Callable[[], Board]) -> None:

@@ -11,6 +11,7 @@ from faults.harness import TYPES, Connect, eventually
 
 import tubes
 from tubes.interrupts import guarded
+from tubes.waiting import room
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -250,7 +251,7 @@ def test_a_slow_callback_of_a_put_that_waited_holds_up_nobody_else(connect: Conn
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
-    eventually(lambda: tube._store.waiters.count((tube.record.id, "room")) == 2)
+    eventually(lambda: tube._store.waiters.count(room(tube.record.id)) == 2)
     for _ in range(2):
         task = tube.take(timeout=10)
         assert task is not None

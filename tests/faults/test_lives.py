@@ -277,7 +277,7 @@ def test_a_queue_that_only_listens_sweeps(connect: Connect) -> None:
 
 
 def test_all_who_wait_in_other_processes_hear_that_the_tube_is_dropped(
-    deaf: None, connect: Connect, url: str, asleep: Callable[[tubes.Queue, str, str], Process]
+    deaf: None, connect: Connect, url: str, asleep: Callable[..., Process]
 ) -> None:
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")

@@ -405,7 +405,7 @@ def test_for_who_is_ended_as_it_is_called_another_process_is_called(
     deaf: None,
     connect: Connect,
     url: str,
-    asleep: Callable[[tubes.Queue, str, str], Process],
+    asleep: Callable[..., Process],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = FakeClock()

@@ -14,131 +14,134 @@ import tubes
 from tubes.testing import FakeClock
 from tubes.waiting import LEASES_KEPT, Waiters, room, seconds_until
 
+JOBS, OTHER = 1, 2
+"""Two tubes."""
+
 
 def test_the_first_in_line_is_woken_first() -> None:
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(3)]
-    waiters.wake("jobs")
+    line = [waiters.enter(JOBS) for _ in range(3)]
+    waiters.wake(JOBS)
     assert [signal.is_set for signal in line] == [True, False, False]
 
 
 def test_one_that_is_awake_already_is_not_counted_again() -> None:
     """Two tasks wake two consumers, also when the first has not come round to leaving the line."""
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(4)]
-    waiters.wake("jobs")
-    waiters.wake("jobs", 2)
+    line = [waiters.enter(JOBS) for _ in range(4)]
+    waiters.wake(JOBS)
+    waiters.wake(JOBS, 2)
     assert [signal.is_set for signal in line] == [True, True, True, False]
 
 
 def test_more_wake_ups_than_waiters_wake_all_of_them() -> None:
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(2)]
-    waiters.wake("jobs", 10)
+    line = [waiters.enter(JOBS) for _ in range(2)]
+    waiters.wake(JOBS, 10)
     assert all(signal.is_set for signal in line)
 
 
 def test_waking_nobody_is_harmless_and_wakes_nobody_later() -> None:
     waiters = Waiters()
-    waiters.wake("jobs", 5)
-    waiters.enter("jobs")
-    waiters.wake("jobs", 0)
-    assert waiters.enter("jobs").is_set is False
+    waiters.wake(JOBS, 5)
+    waiters.enter(JOBS)
+    waiters.wake(JOBS, 0)
+    assert waiters.enter(JOBS).is_set is False
 
 
 def test_each_key_has_a_line_of_its_own() -> None:
     waiters = Waiters()
-    jobs, room = waiters.enter(1), waiters.enter((1, "room"))
-    waiters.wake((1, "room"))
-    assert (jobs.is_set, room.is_set) == (False, True)
-    assert sorted(map(str, waiters.keys())) == ["(1, 'room')", "1"]
+    consumer, putter = waiters.enter(JOBS), waiters.enter(room(JOBS))
+    waiters.wake(room(JOBS))
+    assert (consumer.is_set, putter.is_set) == (False, True)
+    assert waiters.keys() == [JOBS, room(JOBS)]
 
 
 def test_who_has_left_is_not_woken() -> None:
     waiters = Waiters()
-    first, second = waiters.enter("jobs"), waiters.enter("jobs")
-    waiters.leave("jobs", first)
-    waiters.wake("jobs")
+    first, second = waiters.enter(JOBS), waiters.enter(JOBS)
+    waiters.leave(JOBS, first)
+    waiters.wake(JOBS)
     assert (first.is_set, second.is_set) == (False, True)
 
 
 def test_an_empty_line_is_forgotten() -> None:
     waiters = Waiters()
     assert not waiters
-    signal = waiters.enter("jobs")
+    signal = waiters.enter(JOBS)
     assert waiters
-    assert waiters.count("jobs") == 1
-    waiters.wake("jobs")
-    waiters.leave("jobs", signal)
+    assert waiters.count(JOBS) == 1
+    waiters.wake(JOBS)
+    waiters.leave(JOBS, signal)
     assert not waiters and not waiters._called
-    assert (waiters.keys(), waiters.count("jobs")) == ([], 0)
+    assert (waiters.keys(), waiters.count(JOBS)) == ([], 0)
 
 
 def test_leaving_a_line_that_is_gone_is_harmless() -> None:
     waiters = Waiters()
-    signal = waiters.enter("jobs")
-    waiters.leave("jobs", signal)
-    waiters.leave("jobs", signal)
+    signal = waiters.enter(JOBS)
+    waiters.leave(JOBS, signal)
+    waiters.leave(JOBS, signal)
 
 
 def test_waking_all_wakes_every_line() -> None:
     waiters = Waiters()
-    line = [waiters.enter(key) for key in ("a", "b", "b")]
+    line = [waiters.enter(key) for key in (JOBS, OTHER, OTHER)]
     waiters.wake_all()
     assert all(signal.is_set for signal in line)
 
 
 def test_any_other_news_is_for_the_first_in_each_line_or_the_next_where_that_one_is_held_up() -> None:
     waiters = Waiters()
-    lines = {key: [waiters.enter(key) for _ in range(2)] for key in "ab"}
-    waiters.wake_first("a")
-    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, False, False, False]
+    lines = {key: [waiters.enter(key) for _ in range(2)] for key in (JOBS, OTHER)}
+    waiters.wake_first(JOBS)
+    assert [signal.is_set for signal in lines[JOBS] + lines[OTHER]] == [True, False, False, False]
     waiters.wake_one_each()
-    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True, True, True, False]
-    waiters.heed("a", lines["a"][0])
+    assert [signal.is_set for signal in lines[JOBS] + lines[OTHER]] == [True, True, True, False]
+    waiters.heed(JOBS, lines[JOBS][0])
     waiters.wake_one_each()
-    assert [signal.is_set for signal in lines["a"] + lines["b"]] == [True] * 4
+    assert [signal.is_set for signal in lines[JOBS] + lines[OTHER]] == [True] * 4
 
 
 def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first() -> None:
     """Nobody else may look for himself: he would overtake."""
     waiters = Waiters()
-    first, second = waiters.enter("jobs"), waiters.enter("jobs")
-    assert waiters.uncalled("jobs") == 2
-    assert waiters.wake("jobs") == 1
+    first, second = waiters.enter(JOBS), waiters.enter(JOBS)
+    assert waiters.uncalled(JOBS) == 2
+    assert waiters.wake(JOBS) == 1
     waiters.wake_all()
-    assert waiters.uncalled("jobs") == 1
-    assert [waiters.heed("jobs", signal) for signal in (first, second)] == [(True, True), (False, False)]
-    assert waiters.heed("jobs", first) == (True, False)
+    assert waiters.uncalled(JOBS) == 1
+    assert [waiters.heed(JOBS, signal) for signal in (first, second)] == [(True, True), (False, False)]
+    assert waiters.heed(JOBS, first) == (True, False)
     assert not first.is_set and not second.is_set
-    assert waiters.wake("jobs", 5) == waiters.wake("jobs", 0) + 2
-    assert waiters.wake("other", 5) == 0
+    assert waiters.wake(JOBS, 5) == waiters.wake(JOBS, 0) + 2
+    assert waiters.wake(OTHER, 5) == 0
 
 
 def test_nobody_is_called_for_what_one_who_has_left_had_before() -> None:
     """Or the next call would pass over who was called in vain."""
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(4)]
-    waiters.leave("jobs", line[0], [(7, 1), (8, 1)])
-    assert waiters.wake("jobs", 1, [(7, 1)]) == 1
-    assert waiters.uncalled("jobs") == 3
-    assert waiters.wake("jobs", 1, [(7, 2)]) == waiters.wake("jobs", 2, [(8, 1), (9, 1)]) - 1 == 1
+    line = [waiters.enter(JOBS) for _ in range(4)]
+    waiters.leave(JOBS, line[0], [(7, 1), (8, 1)])
+    assert waiters.wake(JOBS, 1, [(7, 1)]) == 1
+    assert waiters.uncalled(JOBS) == 3
+    assert waiters.wake(JOBS, 1, [(7, 2)]) == waiters.wake(JOBS, 2, [(8, 1), (9, 1)]) - 1 == 1
     assert [signal.is_set for signal in line[1:]] == [True, True, False]
     for signal in line[1:]:
-        waiters.leave("jobs", signal, [(9, 1)])
-    line = [waiters.enter("jobs") for _ in range(2)]
-    waiters.wake("jobs", 1, [(9, 1)])
+        waiters.leave(JOBS, signal, [(9, 1)])
+    line = [waiters.enter(JOBS) for _ in range(2)]
+    waiters.wake(JOBS, 1, [(9, 1)])
     assert [signal.is_set for signal in line] == [True, False]
 
 
 def test_what_many_who_have_left_had_is_known_and_not_for_ever() -> None:
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(5)]
-    waiters.leave("jobs", line[0], [(1, 1), (2, 1)])
-    waiters.leave("jobs", line[1], [(3, 1)])
-    assert waiters.wake("jobs", 2, [(2, 1), (3, 1)]) == 2 and not line[2].is_set
-    waiters.leave("jobs", line[2], [(id, 1) for id in range(4, LEASES_KEPT + 2)])
-    assert waiters.wake("jobs", 2, [(2, 1), (1, 1)]) == 2
+    line = [waiters.enter(JOBS) for _ in range(5)]
+    waiters.leave(JOBS, line[0], [(1, 1), (2, 1)])
+    waiters.leave(JOBS, line[1], [(3, 1)])
+    assert waiters.wake(JOBS, 2, [(2, 1), (3, 1)]) == 2 and not line[2].is_set
+    waiters.leave(JOBS, line[2], [(id, 1) for id in range(4, LEASES_KEPT + 2)])
+    assert waiters.wake(JOBS, 2, [(2, 1), (1, 1)]) == 2
     assert [signal.is_set for signal in line[3:]] == [True, False]
 
 
@@ -163,65 +166,65 @@ def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
 
     waiters = Waiters()
     waiters.line = Line()
-    first, second = waiters.enter("jobs"), waiters.enter("jobs")
-    waiters.wake("jobs")
+    first, second = waiters.enter(JOBS), waiters.enter(JOBS)
+    waiters.wake(JOBS)
     waiters.wake_one_each()
     waiters.wake_all()
-    assert (waiters.uncalled("jobs"), waiters.count("jobs"), waiters.keys()) == (1, 2, ["jobs"])
-    assert waiters.heed("jobs", first) == (True, True)
+    assert (waiters.uncalled(JOBS), waiters.count(JOBS), waiters.keys()) == (1, 2, [JOBS])
+    assert waiters.heed(JOBS, first) == (True, True)
     for signal in (first, second):
-        waiters.leave("jobs", signal)
+        waiters.leave(JOBS, signal)
     assert not waiters
 
 
 def test_for_a_single_task_the_first_in_line_is_woken_whoever_is_called() -> None:
     """So that who was called in vain is not overtaken."""
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(3)]
-    assert waiters.wake("jobs") == waiters.wake("jobs") == 1
+    line = [waiters.enter(JOBS) for _ in range(3)]
+    assert waiters.wake(JOBS) == waiters.wake(JOBS) == 1
     assert [signal.is_set for signal in line] == [True, False, False]
-    assert waiters.uncalled("jobs") == 1
-    waiters.heed("jobs", line[0])
-    waiters.leave("jobs", line[0], [(1, 1)])
-    waiters.wake_first("jobs")
-    assert waiters.heed("jobs", line[1]) == (True, True)
+    assert waiters.uncalled(JOBS) == 1
+    waiters.heed(JOBS, line[0])
+    waiters.leave(JOBS, line[0], [(1, 1)])
+    waiters.wake_first(JOBS)
+    assert waiters.heed(JOBS, line[1]) == (True, True)
 
 
 def test_what_the_first_in_line_has_not_found_nobody_is_called_for_any_more() -> None:
     waiters = Waiters()
-    line = [waiters.enter("jobs") for _ in range(3)]
-    waiters.wake("jobs")
-    waiters.wake("jobs")
-    waiters.heed("jobs", line[0])
-    waiters.looked_in_vain("jobs", line[0])
-    assert waiters.uncalled("jobs") == 3
-    waiters.wake("jobs")
-    waiters.wake("jobs")
-    waiters.looked_in_vain("jobs", line[0])  # before they were called: it looks again
-    assert waiters.uncalled("jobs") == 1
-    waiters.heed("jobs", line[0])
-    waiters.wake("jobs", 2)
-    waiters.heed("jobs", line[0])
-    waiters.looked_in_vain("jobs", line[0])
-    assert waiters.uncalled("jobs") == 2  # the last one is awake, and will look
+    line = [waiters.enter(JOBS) for _ in range(3)]
+    waiters.wake(JOBS)
+    waiters.wake(JOBS)
+    waiters.heed(JOBS, line[0])
+    waiters.looked_in_vain(JOBS, line[0])
+    assert waiters.uncalled(JOBS) == 3
+    waiters.wake(JOBS)
+    waiters.wake(JOBS)
+    waiters.looked_in_vain(JOBS, line[0])  # before they were called: it looks again
+    assert waiters.uncalled(JOBS) == 1
+    waiters.heed(JOBS, line[0])
+    waiters.wake(JOBS, 2)
+    waiters.heed(JOBS, line[0])
+    waiters.looked_in_vain(JOBS, line[0])
+    assert waiters.uncalled(JOBS) == 2  # the last one is awake, and will look
 
 
 def test_the_store_is_told_when_nobody_waits_any_more() -> None:
     told: list[int] = []
     waiters = Waiters(on_nobody=lambda: told.append(len(waiters.line)))
-    signals = {key: waiters.enter(key) for key in "ab"}
-    waiters.leave("a", signals["a"])
+    signals = {key: waiters.enter(key) for key in (JOBS, OTHER)}
+    waiters.leave(JOBS, signals[JOBS])
     assert told == []
-    waiters.leave("b", signals["b"])
+    waiters.leave(OTHER, signals[OTHER])
     assert told == [0]
 
 
 def test_the_store_is_told_when_somebody_stands_in_line() -> None:
     """After the waiter is in line, so that nothing that is signalled from then on can be missed."""
     seen: list[int] = []
-    waiters = Waiters(lambda: seen.append(waiters.count("jobs")))
-    waiters.enter("jobs")
-    waiters.enter("jobs")
+    waiters = Waiters(lambda: seen.append(waiters.count(JOBS)))
+    waiters.enter(JOBS)
+    waiters.enter(JOBS)
     assert seen == [1, 2]
 
 

@@ -1,0 +1,115 @@
+"""A put that waits for room is called from other processes too, by whatever makes room there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from faults.harness import Connect, Ended, eventually
+from interpreter import Process
+from sleeper import is_asleep
+from slow import slow_but
+
+import tubes
+from tubes.testing import FakeClock
+from tubes.testing.suite import take
+
+
+@pytest.fixture(params=slow_but(("sqlite", "postgresql"), ("sqlite", "postgresql", "redis")))
+def url(request: pytest.FixtureRequest) -> str:
+    """One on each store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('db')}"
+    found: str = request.getfixturevalue("own_migrated_db" if request.param == "postgresql" else "redis_db")
+    return found
+
+
+def full(queue: tubes.Queue) -> tubes.Tube:
+    """A tube with room for one, which is taken."""
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1, ttr=60)
+    tube.put("full", ttl=60)
+    return tube
+
+
+def delete(tube: tubes.Tube, clock: FakeClock) -> None:
+    tube.delete(tube.tasks("r")[0])
+
+
+def ack(tube: tubes.Tube, clock: FakeClock) -> None:
+    tube.ack(take(tube))
+
+
+def ack_by_a_take(tube: tubes.Tube, clock: FakeClock) -> None:
+    assert tube.take(timeout=0, ack=take(tube)) is None
+
+
+def let_its_time_end(tube: tubes.Tube, clock: FakeClock) -> None:
+    clock.advance(60)
+    tube._queue.sweep()
+
+
+def truncate(tube: tubes.Tube, clock: FakeClock) -> None:
+    tube.truncate()
+
+
+@pytest.mark.parametrize(
+    "make_room", slow_but((ack, truncate), (ack, ack_by_a_take, delete, let_its_time_end, truncate))
+)
+def test_a_put_that_waits_elsewhere_is_called_by_whatever_makes_room(
+    deaf: None,
+    connect: Connect,
+    url: str,
+    asleep: Callable[..., Process],
+    make_room: Callable[[tubes.Tube, FakeClock], None],
+) -> None:
+    clock = FakeClock()
+    queue = connect(sweep=False, clock=clock)
+    tube = full(queue)
+    putter = asleep(queue, url, "jobs", "late")
+    make_room(tube, clock)
+    assert putter.communicate(timeout=20)[0] == "late\n"
+
+
+def test_room_for_several_calls_several_processes(
+    deaf: None, connect: Connect, url: str, asleep: Callable[..., Process]
+) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "limfifottl", capacity=2)
+    tube.put_many("ab")
+    putters = [asleep(queue, url, "jobs", data) for data in "cd"]
+    tube.ack_many(tube.take_many(2, timeout=0))
+    assert [putter.communicate(timeout=20)[0] for putter in putters] == ["c\n", "d\n"]
+
+
+def raise_ended(step: object) -> None:
+    raise Ended
+
+
+def test_who_is_ended_as_it_is_called_for_room_has_another_process_called(
+    deaf: None,
+    connect: Connect,
+    url: str,
+    asleep: Callable[..., Process],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, waiting = connect(sweep=False), connect(sweep=False, clock=FakeClock())
+    tube = full(queue)
+    other = asleep(queue, url, "jobs", "late")
+    with ThreadPoolExecutor(1) as threads:
+        put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
+        eventually(lambda: is_asleep(waiting))
+        monkeypatch.setattr(waiting.tube.jobs, "_commit", raise_ended)
+        tube.ack(take(tube))
+        assert isinstance(put.exception(), Ended)
+    assert other.communicate(timeout=20)[0] == "late\n"
+
+
+def test_all_who_wait_for_room_in_other_processes_hear_that_the_tube_is_dropped(
+    deaf: None, connect: Connect, url: str, asleep: Callable[..., Process]
+) -> None:
+    queue = connect(sweep=False)
+    tube = full(queue)
+    others = [asleep(queue, url, "jobs", data) for data in "ab"]
+    tube.drop()
+    assert [other.wait(20) for other in others] == [1, 1]  # their puts have raised
