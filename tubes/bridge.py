@@ -106,8 +106,11 @@ class Crew:
             yield worker
         finally:
             self._reserved.pop(task, None)
-            self._clearing.add(worker)
-            worker.when_clear(partial(self._give_back, worker))
+            if self.is_closed:
+                worker.stop()  # at once: the loop may be over before its calls are
+            else:
+                self._clearing.add(worker)
+                worker.when_clear(partial(self._give_back, worker))
 
     async def close(self, work: Callable[[], None]) -> None:
         """Run ``work`` as the last call; its part is to end the others. Then end the threads.

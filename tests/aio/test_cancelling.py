@@ -333,6 +333,37 @@ async def test_a_cancelled_close_closes(url: str) -> None:
     await until(lambda: not threads_since(before))
 
 
+def test_a_close_whose_loop_ends_in_the_middle_keeps_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was not waited for any more: it goes on, and nobody tells the loop."""
+    monkeypatch.setattr(bridge, "PATIENCE", 0.0)
+    before = threading.enumerate()
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    async def begin() -> tubes.Queue:
+        queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}")
+        close = queue._plain.close
+
+        def slowly() -> None:
+            begun.set()
+            may_go_on.wait(PATIENCE)
+            close()
+
+        monkeypatch.setattr(queue._plain, "close", slowly)
+        ending = asyncio.create_task(queue.close())
+        await until(begun.is_set)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        return queue._plain
+
+    plain = asyncio.run(begin())
+    may_go_on.set()
+    asyncio.run(until(lambda: not threads_since(before)))
+    assert plain.is_closed
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_cancelled_connect_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
