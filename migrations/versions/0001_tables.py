@@ -113,9 +113,9 @@ SQLITE_TRIGGERS = {
         END""",
     # A taken task was given back, and a better one came meanwhile.
     "returned": """AFTER UPDATE OF ttr_ms ON {ns}_task
-        WHEN old.state = 't' AND new.state = 'r' AND new.front = 1 AND new.utube IS NOT NULL AND EXISTS (
-            SELECT 1 FROM {ns}_task WHERE tube = new.tube AND utube = new.utube AND front = 0
-            AND (pri < new.pri OR (pri = new.pri AND id < new.id))
+        WHEN old.state = 't' AND new.state = 'r' AND new.front = 1 AND new.utube IS NOT NULL AND (
+            SELECT pri < new.pri OR (pri = new.pri AND id < new.id) FROM {ns}_task
+            WHERE tube = new.tube AND utube = new.utube AND front = 0 ORDER BY pri, id LIMIT 1
         )
         BEGIN
             UPDATE {ns}_task SET front = 0 WHERE id = new.id;

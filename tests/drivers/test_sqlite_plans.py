@@ -6,7 +6,8 @@ import importlib
 import itertools
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,36 @@ def test_of_an_empty_queue_too(queue: tubes.Queue, path: Path) -> None:
     analyze(path)
     queue.store.tidy()
     assert plans(queue) == usual
+
+
+@pytest.mark.parametrize("type", ["utube", "utubettl"])
+def test_no_verb_walks_over_its_sub_queue(queue: tubes.Queue, type: str) -> None:
+    """A release looked at all who stood behind for a better one: 46 ms where 60,000 did, and now 0.3."""
+    tube = queue.create_tube("jobs", type)
+    store: Any = queue.store
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    def used(verb: Callable[[], Any]) -> int:
+        nonlocal steps
+        steps = 0
+        verb()
+        return steps
+
+    def verbs() -> list[int]:
+        """What a put, a take and what follows one costs SQLite's engine."""
+        costs = [used(lambda: tube.put("x", utube="one"))]
+        for verb in (tube.release, tube.bury, tube.delete, tube.ack):
+            costs.append(used(lambda: tube.take(timeout=0)))
+            [taken] = tube.tasks("t")
+            costs.append(used(partial(verb, taken)))
+        return [*costs, used(tube.kick)]
+
+    tube.put_many(range(10), utube="one")
+    store.writer.db.set_progress_handler(count, 1)
+    few = verbs()
+    tube.put_many(range(200), utube="one")
+    assert verbs() == few
