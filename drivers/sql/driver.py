@@ -528,10 +528,10 @@ class SqlDriver:
 
     def _release_all(self, tx: SqlTx, limit: int, now: int) -> Sequence[Change]:
         def found() -> list[Row]:
-            return tx.rows(self._sql.taken.all, self._tube, limit)
+            return sorted(tx.rows(self._sql.taken.all, self._tube, limit), key=_by_pri)
 
         def free() -> list[Row]:
-            return self._lock_free(tx, (self._sql.taken,), limit=limit, by=itemgetter(PRI, ID))
+            return self._lock_free(tx, (self._sql.taken,), limit=limit, by=_by_pri)
 
         tx.begin()
         locked = self._lock_as_many(tx, limit, found, self._lock_unchanged, free)

@@ -497,7 +497,7 @@ class Statements:
 
         self.next_due = self._make(sa.select(*dues(bind("tube"))), "tube")
         self.next_dues = self._make(sa.select(self._tube.c.id, *dues(self._tube.c.id)))
-        self.taken = self._passing("tube", where=taken, by=(c.pri, c.id))
+        self.taken = self._passing("tube", where=taken, by=(c.place, c.id))
         self.taken_by = self._passing(
             "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
         )

@@ -26,7 +26,6 @@ ON_A_SERVER = {
 SORTED = {
     "count": "GROUP BY",  # what stands behind is all in one state
     "holders": "DISTINCT",  # the owners of taken tasks
-    "taken": "ORDER BY",
     "by_state_front": "ORDER BY",
     "by_state_aside": "ORDER BY",
     "ended": "ORDER BY",  # sessions
