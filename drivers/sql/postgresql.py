@@ -14,6 +14,9 @@ from urllib.parse import unquote
 
 try:
     import psycopg
+
+    if tuple(map(int, psycopg.__version__.split(".")[:2])) < (3, 2):  # without it nothing is cancelled
+        raise ImportError(f"psycopg is {psycopg.__version__}, and tubes needs 3.2 or newer")
 except ImportError as error:
     raise ImportError(f"{error}; pip install 'tubes-queue[postgres]'") from error
 import sqlalchemy as sa

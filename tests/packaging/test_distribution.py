@@ -224,19 +224,29 @@ def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 
 OLD = """
-import redis, tubes
-redis.__version__ = "5.3.1"
+import importlib, sys, tubes
+url, package, version = sys.argv[1:]
+importlib.import_module(package).__version__ = version
 try:
-    tubes.connect("redis://localhost")
+    tubes.connect(url)
 except tubes.StoreUnavailable as error:
     print(error)
 """
 
 
-def test_a_redis_py_that_is_too_old_is_named_with_the_extra_that_brings_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("url", "package", "version", "reason", "extra"),
+    [
+        ("redis://", "redis", "5.3.1", "redis-py is 5.3.1, and tubes needs 6 or newer", "redis"),
+        ("postgresql://", "psycopg", "3.1.18", "psycopg is 3.1.18, and tubes needs 3.2 or newer", "postgres"),
+    ],
+)
+def test_a_package_that_is_too_old_is_named_with_the_extra_that_brings_another(
+    url: str, package: str, version: str, reason: str, extra: str, tmp_path: Path
+) -> None:
     """It may have been installed without the extra, which says so too."""
-    said = run(sys.executable, "-c", OLD, cwd=tmp_path)
-    assert "redis-py is 5.3.1, and tubes needs 6 or newer; pip install 'tubes-queue[redis]'" in said
+    said = run(sys.executable, "-c", OLD, url, package, version, cwd=tmp_path)
+    assert f"{reason}; pip install 'tubes-queue[{extra}]'" in said
 
 
 WINDOWS = """
