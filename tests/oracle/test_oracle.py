@@ -202,7 +202,6 @@ def path(template: Path) -> Iterator[Path]:
 
 
 RECORDED = [case for name in FILES for case in ALL[name]]
-EVERY_CASE = [pytest.param(case, id=case.name) for case in RECORDED]
 
 
 def as_called(case: Case) -> str:
@@ -213,7 +212,13 @@ def as_called(case: Case) -> str:
 
 ONCE_EACH = {as_called(case): case for case in reversed(RECORDED)}.values()
 ON_SERVERS = [pytest.param(case, id=case.name) for case in ONCE_EACH]
-"""The same, but once each: on SQLite all of them are replayed."""
+
+_FIRST = {case.name for case in ONCE_EACH}
+EVERY_CASE = [
+    pytest.param(case, id=case.name, marks=() if case.name in _FIRST else pytest.mark.slow)
+    for case in RECORDED
+]
+"""What is replayed on SQLite: what another case already calls and expects is left to the slow tests."""
 
 
 def is_composed(case: Case) -> bool:
