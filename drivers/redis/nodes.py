@@ -282,6 +282,8 @@ class Nodes:
             said = str(error)
             if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
                 said = f"there is no option {unknown[1]!r}{suggestion(unknown[1], (), OURS)}"
+            elif isinstance(error, UNFIT):  # before 8, redis-py takes some as they come
+                said = f"an option cannot have the value that it has there ({said})"
             raise BadOption(f"bad store URL: {said}", option="url") from error
 
     def _give_back(self, address: Address | None, wire: Wire) -> None:
