@@ -434,23 +434,38 @@ class RedisStore(Renewable):
         return True
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
-        """When time does something next in these tubes, by their ids: one round trip to each node.
+        """When time does something next in these tubes, by their ids; without those that ``_read_each`` leaves out."""
+        firsts = self._read_each(tubes, "due", "ZRANGE", 0, 0, "WITHSCORES")
+        return {tube: int(float(first[1])) if first else None for tube, first in firsts.items()}
 
-        Without those of a node that is away, and of a tube that has moved, or whose key is no list of instants.
+    def _read_each(
+        self, tubes: Sequence[TubeRecord], key: str, command: str, *given: Argument
+    ) -> dict[int, Any]:
+        """What a command answers of a key of each of these tubes, by their ids: one round trip to each node.
+
+        Without those of a node that is away, and of a tube that has moved, or whose key is of another type.
         """
         of_node: dict[object, list[tuple[int, Keys]]] = {}
         for tube in tubes:
-            keys = Keys.of_tube(self._namespace, tube.id, "due")
+            keys = Keys.of_tube(self._namespace, tube.id, key)
             of_node.setdefault(self._hub.nodes.node_of(keys), []).append((tube.id, keys))
-        dues: dict[int, int | None] = {}
+        answers: dict[int, Any] = {}
+
+        def use(wire: Wire) -> list[Any]:
+            wire.send(*[(command, *keys, *given) for _, keys in asked])
+            return [wire.receive() for _ in asked]
+
         for asked in of_node.values():
             try:
                 self._hub.nodes.check_reachable(asked[0][1])
-                dues |= self._hub.nodes.call(asked[0][1], partial(_next_dues, asked), is_repeatable=True)
+                told = self._hub.nodes.call(asked[0][1], use, is_repeatable=True)
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
                     raise
-        return dues
+            else:
+                pairs = zip(asked, told, strict=True)
+                answers |= {tube: answer for (tube, _), answer in pairs if not isinstance(answer, Exception)}
+        return answers
 
     def _finish_drop(self, tube: TubeRecord) -> None:
         """Who dropped it may have died, or not have got the answer, before it was taken out of the catalogue."""
@@ -609,11 +624,12 @@ class RedisStore(Renewable):
 
         Where a node of a Cluster is away, or the tube's list is damaged, nobody can tell, and nobody takes.
         """
-        holders: dict[int, set[str]] = {}
+        holders = {tube: _texts(ids) for tube, ids in self._read_each(tubes, "sessions", "SMEMBERS").items()}
         for tube in tubes:
             try:
-                self._hub.nodes.check_reachable(Keys.of_tube(self._namespace, tube.id))
-                holders[tube.id] = self._admitted(tube.id)
+                if tube.id not in holders:  # its slot has moved, say
+                    self._hub.nodes.check_reachable(Keys.of_tube(self._namespace, tube.id))
+                    holders[tube.id] = self._admitted(tube.id)
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
                     raise
@@ -630,7 +646,7 @@ class RedisStore(Renewable):
 
     def _admitted(self, tube: int) -> set[str]:
         """The sessions that may take there."""
-        return {session.decode(errors="replace") for session in self._run_on(tube, scripts.ADMITTED)}
+        return _texts(self._run_on(tube, scripts.ADMITTED))
 
     def forget_session(self, tx: Any, session: str) -> None:
         self._ask(scripts.FORGET_SESSION, session)
@@ -801,15 +817,8 @@ def _server_ms(wire: Wire) -> float:
     return int(seconds) * 1000 + int(micros) / 1000
 
 
-def _next_dues(asked: Sequence[tuple[int, Keys]], wire: Wire) -> dict[int, int | None]:
-    """When time does something next in tubes of one node; without those that it does not tell of."""
-    wire.send(*[("ZRANGE", due, 0, 0, "WITHSCORES") for _, (due,) in asked])
-    answers = [(tube, wire.receive()) for tube, _ in asked]
-    return {
-        tube: int(float(answer[1])) if answer else None
-        for tube, answer in answers
-        if not isinstance(answer, Exception)
-    }
+def _texts(ids: Iterable[bytes]) -> set[str]:
+    return {id.decode(errors="replace") for id in ids}
 
 
 def _memory(wire: Wire) -> dict[str, str]:

@@ -95,11 +95,14 @@ class Catalogue(ABC):
         return [*ended, *self._orphans(tx)] if thoroughly else ended
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
-        """The sessions that hold tasks, by tubes' ids."""
-        return {
-            tube.id: {owner for (owner,) in tx.only_rows(self._sql_of(tube).holders, tube.id) if owner}
-            for tube in tubes
-        }
+        """The sessions that hold tasks, by tubes' ids: one statement for each table of tasks."""
+        sql_of = {tube.id: self._sql_of(tube) for tube in tubes}
+        holders: dict[int, set[str]] = {id: set() for id in sql_of}
+        for sql in {*sql_of.values()}:
+            for id, owner in tx.only_rows(sql.holders):
+                if owner and sql_of.get(id) is sql:
+                    holders[id].add(owner)
+        return holders
 
     def _orphans(self, tx: Any) -> list[str]:
         """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""

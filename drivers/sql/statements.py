@@ -501,7 +501,21 @@ class Statements:
         self.taken_by = self._passing(
             "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
         )
-        self.holders = self._make(sa.select(c.owner).distinct().where(taken), "tube")
+        self.holders = self._make(self._holders())
+
+    def _holders(self) -> sa.Select[Any]:
+        """Who holds tasks of which tube: the index is entered for each tube, or it would be read from end to end."""
+        tube, c = self._tube, self._task.c
+
+        def held(of: sa.ColumnElement[int], *columns: Any) -> sa.Select[Any]:
+            return (
+                sa.select(*columns, c.owner).distinct().where(c.tube == of, c.front == ONE, c.state == TAKEN)
+            )
+
+        if not self._is_server:
+            return held(tube.c.id + ZERO, tube.c.id)
+        of_each = held(tube.c.id).correlate(tube).lateral("held")
+        return sa.select(tube.c.id, of_each.c.owner).select_from(tube.join(of_each, sa.true()))
 
     # The store's: tubes, sessions, connections, calls
 

@@ -35,6 +35,7 @@ BATCHES: dict[str, Statement] = {
     "ids_free_aside": SQL.ids_free[1],
     "ids_free_in_front": SQL.ids_free[2],
     "next_dues": SQL.next_dues,
+    "holders": SQL.holders,
     "due": SQL.due.all,
     "due_free": SQL.due.free,
     "due_elsewhere": SQL.due.elsewhere,

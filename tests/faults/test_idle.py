@@ -93,6 +93,24 @@ def test_a_process_that_has_nothing_to_do_asks_no_more_where_there_are_many_tube
     assert 0 < idle(queue, asked) <= few
 
 
+def test_who_goes_asks_no_more_where_there_are_many_tubes(connect: Connect, asked: Asked) -> None:
+    """Each close asked twice in every tube who holds something there, which a short-lived process paid for."""
+    queue = connect(sweep=False)
+
+    def cost() -> int:
+        other = connect(sweep=False)
+        before = asked(other)
+        other.close()
+        return asked(queue) - before
+
+    queue.create_tube("first", "fifo")
+    asked(queue)
+    few = cost()
+    for n in range(20):
+        queue.create_tube(f"tube_{n}", "fifo")
+    assert 0 < cost() <= few
+
+
 def test_what_is_due_in_many_tubes_is_what_each_of_them_says(connect: Connect) -> None:
     queue: Any = connect(sweep=False)
     made = [
