@@ -170,8 +170,7 @@ class SqliteStore(Catalogue, Renewable):
             )
             self._prepare(db)  # not before: it changes the file
             if is_behind:
-                bring_up = migrations.bring_up_memory if self.path is None else migrations.bring_up
-                bring_up(self.writer, self._namespace, self._what)
+                migrations.bring_up(self.writer, self._namespace, self._what)
             if self.path is None:
                 self._locks: LockFile | Alone = Alone()
                 self.waiters, self.counts = Waiters(), Counts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import re
 import sqlite3
 import subprocess
@@ -48,11 +49,16 @@ def schema(file: Path, namespace: str = "tubes") -> dict[str, str]:
     return dict(rows)
 
 
-def test_in_memory_the_schema_is_the_same_however_often_it_was_made() -> None:
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_the_schema_of_a_new_database_is_the_same_however_often_it_was_made(
+    place: str, tmp_path: Path
+) -> None:
     """Alembic makes the first of a namespace, and those after it are made like that."""
+    numbers = itertools.count()
 
     def made(namespace: str) -> tuple[list[tuple[str, str]], list[tuple[str]]]:
-        with tubes.connect("sqlite://", namespace=namespace, sweep=False) as queue:
+        url = "sqlite://" if place == "memory" else f"sqlite:///{tmp_path}/{next(numbers)}.db"
+        with tubes.connect(url, namespace=namespace, sweep=False) as queue:
             assert queue.create_tube("jobs", "utubettl").put("x", utube="a").id == 1
             store: Any = queue.store
             db = store.writer.db
