@@ -80,3 +80,14 @@ def test_a_batch_finds_its_tasks_along_an_index(db: psycopg.Connection, name: st
     plan = "\n".join(line for (line,) in db.execute(f"EXPLAIN EXECUTE {name} {nothing}".encode()))
     assert "Join Filter" not in plan, plan
     assert "Index Cond" in plan, plan
+
+
+@pytest.mark.parametrize("name", ["next_due", "next_dues"])
+def test_what_is_due_next_is_the_first_entry_of_an_index(db: psycopg.Connection, name: str) -> None:
+    """As a min() of what looked like few, it read all taken tasks, with each look of whoever waits."""
+    text = getattr(SQL, name).text
+    given = "(NULL)" if "$1" in text else ""
+    db.execute(f"PREPARE first_{name} AS {text}".encode())
+    plan = "\n".join(line for (line,) in db.execute(f"EXPLAIN EXECUTE first_{name} {given}".encode()))
+    assert plan.count("Limit") == 2, plan
+    assert "Aggregate" not in plan and "Sort" not in plan, plan
