@@ -4,9 +4,8 @@ A process that has waiters says so on the channel of all, at once and every few 
 has heard that lately sends a NOTIFY after each commit that readied a task, from this thread, so that no commit of ours
 waits for the lock that a NOTIFY in a transaction takes. One task is for one process: it is called on a channel of its
 own, so that the others sleep on, and calls all when nobody waits in it any more. Several tasks call all. Room in a tube
-is told of in the same way, but where nobody has said that he waits for it, nobody is called: each ack makes some. Under
-all this there is the floor: the first in each line looks by itself, behind a pooler, which passes no notifications on,
-more often.
+is told of in the same way, but to none who has not said that he waits for it: each ack makes some. Under all this there
+is the floor: the first in each line looks by itself, behind a pooler, which passes no notifications on, more often.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""
 
 WAITING = "waiting"
+PASSED_ON = "passed on"
 
 MOST_KEYS = 400
 """What a process names when it says that it waits: a notification is not to exceed 8,000 bytes."""
@@ -239,10 +239,10 @@ class Listener(Stirred):
                     self._heed(wire, channel, payload, sender)
 
     def _heed(self, wire: Wire, channel: str, payload: str, sender: int) -> None:
-        word, _, keys = payload.partition(" ")
+        word, _, more = payload.partition(" ")
         if word == WAITING:
             self._heard_at = real_monotonic()
-            known = frozenset(int(key) for key in keys.split(",") if _is_key(key))
+            known = frozenset(int(key) for key in more.split(",") if _is_key(key))
             self._waiting[sender] = _Announcement(self._heard_at, known)
         elif _is_key(word):
             key = int(word)
@@ -251,8 +251,10 @@ class Listener(Stirred):
                 said = self._waiting.get(sender)
                 if said is not None:  # it passes a call on, or puts: it does not wait for that
                     self._waiting[sender] = said._replace(keys=said.keys - {key})
-            elif not is_called:
-                self._announced -= {key}
+            elif key < 0 and not is_called and not more:
+                for process in self._next_waiting(key, len(self._waiting)):
+                    self._send(wire, f"{word} {PASSED_ON}", process)
+            elif not is_called and not more:
                 self._send(wire, word)
 
 
