@@ -171,8 +171,13 @@ def test_no_verb_walks_over_its_sub_queue(queue: tubes.Queue, type: str) -> None
             costs.append(used(partial(verb, taken)))
         return [*costs, used(tube.kick)]
 
+    def least() -> list[int]:
+        """Without what comes to it now and then, such as a look for the dead."""
+        return [min(costs) for costs in zip(*[verbs() for _ in range(3)], strict=True)]
+
+    queue._sweeper.stop()
     tube.put_many(range(10), utube="one")
     store.writer.db.set_progress_handler(count, 1)
-    few = verbs()
+    few = least()
     tube.put_many(range(200), utube="one")
-    assert verbs() == few
+    assert least() == few
