@@ -119,10 +119,11 @@ def connect(
     queue: Queue | None = None
     try:
         queue = Queue(store, sweep=sweep)
+        queue._open_all()
         if sweep:
             guarded(queue.sweep_in_background)
         return queue
-    except BaseException:  # such as what a signal's handler raises: nobody else would close it
+    except BaseException:  # also what a signal's handler raises: nobody else would close it
         with suppress(Exception):  # what it could not give back, others rescue
             (queue or store).close()
         raise
@@ -184,12 +185,6 @@ class Queue(processes.OfOneProcess):
         self._inside: list[int] = []
         """The threads that are inside ``transaction``."""
         processes.opened(self)
-        try:
-            self._open_all()
-        except BaseException:
-            with suppress(Exception):  # what it could not give back, others rescue
-                self.close()
-            raise
 
     # Tubes
 
