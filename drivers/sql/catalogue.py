@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.options import check_stored_options
 
 from .driver import SqlDriver
-from .statements import Statements
+from .statements import Row, Statement, Statements
 
 T = TypeVar("T")
 
@@ -67,14 +68,19 @@ class Catalogue(ABC):
         return bool(tx.only_rows(self._sql.has_tube, tube.id))
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
-        """When time does something next in these tubes, by their ids: one statement for each table of tasks."""
-        sql_of = {tube.id: self._sql_of(tube) for tube in tubes}
+        """When time does something next in these tubes, by their ids."""
         return {
             id: min((due for due in dues if due is not None), default=None)
-            for sql in {*sql_of.values()}
-            for id, *dues in tx.only_rows(sql.next_dues)
-            if sql_of.get(id) is sql
+            for id, *dues in self._rows_of_each(tx, tubes, attrgetter("next_dues"))
         }
+
+    def _rows_of_each(
+        self, tx: Any, tubes: Sequence[TubeRecord], look: Callable[[Statements], Statement]
+    ) -> Iterator[Row]:
+        """What a look into all tubes, which tells their ids, finds in these: one statement for each table of tasks."""
+        sql_of = {tube.id: self._sql_of(tube) for tube in tubes}
+        for sql in {*sql_of.values()}:
+            yield from (row for row in tx.only_rows(look(sql)) if sql_of.get(row[0]) is sql)
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         rows = tx.only_rows(self._sql.calls, tube)
@@ -95,13 +101,11 @@ class Catalogue(ABC):
         return [*ended, *self._orphans(tx)] if thoroughly else ended
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
-        """The sessions that hold tasks, by tubes' ids: one statement for each table of tasks."""
-        sql_of = {tube.id: self._sql_of(tube) for tube in tubes}
-        holders: dict[int, set[str]] = {id: set() for id in sql_of}
-        for sql in {*sql_of.values()}:
-            for id, owner in tx.only_rows(sql.holders):
-                if owner and sql_of.get(id) is sql:
-                    holders[id].add(owner)
+        """The sessions that hold tasks, by tubes' ids."""
+        holders: dict[int, set[str]] = {tube.id: set() for tube in tubes}
+        for id, owner in self._rows_of_each(tx, tubes, attrgetter("holders")):
+            if owner:
+                holders[id].add(owner)
         return holders
 
     def _orphans(self, tx: Any) -> list[str]:

@@ -460,7 +460,7 @@ class Statements:
     def _write_looks(self) -> None:
         task, c = self._task, self._task.c
         in_front, aside = _in_front(task), _aside(task)
-        taken = sa.and_(in_front, c.state == TAKEN)
+        taken = sa.and_(_of_tube(task), _is_taken(task))
         buried = sa.and_(aside, c.state == BURIED)
 
         def by_state(place: Condition) -> Statement:
@@ -494,7 +494,7 @@ class Statements:
         def dues(tube: sa.ColumnElement[int]) -> list[sa.ScalarSelect[int]]:
             return [
                 first(c.due_ms, sa.and_(c.tube == tube, c.state != TAKEN)),
-                first(c.place, sa.and_(c.tube == tube, c.front == ONE, c.state == TAKEN)),
+                first(c.place, sa.and_(c.tube == tube, _is_taken(self._task))),
             ]
 
         self.next_due = self._make(sa.select(*dues(bind("tube"))), "tube")
@@ -510,9 +510,7 @@ class Statements:
         tube, c = self._tube, self._task.c
 
         def held(of: sa.ColumnElement[int], *columns: Any) -> sa.Select[Any]:
-            return (
-                sa.select(*columns, c.owner).distinct().where(c.tube == of, c.front == ONE, c.state == TAKEN)
-            )
+            return sa.select(*columns, c.owner).distinct().where(c.tube == of, _is_taken(self._task))
 
         if not self._is_server:
             return held(tube.c.id + ZERO, tube.c.id)
@@ -641,8 +639,12 @@ def _due(table: sa.FromClause) -> Condition:
 
 
 def _overdue(table: sa.FromClause) -> Condition:
-    is_taken = sa.and_(table.c.front == ONE, table.c.state == TAKEN)
-    return sa.and_(_of_tube(table), is_taken, table.c.place <= bind("now"))
+    return sa.and_(_of_tube(table), _is_taken(table), table.c.place <= bind("now"))
+
+
+def _is_taken(table: sa.FromClause) -> Condition:
+    """Such a task stands in front; without that no index would be used."""
+    return sa.and_(table.c.front == ONE, table.c.state == TAKEN)
 
 
 def _in_range(table: sa.FromClause) -> Condition:
