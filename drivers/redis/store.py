@@ -451,14 +451,11 @@ class RedisStore(Renewable):
             of_node.setdefault(self._hub.nodes.node_of(keys), []).append((tube.id, keys))
         answers: dict[int, Any] = {}
 
-        def use(wire: Wire) -> list[Any]:
-            wire.send(*[(command, *keys, *given) for _, keys in asked])
-            return [wire.receive() for _ in asked]
-
         for asked in of_node.values():
+            commands = [(command, *keys, *given) for _, keys in asked]
             try:
                 self._hub.nodes.check_reachable(asked[0][1])
-                told = self._hub.nodes.call(asked[0][1], use, is_repeatable=True)
+                told = self._hub.nodes.call(asked[0][1], partial(_answers, commands), is_repeatable=True)
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
                     raise
@@ -815,6 +812,12 @@ def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
 def _server_ms(wire: Wire) -> float:
     seconds, micros = wire.command("TIME")
     return int(seconds) * 1000 + int(micros) / 1000
+
+
+def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
+    """What is answered to each, refusals too, in one round trip."""
+    wire.send(*commands)
+    return [wire.receive() for _ in commands]
 
 
 def _texts(ids: Iterable[bytes]) -> set[str]:
