@@ -251,11 +251,12 @@ class Listener(Stirred):
                 said = self._waiting.get(sender)
                 if said is not None:  # it passes a call on, or puts: it does not wait for that
                     self._waiting[sender] = said._replace(keys=said.keys - {key})
-            elif key < 0 and not is_called and not more:
-                for process in self._next_waiting(key, len(self._waiting)):
-                    self._send(wire, f"{word} {PASSED_ON}", process)
             elif not is_called and not more:
-                self._send(wire, word)
+                if key > 0:
+                    self._send(wire, word)
+                else:
+                    for process in self._next_waiting(key, len(self._waiting)):
+                        self._send(wire, f"{word} {PASSED_ON}", process)
 
 
 def _is_key(word: str) -> bool:
