@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from threading import Thread
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from faults.harness import eventually
 
 import tubes
 from tubes.testing import FakeClock
+from tubes.testing.suite import Waiting
 from tubes.waiting import LEASES_KEPT, Waiters, room, seconds_until
 
 JOBS, OTHER = 1, 2
@@ -259,31 +258,6 @@ def test_what_is_held_up_is_tried_again_after_as_long_as_it_has_been_due(
 # In a database in memory, where nobody who waits looks by himself now and then: only a call gets him anything
 
 
-class Waiter(Thread):
-    """A thread whose call waits, and what the call returned."""
-
-    def __init__(self, clock: FakeClock, call: Callable[..., Any], *args: Any, **options: Any) -> None:
-        super().__init__(daemon=True)
-        self._call = partial(call, *args, **options)
-        self.answer: Any = None
-        before = clock.waiting
-        self.start()
-        eventually(lambda: clock.waiting == before + 1)
-
-    def run(self) -> None:
-        try:
-            self.answer = self._call()
-        except tubes.TubeError as error:
-            self.answer = error
-
-    def data(self) -> Any:
-        self.join(20)
-        assert not self.is_alive(), "it still waits"
-        if isinstance(self.answer, tubes.TubeError):
-            raise self.answer
-        return self.answer.data
-
-
 @pytest.mark.parametrize("end", ["ack", "delete", "bury", "ttl"])
 def test_who_waits_is_called_when_a_sub_queue_becomes_free(
     queue: tubes.Queue, clock: FakeClock, end: str
@@ -293,13 +267,13 @@ def test_who_waits_is_called_when_a_sub_queue_becomes_free(
     tube.put("second", utube="a")
     first = tube.take(timeout=0)
     assert first is not None
-    waiter = Waiter(clock, tube.take)
+    waiter = Waiting(clock, tube.take)
     if end == "ttl":
         clock.step(5)  # which wakes nobody, so that a sweep comes first
         queue.sweep()
     else:
         getattr(tube, end)(first)
-    assert waiter.data() == "second"
+    assert waiter.end().data == "second"
 
 
 @pytest.mark.parametrize("end", ["ack", "delete", "ttl", "truncate"])
@@ -309,7 +283,7 @@ def test_all_who_wait_for_room_get_it_whatever_has_made_it(
     tube = queue.create_tube("jobs", "limfifottl", capacity=2)
     tube.put_many("ab", ttl=5, ttr=60)
     taken = tube.take_many(2, timeout=0)
-    waiters = [Waiter(clock, tube.put, data, timeout=None) for data in "cd"]
+    waiters = [Waiting(clock, tube.put, data, timeout=None) for data in "cd"]
     if end == "ack":
         tube.ack_many(taken)
     elif end == "delete":
@@ -321,7 +295,7 @@ def test_all_who_wait_for_room_get_it_whatever_has_made_it(
         queue.sweep()
     else:
         tube.truncate()
-    assert {waiter.data() for waiter in waiters} == {"c", "d"}
+    assert {waiter.end().data for waiter in waiters} == {"c", "d"}
 
 
 def test_who_wants_less_room_overtakes_nobody_who_waits_for_more(
@@ -331,13 +305,13 @@ def test_who_wants_less_room_overtakes_nobody_who_waits_for_more(
     tube.put_many("abcd")
     taken = tube.take_many(4, timeout=0)
     waiters, key = queue.store.waiters, room(tube.record.id)
-    wants_three = Waiter(clock, tube.put_many, "xyz", timeout=None)
-    Waiter(clock, tube.put, "one", timeout=None)
+    wants_three = Waiting(clock, tube.put_many, "xyz", timeout=None)
+    Waiting(clock, tube.put, "one", timeout=None)
     tube.ack_many(taken[:2])
     eventually(lambda: waiters.uncalled(key) == clock.waiting == 2)  # both were called, and wait again
     assert tube.tasks("r") == []
     tube.ack(taken[2])
-    wants_three.join(20)
+    wants_three.end()
     assert [task.data for task in tube.tasks("r")] == ["x", "y", "z"]
     tube.ack(taken[3])
     eventually(lambda: len(tube.tasks("r")) == 4)
@@ -351,10 +325,10 @@ def test_all_who_wait_get_what_a_sweep_makes_ready(queue: tubes.Queue, clock: Fa
     else:
         tube.put_many("ab", ttr=5)
         assert len(tube.take_many(2, timeout=0)) == 2
-    waiters = [Waiter(clock, tube.take) for _ in range(2)]
+    waiters = [Waiting(clock, tube.take) for _ in range(2)]
     clock.step(5)  # which wakes nobody, so that the sweep comes first
     queue.sweep()
-    assert {waiter.data() for waiter in waiters} == {"a", "b"}
+    assert {waiter.end().data for waiter in waiters} == {"a", "b"}
 
 
 def test_whose_time_for_room_is_over_tries_a_last_time_wherever_he_stands(
@@ -363,43 +337,43 @@ def test_whose_time_for_room_is_over_tries_a_last_time_wherever_he_stands(
     """The first in line wants more room than there is."""
     tube = queue.create_tube("jobs", "limfifottl", capacity=2)
     task, _ = tube.put_many("ab")
-    Waiter(clock, tube.put_many, "cd", timeout=None)
-    late = Waiter(clock, tube.put, "late", timeout=5)
+    Waiting(clock, tube.put_many, "cd", timeout=None)
+    late = Waiting(clock, tube.put, "late", timeout=5)
     tube.delete(task)
     eventually(lambda: clock.waiting == 2)
     clock.advance(5)
-    assert late.data() == "late"
+    assert late.end().data == "late"
     tube.truncate()
 
 
 def test_who_waits_for_room_hears_that_the_tube_is_dropped(queue: tubes.Queue, clock: FakeClock) -> None:
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
     tube.put("full")
-    waiter = Waiter(clock, tube.put, "x", timeout=None)
+    waiter = Waiting(clock, tube.put, "x", timeout=None)
     tube.drop()
     with pytest.raises(tubes.NoSuchTube, match="jobs"):
-        waiter.data()
+        waiter.end()
 
 
 def test_who_waits_hears_that_the_tube_was_dropped_by_another_process(
     queue: tubes.Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tube = queue.create_tube("jobs", "fifo")
-    waiter = Waiter(clock, tube.take)
+    waiter = Waiting(clock, tube.take)
     monkeypatch.setattr(queue.store, "has_tube", lambda tx, record: False)
     queue.store.waiters.wake_first(tube.record.id)
     with pytest.raises(tubes.NoSuchTube, match="jobs"):
-        waiter.data()
+        waiter.end()
 
 
 def test_nobody_waits_for_room_longer_than_he_wants_to(queue: tubes.Queue, clock: FakeClock) -> None:
     """Whatever else is due later."""
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
     tube.put("full", ttl=60)
-    waiter = Waiter(clock, tube.put, "x", timeout=5)
+    waiter = Waiting(clock, tube.put, "x", timeout=5)
     clock.advance(5)
     with pytest.raises(tubes.TubeFull):
-        waiter.data()
+        waiter.end()
 
 
 def test_who_comes_to_be_first_in_line_for_room_sees_to_what_is_due(
@@ -407,14 +381,14 @@ def test_who_comes_to_be_first_in_line_for_room_sees_to_what_is_due(
 ) -> None:
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
     tube.put("full", ttl=60)
-    first = Waiter(clock, tube.put, "first", timeout=5)
-    second = Waiter(clock, tube.put, "second", timeout=None)
+    first = Waiting(clock, tube.put, "first", timeout=5)
+    second = Waiting(clock, tube.put, "second", timeout=None)
     clock.advance(5)
     with pytest.raises(tubes.TubeFull):
-        first.data()
+        first.end()
     eventually(lambda: clock.waiting == 1)
     clock.advance(55)
-    assert second.data() == "second"
+    assert second.end().data == "second"
 
 
 def test_who_waits_behind_others_takes_one_and_leaves_them_theirs(
@@ -423,10 +397,9 @@ def test_who_waits_behind_others_takes_one_and_leaves_them_theirs(
     tube = queue.create_tube("jobs", "fifo")
     waiters = queue.store.waiters
     first = waiters.enter(tube.record.id)
-    second = Waiter(clock, tube.take_many, 5)
+    second = Waiting(clock, tube.take_many, 5)
     tube.put_many("abc")
-    second.join(20)
-    assert [task.data for task in second.answer] == ["a"]
+    assert [task.data for task in second.end()] == ["a"]
     waiters.leave(tube.record.id, first)
 
 
@@ -436,22 +409,22 @@ def test_whose_time_is_over_tries_a_last_time_wherever_he_stands(
     tube = queue.create_tube("jobs", "fifo")
     waiters = queue.store.waiters
     first = waiters.enter(tube.record.id)
-    late = Waiter(clock, tube.take, timeout=5)
+    late = Waiting(clock, tube.take, timeout=5)
     tube.put("x")  # which calls the first alone
     clock.advance(5)
-    assert late.data() == "x"
+    assert late.end().data == "x"
     waiters.leave(tube.record.id, first)
 
 
 def test_who_comes_to_be_first_in_line_sees_to_what_is_due(queue: tubes.Queue, clock: FakeClock) -> None:
     tube = queue.create_tube("jobs", "fifottl")
     tube.put("x", delay=60)
-    first, second = Waiter(clock, tube.take, timeout=5), Waiter(clock, tube.take)
+    first, second = Waiting(clock, tube.take, timeout=5), Waiting(clock, tube.take)
     clock.advance(5)
-    first.join(20)
+    first.end()
     eventually(lambda: clock.waiting == 1)
     clock.advance(55)
-    assert second.data() == "x"
+    assert second.end().data == "x"
 
 
 def test_what_a_look_takes_is_a_part_of_the_timeout(
@@ -466,10 +439,9 @@ def test_what_a_look_takes_is_a_part_of_the_timeout(
         return can_take(tx)
 
     monkeypatch.setattr(tube.driver, "can_take", can_take_late)
-    waiter = Waiter(clock, tube.take, timeout=5)
+    waiter = Waiting(clock, tube.take, timeout=5)
     clock.advance(2)
-    waiter.join(20)
-    assert not waiter.is_alive()
+    waiter.end()
 
 
 def test_callbacks_hear_what_a_waiting_take_settles_while_it_goes_on_waiting(
@@ -480,22 +452,22 @@ def test_callbacks_hear_what_a_waiting_take_settles_while_it_goes_on_waiting(
     tube.put("short", ttl=5)
     tube.take(timeout=0)
     tube.on_task_change(lambda task, event: heard.append(event))
-    waiter = Waiter(clock, tube.take)
+    waiter = Waiting(clock, tube.take)
     clock.advance(5)
     eventually(lambda: heard == [tubes.Event.TTL])
-    assert waiter.is_alive()
+    assert waiter.thread.is_alive()
     tube.put("next")
-    assert waiter.data() == "next"
+    assert waiter.end().data == "next"
 
 
 def test_who_waits_takes_what_a_rescue_had_to_leave(queue: tubes.Queue, clock: FakeClock) -> None:
     tube = queue.create_tube("jobs", "fifo")
     tube.put("held")
     tube.take(timeout=0)
-    waiter = Waiter(clock, tube.take)
+    waiter = Waiting(clock, tube.take)
     tube.ended.add(queue.store.session)  # as where another transaction has locked the task meanwhile
     queue.store.waiters.wake_first(tube.record.id)
-    assert waiter.data() == "held"
+    assert waiter.end().data == "held"
 
 
 def test_who_waits_for_room_goes_when_the_queue_closes_however_long_that_takes(
@@ -504,14 +476,14 @@ def test_who_waits_for_room_goes_when_the_queue_closes_however_long_that_takes(
     """Who looked when it had begun, and waited on, would wait for ever."""
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
     tube.put("full")
-    waiter = Waiter(clock, tube.put, "x", timeout=None)
+    waiter = Waiting(clock, tube.put, "x", timeout=None)
     leave = queue.store.leave
 
     def leave_late() -> bool:
-        waiter.join(20)
+        waiter.thread.join(20)
         return leave()
 
     monkeypatch.setattr(queue.store, "leave", leave_late)
     queue.close()
     with pytest.raises(tubes.StoreUnavailable, match="closed"):
-        waiter.data()
+        waiter.end()

@@ -13,8 +13,10 @@ from tubes.queue import Queue
 from tubes.task import State, Task
 from tubes.testing.children import Child, work_off
 from tubes.testing.clock import FakeClock
-from tubes.testing.suite import JOIN, Connect, Suite, Waiting, ids, needs, take, transactional, until
+from tubes.testing.suite import Connect, Suite, Waiting, ids, needs, take, transactional, until
 from tubes.tube import Tube
+
+JOIN = 60.0
 
 
 def together(*works: Callable[[], Any]) -> None:

@@ -25,9 +25,6 @@ UNKNOWN_ID = 10**15
 PATIENCE = 20.0
 """Real seconds after which something that must happen by itself has not."""
 
-JOIN = 60.0
-"""Real seconds after which a thread that must come to an end hangs."""
-
 E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])
 Connect = Callable[..., Queue]
@@ -308,7 +305,7 @@ class Waiting:
 
     def end(self) -> Any:
         """What it answers or raises, once it is back."""
-        self.thread.join(JOIN)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), "it still waits"
         if self.error is not None:
             raise self.error
