@@ -90,11 +90,7 @@ def asleep() -> Iterator[Callable[..., Process]]:
             awaited = (room if put else int)(queue.tube[tube].record.id)
 
             def known() -> int:
-                return (
-                    0
-                    if listener is None
-                    else sum(awaited in said.keys for said in listener._waiting.values())
-                )
+                return sum(awaited in said.keys for said in getattr(listener, "_waiting", {}).values())
 
             before = known()
             process = Process([sleeper.__file__, url, tube, *put], stdin=PIPE, stdout=PIPE, text=True)

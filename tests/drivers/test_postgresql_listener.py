@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import psycopg
 import pytest
@@ -187,7 +188,7 @@ def test_who_does_not_wait_for_room_any_more_passes_the_call_on_once(
     acker, first, second = processes
     for count, process in enumerate((first, second), 1):
         process.wait(room(TUBE))
-        eventually(lambda count=count: acker.knows_who_waits_for(room(TUBE), count))  # type: ignore[misc]
+        eventually(partial(acker.knows_who_waits_for, room(TUBE), count))
     eventually(lambda: first.knows_who_waits_for(room(TUBE)))
     first.leave(room(TUBE))
     acker.listener.notify(room(TUBE), 1)

@@ -470,7 +470,7 @@ def test_a_child_leaves_a_transaction_though_another_thread_was_in_a_call_of_it(
     def child() -> Any:
         signal.alarm(5)
         with pytest.raises(tubes.BadOption, match="over"):
-            unit.connection  # noqa: B018
+            _ = unit.connection
         return transaction.__exit__(ValueError, error, None)
 
     transaction = queue.transaction()
