@@ -212,6 +212,7 @@ def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str)
         "enable_bitmapscan": "off",
         "enable_seqscan": "off",
         "jit": "off",
+        "max_parallel_workers_per_gather": "0",
         "plan_cache_mode": "force_generic_plan",
         "synchronous_commit": "on",
         "transaction_isolation": "read committed",
