@@ -21,7 +21,7 @@ from tubes.driver import (
     put_change,
 )
 from tubes.errors import BadOption, NotSupported, StoreError
-from tubes.options import LONGEST_SUM_MS, sub_queue_name
+from tubes.options import LARGEST_ID, LONGEST_SUM_MS, sub_queue_name
 from tubes.payload import decode, decode_many
 from tubes.task import (
     ACK,
@@ -405,10 +405,15 @@ class SqlDriver:
         return [row for id in ids for row in tx.only_rows(self._sql.peek, id, self._tube)]
 
     def tasks_by_state(self, tx: SqlTx, state: State, *, after: int, limit: int) -> Sequence[Row]:
-        if state is State.READY:
-            return tx.rows(self._sql.ready_by_id, self._tube, after, limit)
-        query = self._sql.by_state_front if state is State.TAKEN else self._sql.by_state_aside
-        return tx.rows(query, self._tube, state.value, after, limit)
+        """Along the ids of all tubes as far as that is cheap; then all that this tube has in the state is looked at."""
+        sql, near = self._sql, min(1_000 + 2 * limit, LARGEST_ID)
+        rows = tx.rows(sql.by_state_near, self._tube, state.value, after, near, limit)
+        if len(rows) == limit:
+            return rows
+        far = {State.READY: sql.by_state_ready, State.TAKEN: sql.by_state_front}.get(
+            state, sql.by_state_aside
+        )
+        return tx.rows(far, self._tube, state.value, after, limit)
 
     def can_take(self, tx: SqlTx) -> bool:
         return bool(tx.only_rows(self._sql.can_take, self._tube))

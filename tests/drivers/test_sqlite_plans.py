@@ -28,6 +28,7 @@ SORTED = {
     "holders": "DISTINCT",  # the owners of taken tasks
     "by_state_front": "ORDER BY",
     "by_state_aside": "ORDER BY",
+    "by_state_ready": "ORDER BY",
     "ended": "ORDER BY",  # sessions
 }
 """What is sorted by the statements that no index can give in order."""
@@ -145,22 +146,44 @@ def test_of_an_empty_queue_too(queue: tubes.Queue, path: Path) -> None:
     assert plans(queue) == usual
 
 
-@pytest.mark.parametrize("type", ["utube", "utubettl"])
-def test_no_verb_walks_over_its_sub_queue(queue: tubes.Queue, type: str) -> None:
-    """A release looked at all who stood behind for a better one: 46 ms where 60,000 did, and now 0.3."""
-    tube = queue.create_tube("jobs", type)
+@pytest.fixture
+def used(queue: tubes.Queue) -> Callable[[Callable[[], Any]], int]:
+    """Count the steps that SQLite's engine does for a call."""
     store: Any = queue.store
-    steps = 0
-
-    def count() -> None:
-        nonlocal steps
-        steps += 1
+    queue._sweeper.stop()
+    steps = itertools.count()
 
     def used(verb: Callable[[], Any]) -> int:
-        nonlocal steps
-        steps = 0
+        for db in (store.writer.db, store._reader):
+            db.set_progress_handler(lambda: next(steps) < 0, 1)
+        before = next(steps)
         verb()
-        return steps
+        return next(steps) - before
+
+    return used
+
+
+def test_a_listing_reads_not_what_other_tubes_hold(
+    queue: tubes.Queue, used: Callable[[Callable[[], Any]], int]
+) -> None:
+    """Of what is ready it did, all of it where the tube had none: 110 ms beside 450,000, and now 0.5."""
+    tube, other = queue.create_tube("jobs", "fifottl"), queue.create_tube("others", "utube")
+
+    def least() -> list[int]:
+        return [min(used(partial(tube.tasks, state)) for _ in range(3)) for state in "rt!~"]
+
+    other.put_many(range(3_000), utube="one")
+    few = least()
+    other.put_many(range(3_000), utube="one")
+    assert least() == few
+
+
+@pytest.mark.parametrize("type", ["utube", "utubettl"])
+def test_no_verb_walks_over_its_sub_queue(
+    queue: tubes.Queue, used: Callable[[Callable[[], Any]], int], type: str
+) -> None:
+    """A release looked at all who stood behind for a better one: 46 ms where 60,000 did, and now 0.3."""
+    tube = queue.create_tube("jobs", type)
 
     def verbs() -> list[int]:
         """What a put, a take and what follows one costs SQLite's engine."""
@@ -175,9 +198,7 @@ def test_no_verb_walks_over_its_sub_queue(queue: tubes.Queue, type: str) -> None
         """Without what comes to it now and then, such as a look for the dead."""
         return [min(costs) for costs in zip(*[verbs() for _ in range(3)], strict=True)]
 
-    queue._sweeper.stop()
     tube.put_many(range(10), utube="one")
-    store.writer.db.set_progress_handler(count, 1)
     few = least()
     tube.put_many(range(200), utube="one")
     assert least() == few
