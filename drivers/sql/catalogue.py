@@ -123,7 +123,7 @@ class Catalogue(ABC):
 
     def _is_known(self, tx: Any) -> bool:
         """Whether nobody has taken this connection for dead."""
-        return any(id == self._connection for id, _ in tx.only_rows(self._sql.connections))
+        return bool(tx.only_rows(self._sql.has_connection, self._connection))
 
     def forget_session(self, tx: Any, session: str) -> None:
         tx.run(self._sql.remove_session, session)

@@ -190,7 +190,7 @@ class SqliteStore(Catalogue, Renewable):
             self.set_aside: set[str] = set()
             self._begin_session()
             if self._shared is not None:  # not before: what it looks at is the session's
-                self._shared.listener.add_check(self.deaths_suspected)
+                self._shared.listener.add_check(self._suspects_deaths_waiting)
         except BaseException as error:
             self._close_files(db)
             if isinstance(error, sqlite3.Error | UnicodeDecodeError):
@@ -401,6 +401,16 @@ class SqliteStore(Catalogue, Renewable):
             self._begin_session(is_first=False)
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+        return self._suspects_deaths(thoroughly=thoroughly)
+
+    def _suspects_deaths_waiting(self) -> bool:
+        """The same, for who waits and looks again and again: of all who do, one looks at the locks at a time.
+
+        Else each would look at those of all others, and with hundreds they would do nothing else.
+        """
+        return self._suspects_deaths(is_waiting=True)
+
+    def _suspects_deaths(self, *, thoroughly: bool = False, is_waiting: bool = False) -> bool:
         if self.path is None or self._is_closed or self._is_stale:
             return False
         self.prove_life()
@@ -410,8 +420,9 @@ class SqliteStore(Catalogue, Renewable):
         def look(tx: ReadTx) -> bool:
             if thoroughly and self._orphans(tx):
                 return True
-            if not all(self._locks.is_alive(id) for id, _ in tx.only_rows(self._sql.connections)):
-                return True
+            if not (is_waiting and self._locks.have_all_just_lived()):
+                if not self._locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections)):
+                    return True
             return self._is_any_ended(tx, self.clock.now_ms())
 
         try:
@@ -541,7 +552,7 @@ class SqliteStore(Catalogue, Renewable):
     def _release(self, shared: SharedFile | None) -> None:
         """Be one less on the file."""
         if shared is not None:
-            shared.listener.remove_check(self.deaths_suspected)
+            shared.listener.remove_check(self._suspects_deaths_waiting)
             shared.release(self)
 
     def before_fork(self) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from tubes.clock import real_monotonic
 from tubes.waiting import Key
 
 SLOTS = 1024
@@ -23,8 +24,11 @@ SLOTS = 1024
 
 _WORDS = struct.Struct("<QQQ")
 _WORD = 2**64
-BOARD_SIZE = SLOTS * (1 + _WORDS.size)
-"""Bytes: one a slot that says whether it is armed, then three words a slot: for what, connection, and bell."""
+_INSTANT = struct.Struct("<d")
+_ALL_ALIVE_AT = SLOTS * (1 + _WORDS.size)
+BOARD_SIZE = _ALL_ALIVE_AT + _INSTANT.size
+"""Bytes: one a slot that says whether it is armed; then three words a slot: for what, connection, and bell; then when
+all connections were last seen to live."""
 
 FLOOR = 0.15
 """Seconds between two looks of a waiting process that nobody called."""
@@ -86,6 +90,15 @@ class Board:
             if len(found) == count:
                 break
         return found
+
+    def all_lived(self, at: float) -> None:
+        """Who has looked at all connections then, on the monotonic clock of the host, says that they lived."""
+        _INSTANT.pack_into(self._memory, _ALL_ALIVE_AT, at)
+
+    def have_all_just_lived(self) -> bool:
+        """Whether anybody has said so within half a floor. What is left of another start of the host is no answer."""
+        (at,) = _INSTANT.unpack_from(self._memory, _ALL_ALIVE_AT)
+        return bool(0 <= real_monotonic() - at < FLOOR / 2)
 
     def close(self) -> None:
         self._memory.close()

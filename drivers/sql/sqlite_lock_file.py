@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from tubes.clock import real_monotonic
 from tubes.waiting import Key
 
 from .sqlite_bell import BOARD_SIZE, Board, ring
@@ -123,6 +124,18 @@ class LockFile:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
         return False
 
+    def are_all_alive(self, connections: Iterable[int]) -> bool:
+        """Tell whether these, which are all that there are, live, and leave it on the board for those who wait."""
+        at = real_monotonic()
+        if not all(map(self.is_alive, connections)):
+            return False
+        self.board.all_lived(at)
+        return True
+
+    def have_all_just_lived(self) -> bool:
+        """Tell whether somebody has seen that so lately that who only waits need not look."""
+        return self.board.have_all_just_lived()
+
     def arm(self, bell: int, keys: Iterable[Key]) -> None:
         """Ask to be called for these, at this bell."""
         self.board.arm(self._mine, bell, keys)
@@ -179,6 +192,12 @@ class Alone:
 
     def is_alive(self, connection: int) -> bool:
         return connection in self._held
+
+    def are_all_alive(self, connections: Iterable[int]) -> bool:
+        return all(map(self.is_alive, connections))
+
+    def have_all_just_lived(self) -> bool:
+        return False
 
     def call(self, key: Key, count: int) -> None:
         """There are no other processes."""

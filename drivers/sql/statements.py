@@ -593,6 +593,7 @@ class Statements:
             )
         self.add_connection = self._make(add, "session", "host", "pid", "now")
         self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
+        self.has_connection = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
         self.beats = self._make(sa.select(c.id, sa.literal_column("beat")).order_by(c.id))
         self.beat = self._make(
             sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"

@@ -7,10 +7,15 @@ import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.harness import run
+from tubes.drivers.sql import sqlite_bell, sqlite_lock_file
 from tubes.drivers.sql.sqlite_lock_file import LockFile
+
+import tubes
+from tubes.clock import real_monotonic
 
 ALIVE = """
 import sys
@@ -115,6 +120,42 @@ def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
     file.call(5, 1)
     assert run(ALIVE, tmp_path / "next", 1) == "1"
     opened[0].close()
+
+
+def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each looking at all others, what a process cost that waits grew with their number."""
+    queues = [tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) for _ in range(3)]
+    store: Any = queues[0].store
+    checks = list(store._shared.listener._checks)
+    looks: list[int] = []
+    dead: set[int] = set()
+
+    def is_alive(self: LockFile, connection: int) -> bool:
+        looks.append(connection)
+        return connection not in dead
+
+    def looked() -> tuple[list[bool], int]:
+        looks.clear()
+        return [check() for check in checks], len(looks)
+
+    monkeypatch.setattr(LockFile, "is_alive", is_alive)
+    now = real_monotonic()
+    for module in sqlite_bell, sqlite_lock_file:
+        monkeypatch.setattr(module, "real_monotonic", lambda: now, raising=False)
+    assert looked() == ([False] * 3, 3)
+    assert looked() == ([False] * 3, 0)
+    dead.add(store._connection)
+    assert store.deaths_suspected()  # who takes and finds nothing looks by itself
+    now += sqlite_bell.FLOOR
+    answers, count = looked()
+    assert answers == [True] * 3 and count >= 3  # what is found must be seen to, and so is seen by all
+    dead.clear()
+    now = 1.0  # the host was started again
+    assert looked() == ([False] * 3, 3)
+    for queue in queues:
+        queue.close()
 
 
 @pytest.mark.slow
