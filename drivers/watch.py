@@ -1,4 +1,10 @@
-"""Who lives, on a store whose connections beat: told by the beats alone, and the monotonic clock of who looks."""
+"""Who lives, on a store whose connections beat: told by the beats, and the monotonic clock of who looks.
+
+Who looks but for a moment, as a worker that cron starts, sees nobody's silence. So who connects also calls the roll,
+unless that was done just now: the store notes the beat of each connection, and how often it was the same as at the
+roll call before. Who was absent ``BEATS`` times is dead as well. Roll calls are a beat's time apart on the server's
+clock: were that put forward, it would be one absence for who lives, and not three.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +59,8 @@ class Beats(Generic[C]):
 
     def __init__(self, dead_after: float) -> None:
         self.dead_after = dead_after
+        self.absent: dict[C, Any] = {}
+        """The connections that were silent at the last roll calls, with that beat."""
         self._seen: dict[C, Seen] = {}
         self._looked_at = 0.0
         self._look_at = 0.0
@@ -80,7 +88,11 @@ class Beats(Generic[C]):
             id: seen[id] if id in seen and seen[id].beat == beat else Seen(beat, now, id in seen)
             for id, beat in beats.items()
         }
-        return [(id, last.beat) for id, last in self._seen.items() if now - last.at > self.dead_after]
+        return [
+            (id, last.beat)
+            for id, last in self._seen.items()
+            if now - last.at > self.dead_after or (id, last.beat) in self.absent.items()
+        ]
 
     def last_of(self, connection: C) -> Any:
         """The last beat that was seen; ``None``: there is none."""

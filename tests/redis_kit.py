@@ -103,9 +103,8 @@ class RedisKit(ServerKit):
             for line in ("waiting", "seeking"):
                 client.zadd(f"{tag}{line}", {"stranger": 2**52})
             tube.drop()
-            assert (
-                client.hget(store._keys[3], "task") == b"%d" % last
-            )  # after which the next tube's ids begin
+            after = client.hget(f"{{{store._namespace}}}:last", "task")
+            assert after == b"%d" % last  # the next tube's ids begin after that
             with pytest.raises(NoSuchTube):
                 store.transact(lambda tx: tube.driver.take(tx, 1, owner=store.session, now=now))
             store.add_calls([(tube.record.id, {"take": 1})])

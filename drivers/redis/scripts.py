@@ -25,7 +25,7 @@ PLAIN_KEYS = TUBE_KEYS[:8]
 Each key costs 0.3 µs a call.
 """
 
-QUEUE_KEYS = ("tubes", "sessions", "connections", "last")
+QUEUE_KEYS = ("tubes", "sessions", "connections", "roll", "last")
 """The same of a queue; see queue.lua."""
 
 
@@ -123,6 +123,7 @@ LAST = Script("last")
 REMOVE_TUBE = Script("remove_tube")
 BEGIN_SESSION = Script("begin_session")
 BEAT = Script("beat")
+CALL_ROLL = Script("call_roll")
 IS_ALIVE = Script("is_alive")
 JOIN = Script("join")
 LEAVE = Script("leave")

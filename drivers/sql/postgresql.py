@@ -447,6 +447,8 @@ class PostgresStore(Catalogue, Renewable):
         session = uuid.uuid4().hex
 
         def step(tx: Any) -> int:
+            tx.run(self._sql.call_roll, int(self._dead_after / BEATS * 1000))
+            self._beats.absent = dict(tx.rows(self._sql.absent, BEATS))
             tx.run(self._sql.add_session, session, self.session_ttr_ms)
             return self._add_connection(tx, session)
 

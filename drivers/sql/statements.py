@@ -598,6 +598,13 @@ class Statements:
         self.beat = self._make(
             sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"
         )
+        self.call_roll = self._make(sa.text(_CALL_ROLL.format(table=connection.name)), "apart")
+        self.absent = self._make(
+            sa.text(
+                f'SELECT id, beat FROM "{connection.name}" WHERE absences >= :beats AND beat = called_beat'
+            ),
+            "beats",
+        )
         self.move_connection = self._make(
             sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
         )
@@ -665,6 +672,18 @@ def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[A
     """Without an offset that is written down, SQLAlchemy makes it one more parameter on SQLite."""
     return query.limit(limit).offset(ZERO)
 
+
+_CALL_ROLL = """
+UPDATE "{table}" AS c
+SET absences = CASE WHEN beat = called_beat AND called_ms <= now THEN absences + 1 ELSE 0 END,
+    called_beat = beat, called_ms = now
+FROM (
+    SELECT id, now FROM "{table}", CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS now
+    WHERE now NOT BETWEEN called_ms AND called_ms + :apart ORDER BY id FOR UPDATE OF "{table}" SKIP LOCKED
+) AS due
+WHERE c.id = due.id
+"""
+"""Of all connections whose roll was not called within so many milliseconds, see ``watch``."""
 
 _BATCH_TYPES = {
     "state": "text", "utube": "text", "data": "text", "bytes": "bytea", "front": "smallint",

@@ -147,7 +147,10 @@ CREATE TABLE "{ns}_connection" (
     host text NOT NULL,
     pid integer NOT NULL,
     started_ms bigint NOT NULL,
-    beat bigint NOT NULL DEFAULT 0
+    beat bigint NOT NULL DEFAULT 0,
+    called_ms bigint NOT NULL DEFAULT 0,
+    called_beat bigint NOT NULL DEFAULT -1,
+    absences integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 CREATE TABLE "{ns}_calls" (
     tube bigint NOT NULL,

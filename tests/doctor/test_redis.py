@@ -577,6 +577,13 @@ def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Pati
     assert sum(len(drain(queue.tube[name])) for name in queue.tubes()) == 9
 
 
+def test_a_roll_of_another_type_is_named_by_who_connects(patient: Patient) -> None:
+    patient.do("DEL", ":roll")
+    patient.do("SET", ":roll", "torn")
+    with pytest.raises(tubes.StoreError, match=r"the key {tubes}:roll is a string, and must be a hash"):
+        tubes.connect(patient.url)
+
+
 @pytest.mark.parametrize("entry", ["torn", "x -"])
 def test_the_entry_of_a_session_that_lives_is_repaired(entry: str, patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")

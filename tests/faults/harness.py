@@ -256,6 +256,38 @@ def no_new_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def rescue_in_moments(
+    connect: Callable[[], tubes.Queue],
+    process: Callable[..., Any],
+    url: str,
+    beat: Callable[[Any], object],
+    pass_time: Callable[[], object],
+) -> None:
+    """Kill one of two who hold a task: of those who are there but for a moment, the fourth gets its task.
+
+    ``beat`` is the other's, whose store it is given; ``pass_time``: the next roll call is due.
+    """
+    with connect() as living:
+        tube = living.create_tube("jobs", "fifo")
+        tube.put_many(["dead", "living"])
+        holder = process(
+            "import sys, tubes; print(tubes.connect(sys.argv[1]).tube.jobs.take(0)); input()", url
+        )
+        heard(holder)
+        holder.kill()
+        held = tube.take(timeout=0)
+        assert held is not None and held.data == "living"
+        got = []
+        for _ in range(5):
+            pass_time()
+            for _ in range(2):  # the second one comes too soon to count
+                with connect() as queue:
+                    task = queue.tube.jobs.take(timeout=0)
+                    got.append(task and queue.tube.jobs.ack(task).data)
+            beat(living.store)
+    assert got == [*[None] * 6, "dead", *[None] * 3]
+
+
 def take_looking_seldom(tube: tubes.Tube) -> tubes.Task:
     """Take what a killed process held, looking less often than it takes to be dead."""
     for _ in range(15):

@@ -28,6 +28,7 @@ from faults.harness import (
     join_forgotten,
     meanwhile,
     no_new_threads,
+    rescue_in_moments,
     run,
     tell,
     waiting,
@@ -1322,6 +1323,19 @@ def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: 
         heard(holder)
         holder.kill()
         assert tube.take(timeout=10) is not None
+
+
+def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Callable[..., Any]) -> None:
+    """Where workers were shorter than ``dead_after``, none saw the silence of the dead: 0 of 12 got its task."""
+    patient = changed(url, dead_after="60")
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        rescue_in_moments(
+            lambda: tubes.connect(patient, sweep=False),
+            process,
+            patient,
+            lambda store: db.execute(store._sql.beat.text.replace("$1", "%s"), (store._connection,)),
+            lambda: db.execute("UPDATE tubes_connection SET called_ms = called_ms - 20001"),
+        )
 
 
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -> None:

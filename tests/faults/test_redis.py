@@ -28,6 +28,7 @@ from faults.harness import (
     heard,
     meanwhile,
     quiet,
+    rescue_in_moments,
     run,
     seconds_each,
     tell,
@@ -442,6 +443,26 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
         other.tube.jobs.ack(lost)
     queue.sweep()
     assert other.tube.jobs.ack(again).state is tubes.State.DONE
+
+
+def test_who_is_there_but_for_a_moment_rescues_the_dead(
+    server: RedisServer, process: Callable[..., Any]
+) -> None:
+    """Where workers were shorter than ``dead_after``, none saw the silence of the dead."""
+    patient = f"{server.url}&dead_after=60"
+
+    def pass_time() -> None:
+        called = int(server.command("HGET", "{tubes}:roll", "-"))
+        server.command("HSET", "{tubes}:roll", "-", called - 20_001)
+
+    rescue_in_moments(
+        lambda: tubes.connect(patient, sweep=False),
+        process,
+        patient,
+        lambda store: store._ask(scripts.BEAT, store._connection),
+        pass_time,
+    )
+    assert server.command("HLEN", "{tubes}:connections") == 0
 
 
 def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(

@@ -9,7 +9,7 @@ import { hostname } from 'node:os'
 import { join } from 'node:path'
 import { createClient, RESP_TYPES } from 'redis'
 
-const QUEUE_KEYS = ['tubes', 'sessions', 'connections', 'last']
+const QUEUE_KEYS = ['tubes', 'sessions', 'connections', 'roll', 'last']
 const TUBE_KEYS = [
   'meta', 'tasks', 'states', 'held', 'sessions', 'waiting', 'bell', 'ready', 'line', 'busy', 'buried', 'due',
   'calls', 'seeking', 'room', 'never',

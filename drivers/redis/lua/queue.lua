@@ -5,11 +5,12 @@
 --   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
 --                       - while it has connections
 --   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds
+--   roll         hash   connection -> "beat absences" as of the last roll call, at which - says when, in ms
 --   last         hash   tube: how many were created · task: the last id that a dropped tube gave, or 0
 --
 -- The ids of sessions and connections, 32 hexadecimal digits, and the numbers of tubes are drawn at random by who makes
 -- them: a server that has lost the end of its log knows nothing of those that it lost, and would give them again.
-local TUBES, SESSIONS, CONNECTIONS, LAST = unpack(KEYS)
+local TUBES, SESSIONS, CONNECTIONS, ROLL, LAST = unpack(KEYS)
 local call = redis.call
 local NONE = '-'
 
