@@ -447,16 +447,21 @@ class PostgresStore(Catalogue, Renewable):
         session = uuid.uuid4().hex
 
         def step(tx: Any) -> int:
-            tx.run(self._sql.call_roll, int(self._dead_after / BEATS * 1000))
-            self._beats.absent = dict(tx.rows(self._sql.absent, BEATS))
             tx.run(self._sql.add_session, session, self.session_ttr_ms)
             return self._add_connection(tx, session)
 
         try:
+            self._call_roll()
             self._connection = self.transact(step)
         except OutcomeUnknown as error:  # of a session that nobody lives in, if it is there: others end it
             raise StoreUnavailable(str(error)) from error
         self.session = session
+
+    def _call_roll(self) -> None:
+        """In a step of its own: an open transaction would hold up the beats of all."""
+        apart = int(self._dead_after / BEATS * 1000)
+        self.transact(lambda tx: tx.only_run(self._sql.call_roll, apart))
+        self._beats.absent = dict(self.read(lambda tx: tx.only_rows(self._sql.absent, BEATS)))
 
     def _add_connection(self, tx: Any, session: str) -> int:
         now, host = self.clock.now_ms(), socket.gethostname()
