@@ -487,8 +487,9 @@ class RedisStore(Renewable):
         """Add a session and its connection, which beats from now on."""
         label = f"{socket.gethostname()}/{os.getpid()}"
         connection = uuid.uuid4().hex
-        absent = iter(self._ask(scripts.CALL_ROLL, int(self._dead_after / BEATS * 1000), BEATS))
-        self._beats.absent = {id.decode(): beat.decode() for id, beat in zip(absent, absent, strict=True)}
+        flat = self._ask(scripts.CALL_ROLL, int(self._dead_after / BEATS * 1000), BEATS)
+        absent = (text.decode(errors="replace") for text in flat)
+        self._beats.absent = dict(zip(absent, absent, strict=True))
         self._ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
         self._connection, self.session = connection, session
 

@@ -465,6 +465,16 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(
     assert server.command("HLEN", "{tubes}:connections") == 0
 
 
+def test_a_connection_whose_id_is_no_text_is_in_nobodys_way(server: RedisServer) -> None:
+    """From the fourth roll call on it is among the dead, and nobody could connect any more."""
+    patient = f"{server.url}&dead_after=60"
+    server.command("HSET", "{tubes}:connections", b"\xff", "session 0 label")
+    for _ in range(5):
+        tubes.connect(patient, sweep=False).close()
+        called = int(server.command("HGET", "{tubes}:roll", "-"))
+        server.command("HSET", "{tubes}:roll", "-", called - 20_001)
+
+
 def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
     connect: Connect, server: RedisServer
 ) -> None:
