@@ -679,11 +679,15 @@ SET absences = CASE WHEN beat = called_beat AND called_ms <= now THEN absences +
     called_beat = beat, called_ms = now
 FROM (
     SELECT id, now FROM "{table}", CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS now
-    WHERE now NOT BETWEEN called_ms AND called_ms + :apart ORDER BY id FOR UPDATE OF "{table}" SKIP LOCKED
+    WHERE now NOT BETWEEN called_ms - :apart AND called_ms + :apart
+    ORDER BY id FOR UPDATE OF "{table}" SKIP LOCKED
 ) AS due
 WHERE c.id = due.id
 """
-"""Of all connections whose roll was not called within so many milliseconds, see ``watch``."""
+"""Of all connections whose roll was not called within so many milliseconds, see ``watch``.
+
+Of several who call it at once, one may find it called a moment after it read the clock: that is no clock put back.
+"""
 
 _BATCH_TYPES = {
     "state": "text", "utube": "text", "data": "text", "bytes": "bytea", "front": "smallint",

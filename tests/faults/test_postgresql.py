@@ -1338,6 +1338,19 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Calla
         )
 
 
+def test_roll_calls_of_the_same_instant_leave_what_each_other_counted(url: str) -> None:
+    """Who read the clock first and came to the rows second found them called in its future, and began anew."""
+    patient = changed(url, dead_after="60")
+    now = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+    with tubes.connect(patient, sweep=False), psycopg.connect(plain(url), autocommit=True) as db:
+        for ahead, left in (10_000, 2), (30_000, 0):  # the second is a clock that was put back
+            db.execute(
+                f"UPDATE tubes_connection SET called_beat = beat, absences = 2, called_ms = {now} + {ahead}"
+            )
+            tubes.connect(patient, sweep=False).close()
+            assert db.execute("SELECT absences FROM tubes_connection").fetchall() == [(left,)]
+
+
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -> None:
     """With another connection, since nobody knows its own any more."""
 
