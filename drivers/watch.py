@@ -2,8 +2,8 @@
 
 Who looks but for a moment, as a worker that cron starts, sees nobody's silence. So who connects also calls the roll,
 unless that was done just now: the store notes the beat of each connection, and how often it was the same as at the
-roll call before. Who was absent ``BEATS`` times is dead as well. Roll calls are a beat's time apart on the server's
-clock: were that put forward, it would be one absence for who lives, and not three.
+roll call before. Who was absent ``BEATS`` times is dead as well. Each is called no more often than it beats, on the
+server's clock: were that put forward, it would be one absence for who lives, and not three.
 """
 
 from __future__ import annotations

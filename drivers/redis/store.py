@@ -487,11 +487,11 @@ class RedisStore(Renewable):
         """Add a session and its connection, which beats from now on."""
         label = f"{socket.gethostname()}/{os.getpid()}"
         connection = uuid.uuid4().hex
-        flat = self._ask(scripts.CALL_ROLL, int(self._dead_after / BEATS * 1000), BEATS)
-        absent = (text.decode(errors="replace") for text in flat)
-        self._beats.absent = dict(zip(absent, absent, strict=True))
         self._ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
         self._connection, self.session = connection, session
+        flat = self._ask(scripts.CALL_ROLL, connection, int(self._dead_after / BEATS * 1000), BEATS)
+        absent = (text.decode(errors="replace") for text in flat)
+        self._beats.absent = dict(zip(absent, absent, strict=True))
 
     def _is_alive(self) -> bool:
         return bool(self._ask(scripts.IS_ALIVE, self._connection, self.session))

@@ -459,13 +459,13 @@ class PostgresStore(Catalogue, Renewable):
 
     def _call_roll(self) -> None:
         """In a step of its own: an open transaction would hold up the beats of all."""
-        apart = int(self._dead_after / BEATS * 1000)
-        self.transact(lambda tx: tx.only_run(self._sql.call_roll, apart))
+        self.transact(lambda tx: tx.only_run(self._sql.call_roll))
         self._beats.absent = dict(self.read(lambda tx: tx.only_rows(self._sql.absent, BEATS)))
 
     def _add_connection(self, tx: Any, session: str) -> int:
         now, host = self.clock.now_ms(), socket.gethostname()
-        (id,) = tx.insert(self._sql.add_connection, [(session, host, os.getpid(), now)])
+        row = (session, host, os.getpid(), now, int(self._dead_after / BEATS * 1000))
+        (id,) = tx.insert(self._sql.add_connection, [row])
         return int(id)
 
     def join(self, session: str) -> None:

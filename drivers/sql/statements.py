@@ -585,20 +585,23 @@ class Statements:
         add: ClauseElement = sa.insert(connection).values(
             session=bind("session"), host=bind("host"), pid=bind("pid"), started_ms=bind("now")
         )
+        given = ["session", "host", "pid", "now"]
         if self._is_server:
             # It may lose its last moments: a number that it gave then, and gives again, would be two processes'
             add = sa.text(
-                f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms) OVERRIDING SYSTEM VALUE'
-                f" VALUES (CAST(floor(random() * {2**52}) AS bigint), :session, :host, :pid, :now) RETURNING id"
+                f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms, beat_every_ms)'
+                f" OVERRIDING SYSTEM VALUE VALUES (CAST(floor(random() * {2**52}) AS bigint),"
+                " :session, :host, :pid, :now, :beat_every) RETURNING id"
             )
-        self.add_connection = self._make(add, "session", "host", "pid", "now")
+            given.append("beat_every")
+        self.add_connection = self._make(add, *given)
         self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
         self.has_connection = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
         self.beats = self._make(sa.select(c.id, sa.literal_column("beat")).order_by(c.id))
         self.beat = self._make(
             sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"
         )
-        self.call_roll = self._make(sa.text(_CALL_ROLL.format(table=connection.name)), "apart")
+        self.call_roll = self._make(sa.text(_CALL_ROLL.format(table=connection.name)))
         self.absent = self._make(
             sa.text(
                 f'SELECT id, beat FROM "{connection.name}" WHERE absences >= :beats AND beat = called_beat'
@@ -679,12 +682,12 @@ SET absences = CASE WHEN beat = called_beat AND called_ms <= now THEN absences +
     called_beat = beat, called_ms = now
 FROM (
     SELECT id, now FROM "{table}", CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS now
-    WHERE now NOT BETWEEN called_ms - :apart AND called_ms + :apart
+    WHERE now NOT BETWEEN called_ms - beat_every_ms AND called_ms + beat_every_ms
     ORDER BY id FOR UPDATE OF "{table}" SKIP LOCKED
 ) AS due
 WHERE c.id = due.id
 """
-"""Of all connections whose roll was not called within so many milliseconds, see ``watch``.
+"""Of all connections that were not called within the time of a beat of theirs, see ``watch``.
 
 Of several who call it at once, one may find it called a moment after it read the clock: that is no clock put back.
 """

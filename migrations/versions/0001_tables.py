@@ -148,8 +148,9 @@ CREATE TABLE "{ns}_connection" (
     pid integer NOT NULL,
     started_ms bigint NOT NULL,
     beat bigint NOT NULL DEFAULT 0,
-    called_ms bigint NOT NULL DEFAULT 0,
-    called_beat bigint NOT NULL DEFAULT -1,
+    beat_every_ms bigint NOT NULL,
+    called_ms bigint NOT NULL DEFAULT extract(epoch FROM clock_timestamp()) * 1000,
+    called_beat bigint NOT NULL DEFAULT 0,
     absences integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 CREATE TABLE "{ns}_calls" (

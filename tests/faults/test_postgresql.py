@@ -26,6 +26,7 @@ from faults.harness import (
     eventually,
     heard,
     join_forgotten,
+    look_in_hastier_moments,
     meanwhile,
     no_new_threads,
     rescue_in_moments,
@@ -1335,6 +1336,14 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Calla
             patient,
             lambda store: db.execute(store._sql.beat.text.replace("$1", "%s"), (store._connection,)),
             lambda: db.execute("UPDATE tubes_connection SET called_ms = called_ms - 20001"),
+        )
+
+
+def test_who_is_hastier_by_its_url_takes_nobody_for_dead(url: str) -> None:
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        look_in_hastier_moments(
+            lambda dead_after: tubes.connect(changed(url, dead_after=str(dead_after)), sweep=False),
+            lambda ms: db.execute("UPDATE tubes_connection SET called_ms = called_ms - %s", (ms,)),
         )
 
 

@@ -26,6 +26,7 @@ from faults.harness import (
     Connect,
     eventually,
     heard,
+    look_in_hastier_moments,
     meanwhile,
     quiet,
     rescue_in_moments,
@@ -82,6 +83,13 @@ def blocked(server: RedisServer) -> set[str]:
 def connections(server: RedisServer) -> set[str]:
     """All but the one that asks."""
     return {client["id"] for client in server.command("CLIENT LIST") if "client" not in client["cmd"]}
+
+
+def pass_time(server: RedisServer, ms: int) -> None:
+    """Let the last roll call be so much longer ago."""
+    for id, entry in server.command("HGETALL", "{tubes}:roll").items():
+        beat, absences, called, every = entry.decode().split()
+        server.command("HSET", "{tubes}:roll", id, f"{beat} {absences} {int(called) - ms} {every}")
 
 
 def waits_of(server: RedisServer) -> int:
@@ -451,18 +459,21 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(
     """Where workers were shorter than ``dead_after``, none saw the silence of the dead."""
     patient = f"{server.url}&dead_after=60"
 
-    def pass_time() -> None:
-        called = int(server.command("HGET", "{tubes}:roll", "-"))
-        server.command("HSET", "{tubes}:roll", "-", called - 20_001)
-
     rescue_in_moments(
         lambda: tubes.connect(patient, sweep=False),
         process,
         patient,
         lambda store: store._ask(scripts.BEAT, store._connection),
-        pass_time,
+        lambda: pass_time(server, 20_001),
     )
     assert server.command("HLEN", "{tubes}:connections") == 0
+
+
+def test_who_is_hastier_by_its_url_takes_nobody_for_dead(server: RedisServer) -> None:
+    look_in_hastier_moments(
+        lambda dead_after: tubes.connect(f"{server.url}&dead_after={dead_after}", sweep=False),
+        partial(pass_time, server),
+    )
 
 
 def test_a_connection_whose_id_is_no_text_is_in_nobodys_way(server: RedisServer) -> None:
@@ -471,8 +482,7 @@ def test_a_connection_whose_id_is_no_text_is_in_nobodys_way(server: RedisServer)
     server.command("HSET", "{tubes}:connections", b"\xff", "session 0 label")
     for _ in range(5):
         tubes.connect(patient, sweep=False).close()
-        called = int(server.command("HGET", "{tubes}:roll", "-"))
-        server.command("HSET", "{tubes}:roll", "-", called - 20_001)
+        pass_time(server, 20_001)
 
 
 def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(

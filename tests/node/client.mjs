@@ -34,6 +34,7 @@ export class Client {
   #name = randomUUID()
   #floor
   #connection
+  #beatEvery
   #beating
   #mayHoldMore = false // a take had no answer
   #offset = 0 // of the server's clock, in ms
@@ -45,13 +46,14 @@ export class Client {
     const client = new Client()
     client.#folder = scripts
     client.#floor = floor
+    client.#beatEvery = Math.floor((deadAfter * 1000) / BEATS) // ms
     client.#redis = await connect(url)
     client.#blocked = await connect(url)
     client.#queueKeys = QUEUE_KEYS.map((key) => `{${namespace}}:${key}`)
     await client.#findTube(namespace, tube)
     await client.#learnTime()
     await client.#beginSession()
-    client.#beating = setInterval(() => client.#beat().catch(() => {}), (deadAfter * 1000) / BEATS)
+    client.#beating = setInterval(() => client.#beat().catch(() => {}), client.#beatEvery)
     return client
   }
 
@@ -193,6 +195,7 @@ export class Client {
     this.session = randomUUID().replaceAll('-', '')
     this.#connection = randomUUID().replaceAll('-', '')
     await this.#onQueue('begin_session', this.#connection, this.session, 0, `${hostname()}/${process.pid} node`)
+    await this.#onQueue('call_roll', this.#connection, this.#beatEvery, BEATS) // whom it names, Python rescues
   }
 
   async #isAlive() {

@@ -1,37 +1,32 @@
--- Calls the roll, unless it was called just now: notes the beat of each connection, and how often it has been the same
--- as at the roll call before. Who looks but for a moment knows the dead by that.
+-- Calls the roll: of each connection that was not called within the time of a beat of its own, it notes the beat, and how
+-- often that was the same as the time before. Who looks but for a moment knows the dead by that.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 how far roll calls are apart, in ms: a third of `dead_after` · 2 how many absences make a connection dead: 3.
+-- ARGV: 1 the connection that has just begun · 2 how far apart its beats are, in ms: a third of its `dead_after` · 3 how
+-- many absences make a connection dead: 3.
 -- Reply: of each connection that is dead, its id and its beat.
 -- Cost: O(connections).
 local time = call('TIME')
-local now, apart, most = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[1]), tonumber(ARGV[2])
-local at = tonumber(call('HGET', ROLL, '-') or '') or 0
-local is_due = now < at or now > at + apart
-local roll, dead = {'-', string.format('%.0f', now)}, {}
-local known = call('HGETALL', CONNECTIONS)
-for n = 1, #known, 2 do
-  local _, beat = read_connection(known[n])
-  if beat then
-    local before, absences = string.match(call('HGET', ROLL, known[n]) or '', '^(%S+) (%d+)$')
-    if before ~= beat or now < at then
-      absences = 0
-    elseif is_due then
-      absences = absences + 1
-    end
-    roll[#roll + 1] = known[n]
-    roll[#roll + 1] = beat .. ' ' .. string.format('%.0f', absences)
-    if tonumber(absences) >= most then
-      dead[#dead + 1] = known[n]
-      dead[#dead + 1] = beat
-    end
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local gone, dead = {}, {}
+local roll = call('HGETALL', ROLL)
+for n = 1, #roll, 2 do gone[roll[n]] = roll[n + 1] end
+local connections = call('HGETALL', CONNECTIONS)
+even_when_full()
+for n = 1, #connections, 2 do
+  local id, beat = connections[n], string.match(connections[n + 1], '^%S+ (%S+)')
+  local before, absences, called, every = string.match(gone[id] or '', '^(%S+) (%d+) (%d+) (%d+)$')
+  gone[id] = nil
+  if not before or id == ARGV[1] then before, absences, called, every = NONE, 0, 0, ARGV[2] end
+  if beat and math.abs(now - called) > tonumber(every) then
+    absences = before == beat and now > tonumber(called) and absences + 1 or 0
+    call('HSET', ROLL, id, string.format('%s %.0f %.0f %s', beat, absences, now, every))
+  end
+  if before == beat and tonumber(absences) >= tonumber(ARGV[3]) then
+    dead[#dead + 1] = id
+    dead[#dead + 1] = beat
   end
 end
-if is_due then
-  even_when_full()
-  call('DEL', ROLL)
-  for n = 1, #roll, 2 do call('HSET', ROLL, roll[n], roll[n + 1]) end
-end
+for id in pairs(gone) do call('HDEL', ROLL, id) end
 return dead

@@ -5,7 +5,8 @@
 --   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
 --                       - while it has connections
 --   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds
---   roll         hash   connection -> "beat absences" as of the last roll call, at which - says when, in ms
+--   roll         hash   connection -> "beat absences called every", see call_roll: as it was called last, when that was,
+--                       and how far apart its beats are, in ms
 --   last         hash   tube: how many were created · task: the last id that a dropped tube gave, or 0
 --
 -- The ids of sessions and connections, 32 hexadecimal digits, and the numbers of tubes are drawn at random by who makes
