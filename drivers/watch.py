@@ -1,9 +1,9 @@
 """Who lives, on a store whose connections beat: told by the beats, and the monotonic clock of who looks.
 
-Who looks but for a moment, as a worker that cron starts, sees nobody's silence. So who connects also calls the roll,
-unless that was done just now: the store notes the beat of each connection, and how often it was the same as at the
-roll call before. Who was absent ``BEATS`` times is dead as well. Each is called no more often than it beats, on the
-server's clock: were that put forward, it would be one absence for who lives, and not three.
+Who looks but for a moment, as a worker that cron starts, sees nobody's silence. So who connects also calls the roll:
+the store notes the beat of each connection, and how often it was the same as at the roll call before. Who was absent
+``BEATS`` times is dead as well. Each is called no more often than it beats, on the server's clock: were that put
+forward, it would be one absence for who lives, and not three.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Beats(Generic[C]):
 
     def __init__(self, dead_after: float) -> None:
         self.dead_after = dead_after
+        self.every = dead_after / BEATS
+        """Seconds between two beats."""
         self.absent: dict[C, Any] = {}
         """The connections that were silent at the last roll calls, with that beat."""
         self._seen: dict[C, Seen] = {}
@@ -101,7 +103,7 @@ class Beats(Generic[C]):
     def has_just_beaten(self, connection: C) -> bool:
         """Whether it was seen to, so lately that it need not have again."""
         last = self._seen.get(connection, NEVER)
-        return last.is_next and real_monotonic() - last.at <= self.dead_after / BEATS
+        return last.is_next and real_monotonic() - last.at <= self.every
 
     def forget(self) -> None:
         """The server cannot be reached, or takes no beat: nobody can beat, and silence says nothing."""

@@ -31,12 +31,12 @@ class Sessions(NamedTuple):
     def of(cls, sessions: Sequence[bytes], connections: Sequence[bytes]) -> Sessions:
         """Read what sessions.lua answers."""
         read = cls({}, {}, [])
-        for id, stored in _pairs(sessions):
+        for id, stored in pairs(sessions):
             if entry := SESSION.fullmatch(stored):
                 read.ends[id] = None if entry[1] == "-" else int(entry[1])
             else:
                 read.unreadable.append(("sessions", id))
-        for id, stored in _pairs(connections):
+        for id, stored in pairs(connections):
             if entry := CONNECTION.fullmatch(stored):
                 read.connections[id] = Connection(entry[1], entry[2])
             else:
@@ -58,6 +58,7 @@ class Sessions(NamedTuple):
         return ends is not None and ends <= now
 
 
-def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    """What a script answers as one flat list."""
     texts = [text.decode(errors="replace") for text in flat]
     return zip(texts[::2], texts[1::2], strict=True)

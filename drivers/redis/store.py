@@ -46,7 +46,7 @@ from .examiner import Examined, redis_checks
 from .hub import Hub
 from .nodes import Cursor, Nodes
 from .scripts import TUBE_KEYS, Argument, Keys, Script
-from .sessions import Sessions
+from .sessions import Sessions, pairs
 from .urls import described, parsed
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
@@ -162,7 +162,7 @@ class RedisStore(Renewable):
             self._begin_session(self._new_session())
             if not is_told:
                 self._check_synced()
-            guarded(self._hub.listener.add_beat, self._beat, self._dead_after / BEATS)
+            guarded(self._hub.listener.add_beat, self._beat, self._beats.every)
         except BaseException as error:
             guarded(self._hub.listener.remove_beat, self._beat)
             self._hub.leave()
@@ -489,9 +489,8 @@ class RedisStore(Renewable):
         connection = uuid.uuid4().hex
         self._ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
         self._connection, self.session = connection, session
-        flat = self._ask(scripts.CALL_ROLL, connection, int(self._dead_after / BEATS * 1000), BEATS)
-        absent = (text.decode(errors="replace") for text in flat)
-        self._beats.absent = dict(zip(absent, absent, strict=True))
+        absent = self._ask(scripts.CALL_ROLL, connection, int(self._beats.every * 1000), BEATS)
+        self._beats.absent = dict(pairs(absent))
 
     def _is_alive(self) -> bool:
         return bool(self._ask(scripts.IS_ALIVE, self._connection, self.session))
@@ -561,7 +560,7 @@ class RedisStore(Renewable):
         """
         if self._left or self._is_closed or self._is_stale:
             return
-        within = self._dead_after / BEATS
+        within = self._beats.every
         try:
             if not self._evaluate(self._keys, scripts.BEAT, (self._connection,), within=within):
                 self._resume()

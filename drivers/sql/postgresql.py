@@ -161,7 +161,7 @@ class PostgresStore(Catalogue, Renewable):
             raise
         try:
             self._listener = Listener(
-                self._connect_listener, self._namespace, self.waiters, self._beat, self._dead_after / BEATS
+                self._connect_listener, self._namespace, self.waiters, self._beat, self._beats.every
             )
             self._listener.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
@@ -220,7 +220,7 @@ class PostgresStore(Catalogue, Renewable):
 
     def _patience(self) -> dict[str, int]:
         """How long libpq waits for a server that is silent."""
-        silent, third = int(self._dead_after * 1000), max(int(self._dead_after / BEATS), 1)
+        silent, third = int(self._dead_after * 1000), max(int(self._beats.every), 1)
         over_tcp = {"tcp_user_timeout": silent, "keepalives_idle": third, "keepalives_interval": third}
         return over_tcp if "PGCONNECT_TIMEOUT" in os.environ else over_tcp | {"connect_timeout": 10}
 
@@ -464,7 +464,7 @@ class PostgresStore(Catalogue, Renewable):
 
     def _add_connection(self, tx: Any, session: str) -> int:
         now, host = self.clock.now_ms(), socket.gethostname()
-        row = (session, host, os.getpid(), now, int(self._dead_after / BEATS * 1000))
+        row = (session, host, os.getpid(), now, int(self._beats.every * 1000))
         (id,) = tx.insert(self._sql.add_connection, [row])
         return int(id)
 

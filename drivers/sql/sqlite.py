@@ -400,35 +400,34 @@ class SqliteStore(Catalogue, Renewable):
             self.lost_sessions.add(self.session)
             self._begin_session(is_first=False)
 
-    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
-        return self._suspects_deaths(thoroughly=thoroughly)
-
-    def _suspects_deaths_waiting(self) -> bool:
-        """The same, for who waits and looks again and again: of all who do, one looks at the locks at a time.
-
-        Else each would look at those of all others, and with hundreds they would do nothing else.
-        """
-        return self._suspects_deaths(is_waiting=True)
-
-    def _suspects_deaths(self, *, thoroughly: bool = False, is_waiting: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, is_waiting: bool = False) -> bool:
         if self.path is None or self._is_closed or self._is_stale:
             return False
         self.prove_life()
         if self._is_gone:
             return True  # whoever looks closer is told
 
-        def look(tx: ReadTx) -> bool:
-            if thoroughly and self._orphans(tx):
+        def all_live(tx: ReadTx) -> bool:
+            if is_waiting and self._locks.have_all_just_lived():
                 return True
-            if not (is_waiting and self._locks.have_all_just_lived()):
-                if not self._locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections)):
-                    return True
+            return self._locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections))
+
+        def look(tx: ReadTx) -> bool:
+            if (thoroughly and self._orphans(tx)) or not all_live(tx):
+                return True
             return self._is_any_ended(tx, self.clock.now_ms())
 
         try:
             return self.read(look)
         except StoreUnavailable:
             return False
+
+    def _suspects_deaths_waiting(self) -> bool:
+        """The same, for who waits and looks again and again: of all who do, one looks at the locks at a time.
+
+        Else each would look at those of all others, and with hundreds they would do nothing else.
+        """
+        return self.deaths_suspected(is_waiting=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         for id, _ in tx.rows(self._sql.connections):
