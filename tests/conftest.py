@@ -86,17 +86,12 @@ def asleep() -> Iterator[Callable[..., Process]]:
     with ExitStack() as started:
 
         def start(queue: tubes.Queue, url: str, tube: str, *put: str) -> Process:
-            listener = getattr(queue.store, "_listener", None)
             awaited = (room if put else int)(queue.tube[tube].record.id)
-
-            def known() -> int:
-                return sum(awaited in said.keys for said in getattr(listener, "_waiting", {}).values())
-
-            before = known()
+            before = sleeper.number_known(queue, awaited)
             process = Process([sleeper.__file__, url, tube, *put], stdin=PIPE, stdout=PIPE, text=True)
             started.callback(finish, process)
             assert heard(process) == "asleep"
-            eventually(lambda: listener is None or known() > before)
+            eventually(lambda: before is None or (sleeper.number_known(queue, awaited) or 0) > before)
             return process
 
         yield start

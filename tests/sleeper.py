@@ -54,6 +54,12 @@ def is_asleep(queue: tubes.Queue) -> bool:
     return (listens or not hasattr(queue.store, "_locks")) and clock.waiting == 1
 
 
+def number_known(queue: tubes.Queue, key: int) -> int | None:
+    """The processes that a PostgreSQL queue's listener has heard wait for that; None where it keeps no list of them."""
+    said: dict[int, Any] | None = getattr(getattr(queue.store, "_listener", None), "_waiting", None)
+    return None if said is None else sum(key in each.keys for each in list(said.values()))
+
+
 def main(url: str, name: str, *put: str) -> None:
     deafen()
     module: Any = importlib.import_module("tubes.drivers.sql.postgresql_listener")

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from faults.harness import Connect, Ended, eventually
 from interpreter import Process
-from sleeper import is_asleep
+from sleeper import is_asleep, number_known
 from slow import slow_but
 
 import tubes
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
+from tubes.waiting import room
 
 
 @pytest.fixture(params=slow_but(("sqlite", "postgresql"), ("sqlite", "postgresql", "redis")))
@@ -99,6 +100,7 @@ def test_who_is_ended_as_it_is_called_for_room_has_another_process_called(
     with ThreadPoolExecutor(1) as threads:
         put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
         eventually(lambda: is_asleep(waiting))
+        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # whom it passes the call on to
         monkeypatch.setattr(waiting.tube.jobs, "_commit", raise_ended)
         tube.ack(take(tube))
         assert isinstance(put.exception(), Ended)
