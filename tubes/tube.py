@@ -327,7 +327,10 @@ class Tube(OfOneProcess):
                 changes = driver.ack(tx, acks, owner=owner, now=now)
                 if changes:
                     taken = driver.take(tx, limit, owner=owner, now=now)
-                    changes = [*self._checked(changes), *self._checked(taken)]
+                    if not is_realised:
+                        self._checked(changes)
+                        self._checked(taken)
+                    changes = [*changes, *taken]
             refused = bool(acks)
             if not is_realised:
                 self._checked(changes)
