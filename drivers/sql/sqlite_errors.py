@@ -19,8 +19,8 @@ _REASONS = {
     sqlite3.SQLITE_PROTOCOL: "its locks do not work here (is it on a network disk?)",
 }
 
-_NO_TUBE = "no such tube"
-"""What a trigger of the schema says to a put."""
+_HAS_TUBE = "_task_has_tube"
+"""How the name of the constraint ends that refuses a put into a tube that was dropped."""
 
 ENDED = (
     "SQLite has rolled back this transaction, or a statement in it, such as COMMIT or ROLLBACK, has ended it"
@@ -54,7 +54,7 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
         )
     if is_busy(error):
         return StoreBusy(f"{what} is locked by another connection")
-    if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER and str(error) == _NO_TUBE:
+    if code == sqlite3.SQLITE_CONSTRAINT_CHECK and str(error).endswith(_HAS_TUBE):
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:
         return StoreError(f"the payload is larger than {what} can store: {error}")

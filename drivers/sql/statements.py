@@ -208,7 +208,10 @@ class Statements:
         self.put_plain = self._put(plain, NEW_PLAIN)
         self.put_grouped = self._put(values if self._is_server else grouped, NEW)
         self.put_ranked = self._make(
-            sa.insert(task).prefix_with("OR IGNORE", dialect="sqlite").values(ranked), *NEW
+            sa.insert(task)
+            .prefix_with("OR IGNORE", dialect="sqlite")
+            .values(ranked | {"tube": self._known_tube()}),
+            *NEW,
         )
         worse = (
             _of_tube(task),
@@ -221,16 +224,20 @@ class Statements:
         self.step_back = self._make(step_back, "tube", "utube_", "pri_")
 
     def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
-        """Insert a task. A server decides by triggers who stands in front, and sees here that the tube is there."""
+        """Insert a task if its tube is there. A server decides by triggers who stands in front."""
         task = self._task
         if not self._is_server:
-            return self._make(sa.insert(task).values(values), *names)
+            return self._make(sa.insert(task).values(values | {"tube": self._known_tube()}), *names)
         typed = {name: sa.type_coerce(value, task.c[name].type) for name, value in values.items()}
         chosen = sa.select(*typed.values()).where(self._tube.c.id == bind("tube"))
         insert = sa.insert(task).from_select(list(typed), chosen)
         statement = self._make(insert.returning(task.c.id), *names)
         statement.batch = self._make(_batch(self._namespace, task.name, values, names), *names)
         return statement
+
+    def _known_tube(self) -> sa.ScalarSelect[Any]:
+        """The given tube, or NULL where it was dropped, which SQLite's table refuses."""
+        return sa.select(self._tube.c.id).where(self._tube.c.id == bind("tube")).scalar_subquery()
 
     # Take
 

@@ -32,7 +32,7 @@ def connect(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[[], tubes.Que
         yield connect
 
 
-@pytest.mark.parametrize("type", ["fifo", "limfifottl", "utubettl"])
+@pytest.mark.parametrize("type", ["fifo", "limfifottl", "utube", "utubettl"])
 def test_a_tube_that_another_connection_dropped_is_gone(
     connect: Callable[[], tubes.Queue], type: str
 ) -> None:
@@ -41,9 +41,14 @@ def test_a_tube_that_another_connection_dropped_is_gone(
     options: dict[str, Any] = {"capacity": 5} if type == "limfifottl" else {}
     one.create_tube("jobs", type, **options)
     held = other.tube["jobs"]
+    has = held.features
+    given: Any = ({"utube": "a"} if has.grouped else {}) | ({"pri": 1} if has.priority else {})
     one.tube["jobs"].drop()
     for verb in (
         lambda: held.put("x"),
+        lambda: held.put(b"x", **given),
+        lambda: held.put_many("xy"),
+        lambda: held.put_many(["x", b"y"], **given),
         lambda: held.take(0),
         lambda: held.ack(1),
         lambda: held.release(1),
