@@ -442,9 +442,7 @@ def test_what_a_dead_process_holds_is_given_back(patient: Patient, monkeypatch: 
     tube = fill(patient.opened[0], "utube")
     more = [fill(patient.opened[0], "fifo", f"more{number}") for number in range(3)]
     patient.sql(f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, NULL)")
-    patient.sql(
-        f"INSERT INTO tubes_connection (session, host, pid, started_ms) VALUES ('{NOBODY}', 'here', 1, 1)"
-    )
+    patient.add_connection(NOBODY)
     patient.sql(
         f"UPDATE tubes_task SET state = 't', owner = '{NOBODY}', attempts = 1 WHERE front = 1 AND utube = 'a'"
     )
@@ -483,8 +481,7 @@ def test_a_session_is_left_alone_that_one_process_lives_in_or_that_may_come_back
     tube = fill(patient.opened[0], "fifo")
     held = tube.take(timeout=0)
     assert held is not None
-    dead = "INSERT INTO tubes_connection (session, host, pid, started_ms) VALUES (?, 'here', 1, 1)"
-    patient.sql(dead, patient.opened[0].identify().hex)
+    patient.add_connection(patient.opened[0].identify().hex)
     with patient.connect(session_ttr=60) as away:
         kept = away.tube.jobs.take(timeout=0)
     said = patient.doctor("--deep", "--fix")

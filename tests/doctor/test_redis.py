@@ -85,14 +85,16 @@ class Patient(AnyPatient):
             self.do("ZADD", "held", 0, f"{owner} {id(number)} 1")
 
     def stored(self) -> dict[bytes, Any]:
-        """All that there is, but for the beats of those who live."""
+        """All that there is, but for the beats of those who live, and for who was there when somebody came."""
         read: dict[bytes, Callable[[bytes], Any]] = {
             b"hash": self.client.hgetall,
             b"zset": lambda key: self.client.zrange(key, 0, -1, withscores=True),
             b"set": self.client.smembers,
             b"list": lambda key: self.client.lrange(key, 0, -1),
         }
-        keys = [key for key in self.client.scan_iter() if not key.startswith(b"{tubes_hosted")]
+        keys = [
+            key for key in self.client.scan_iter() if not key.startswith((b"{tubes_hosted", b"{tubes}:roll"))
+        ]
         found = {key: read[self.client.type(key)](key) for key in keys}  # type: ignore[index]
         found[b"{tubes}:connections"] = {*found.get(b"{tubes}:connections", ())}
         return found
