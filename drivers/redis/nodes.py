@@ -357,4 +357,7 @@ def _client_info() -> dict[str, Any]:
         from redis.driver_info import DriverInfo
     except ImportError:  # before 7.2
         return {}
-    return {"driver_info": DriverInfo()}
+    try:
+        return {"driver_info": DriverInfo()}
+    except OSError as error:  # as where no further file can be opened
+        raise StoreUnavailable(f"redis-py cannot be used: {error}") from error
