@@ -387,14 +387,13 @@ class Queue(processes.OfOneProcess):
         )
         if ended:
             tubes, all_ended = self._open_all(), {*ended}
-            holders = self._told("holders", tubes)
+            left = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}
+            holders = self._told("holders", [tube for tube in tubes if tube not in left])
             for tube in tubes:
                 tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
-                if tube.place.is_apart and taker not in (None, tube):
-                    self._is_rescue_left = True
-                    continue
-                with _apart_from_others(tube):
-                    released += tube.rescue()
+                if tube not in left:
+                    with _apart_from_others(tube):
+                        released += tube.rescue()
                 self._is_rescue_left |= bool(tube.ended)
             if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
                 store.set_aside.update(ended)
