@@ -102,8 +102,10 @@ class _Member:
 
     def stir(self) -> None:
         """Let the thread look: at its outcome, or whether the writer is free."""
-        with suppress(RuntimeError):  # it was stirred and has not looked yet
+        try:
             self.lock.release()
+        except RuntimeError:  # it was stirred and has not looked yet
+            return
 
     def stir_next(self) -> None:
         """Pass on that the commit is done: threads that are stirred all at once stand in each other's way."""
@@ -300,17 +302,21 @@ class SqliteWriter:
     # Those who find it taken
 
     def refuse_to_wait_for_oneself(self) -> None:
-        if lasts(lambda: self._holder == get_ident()):
+        """Raise StoreBusy if this thread has the writer, or the file's write lock through something else."""
+        self._check_is_not_here(get_ident())
+        self.check_not_locked_here()
+
+    def _check_is_not_here(self, thread: int) -> None:
+        if self._holder == thread and lasts(lambda: self._holder == thread):
             raise StoreBusy(
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call; what "
                 "takes none is done before or after"
             )
-        if self._owner == get_ident() or get_ident() in self._waiting:
+        if self._owner == thread or thread in self._waiting:
             raise StoreBusy(
                 "a signal's handler ran in the middle of a call, or a fork's hook in that of a fork, and its own call "
                 "would wait for that for ever: let it make a note, or raise"
             )
-        self.check_not_locked_here()
 
     def _take_turn(self) -> None:
         """Get the writer for this thread alone, until it gives up the turn."""
@@ -321,7 +327,7 @@ class SqliteWriter:
                 self._snatch_turn()
 
     def _snatch_turn(self) -> None:
-        self.refuse_to_wait_for_oneself()
+        self._check_is_not_here(get_ident())
         began, nap = real_monotonic(), FIRST_NAP
         while not self._turn.acquire(False):
             if real_monotonic() - began < NAPS_FOR:
@@ -332,8 +338,8 @@ class SqliteWriter:
                 return
 
     def _stand_in_line(self, member: _Member) -> Any:
-        self.refuse_to_wait_for_oneself()
         thread = get_ident()
+        self._check_is_not_here(thread)
         self._waiting.add(thread)
         self._line.append(member)
         try:
@@ -353,7 +359,7 @@ class SqliteWriter:
     def _wait(self, member: _Member) -> None:
         """Return when the member's work is settled, or the turn is its own."""
         if self._company and not member.alone:  # the last of the company to come will lead, awake as it is
-            patience = COMPANY_COMES_IN if self._is_first(member) else LONGEST_WAIT
+            patience = COMPANY_COMES_IN if self._first_in_line() is member else LONGEST_WAIT
             interruptible(member.lock.acquire, True, patience)
         while not member.is_settled and not member.leads:
             if self._turn.acquire(False):
@@ -369,12 +375,14 @@ class SqliteWriter:
                 raise StoreBusy(
                     f"{self._what} is closing, and another thread is in the middle of a transaction"
                 )
-            interruptible(member.lock.acquire, True, LONGEST_WAIT)
+            if not interruptible(member.lock.acquire, True, LONGEST_WAIT):
+                self.check_not_locked_here()  # not before: it takes longer than most waits
 
-    def _is_first(self, member: _Member) -> bool:
-        with suppress(IndexError):  # somebody is at its work already
-            return self._line[0] is member
-        return False
+    def _first_in_line(self) -> _Member | None:
+        try:
+            return self._line[0]
+        except IndexError:
+            return None
 
     def _leave_line(self, member: _Member) -> None:
         """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
@@ -395,9 +403,10 @@ class SqliteWriter:
         then does what stands in line too. Threads that hand over wait for each other's switches all the time.
         Only who must be alone is handed it, since it would never be gathered.
         """
-        with suppress(IndexError):
-            if self._line[0].alone:
-                first = self._line.popleft()
+        first = self._first_in_line()
+        if first is not None and first.alone:
+            with suppress(ValueError):  # it went away
+                self._line.remove(first)
                 first.leads = True
                 first.stir()
                 return
@@ -405,8 +414,9 @@ class SqliteWriter:
         self._stir_first()
 
     def _stir_first(self) -> None:
-        with suppress(IndexError):
-            self._line[0].stir()
+        first = self._first_in_line()
+        if first is not None:
+            first.stir()
 
     def _outcome(self, member: _Member) -> Any:
         if member.retry:

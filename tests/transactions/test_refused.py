@@ -366,6 +366,27 @@ def test_a_call_of_another_queue_inside_a_transaction_of_this_one_is_refused_at_
     assert [task.data for task in others[1].tasks("r")] == ["outside"]
 
 
+@pytest.mark.parametrize("durability", ["off", "full"])
+def test_a_call_behind_one_that_waits_for_the_transaction_of_the_callers_thread_is_refused(
+    sqlite_place: Place, durability: str
+) -> None:
+    """Whether commits are shared or not, it stands in line, and would wait for itself."""
+    sqlite_place.tube()
+    tube: Any = sqlite_place.connect(busy_timeout=30, durability=durability).tube.jobs
+    with sqlite_place.engine.connect() as connection:
+        tube.put("inside", connection=connection)
+        other = threading.Thread(target=tube.put, args=("outside",))
+        other.start()
+        eventually(tube._store.writer._turn.locked)
+        began = time.monotonic()
+        with pytest.raises(tubes.StoreBusy, match="pass connection="):
+            tube.put("x")
+        assert time.monotonic() - began < 5
+        connection.commit()
+    other.join()
+    assert [task.data for task in tube.tasks("r")] == ["inside", "outside"]
+
+
 def test_a_connection_inside_a_transaction_of_the_queue_is_refused_at_once(sqlite_place: Place) -> None:
     tube = sqlite_place.tube()
     with sqlite_place.engine.connect() as connection, sqlite_place.queue.transaction() as unit:
