@@ -559,12 +559,12 @@ class File(SqlCheck):
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         looks = self._store.looks()
         try:
-            told = _told(tx, [looks.check_file])
+            told = self._told(tx, [looks.check_file])
         except sqlite3.OperationalError as error:
             if base_code(error) != sqlite3.SQLITE_ERROR:
                 raise
-            told = _told(tx, looks.check_tables)
-        told = told or _told(tx, looks.check_indexes)
+            told = self._told(tx, looks.check_tables)
+        told = told or self._told(tx, looks.check_indexes)
         return Look([*dict.fromkeys(_of_file(text) for text in told)])
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
@@ -573,11 +573,10 @@ class File(SqlCheck):
             tx.run(rebuilding(self._store.dialect, finding.rule))
         return is_so
 
-
-def _told(tx: SqlTx, checks: Sequence[Statement]) -> list[str]:
-    """What SQLite finds wrong, but for tasks of no tube, which a look at all tasks names."""
-    told = [text for check in checks for (text,) in tx.rows(check)]
-    return [text for text in told if text != "ok" and not text.startswith("CHECK constraint failed")]
+    def _told(self, tx: SqlTx, checks: Sequence[Statement]) -> list[str]:
+        """What SQLite finds wrong, but that a task has no tube: which one, a look at all tasks says."""
+        fine = "ok", f"CHECK constraint failed in {self._store.namespace}_task"
+        return [text for check in checks for (text,) in tx.rows(check) if text not in fine]
 
 
 def _of_file(text: str) -> Finding:
