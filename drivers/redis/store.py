@@ -658,6 +658,8 @@ class RedisStore(Renewable):
         return count
 
     def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+        if not (self.waiters.line or self._spared.count):  # mostly, and every put comes here
+            return
         spared = 0
         if key > 0:  # who waits for room elsewhere was called by the script that made it, whoever waits here
             spared, self._spared.count = min(count, self._spared.count), 0
