@@ -179,6 +179,9 @@ class Statements:
         values |= {"place": bind("pri"), "attempts": ZERO}
         plain: dict[str, Any] = {name: bind(name) for name in NEW_PLAIN}
         plain |= {"pri": ZERO, "place": ZERO, "state": READY, "front": ONE, "attempts": ZERO}
+        if not self._is_server:  # of a tube that was dropped it is NULL, which SQLite's table refuses
+            known = sa.select(self._tube.c.id).where(self._tube.c.id == bind("tube")).scalar_subquery()
+            values["tube"] = plain["tube"] = known
 
         front = sa.alias(task, "front")
         behind_another = sa.exists(
@@ -208,10 +211,7 @@ class Statements:
         self.put_plain = self._put(plain, NEW_PLAIN)
         self.put_grouped = self._put(values if self._is_server else grouped, NEW)
         self.put_ranked = self._make(
-            sa.insert(task)
-            .prefix_with("OR IGNORE", dialect="sqlite")
-            .values(ranked | {"tube": self._known_tube()}),
-            *NEW,
+            sa.insert(task).prefix_with("OR IGNORE", dialect="sqlite").values(ranked), *NEW
         )
         worse = (
             _of_tube(task),
@@ -227,17 +227,13 @@ class Statements:
         """Insert a task if its tube is there. A server decides by triggers who stands in front."""
         task = self._task
         if not self._is_server:
-            return self._make(sa.insert(task).values(values | {"tube": self._known_tube()}), *names)
+            return self._make(sa.insert(task).values(values), *names)
         typed = {name: sa.type_coerce(value, task.c[name].type) for name, value in values.items()}
         chosen = sa.select(*typed.values()).where(self._tube.c.id == bind("tube"))
         insert = sa.insert(task).from_select(list(typed), chosen)
         statement = self._make(insert.returning(task.c.id), *names)
         statement.batch = self._make(_batch(self._namespace, task.name, values, names), *names)
         return statement
-
-    def _known_tube(self) -> sa.ScalarSelect[Any]:
-        """The given tube, or NULL where it was dropped, which SQLite's table refuses."""
-        return sa.select(self._tube.c.id).where(self._tube.c.id == bind("tube")).scalar_subquery()
 
     # Take
 
