@@ -56,6 +56,16 @@ def test_the_table_of_moves_is_the_table_in_the_code() -> None:
     assert sorted(map(str, drawn)) == sorted(map(str, tubes.TRANSITIONS))
 
 
+def test_the_picture_of_the_states_has_every_move_of_the_table() -> None:
+    states = {state.name.lower(): state for state in tubes.State}
+    drawn = [
+        Transition(states.get(source), tubes.Event(event), states[target])
+        for source, target, events in re.findall(r"^ +(\S+) --> (\w+): (.*)$", text("states.md"), re.M)
+        for event in events.split(", ")
+    ]
+    assert sorted(map(str, drawn)) == sorted(map(str, tubes.TRANSITIONS))
+
+
 def test_the_states_and_their_codes_are_those_of_the_code() -> None:
     shown = {name: code(cell)[0] for name, cell, *_ in table("states.md", "States and events")}
     assert shown == {state.name.lower(): state.value for state in tubes.State}
