@@ -185,6 +185,8 @@ class SqlDriver:
             if rows or not self._is_timed:
                 return [Change(TAKE, row, row[DUE]) for row in rows]
         settled = self.expire(tx, STEP_LIMIT, now=now)
+        if len(settled) >= STEP_LIMIT:  # there may be more, and better ones among it
+            return settled
         rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
         return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]

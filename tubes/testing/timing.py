@@ -532,6 +532,13 @@ class Timing(Suite):
         clock.advance(1)
         assert take(tube).data == "alive"
 
+    @needs("timed", "priority")
+    def test_a_take_behind_many_that_are_due_gets_the_best_of_all(self, tube: Tube, clock: FakeClock) -> None:
+        tube.put_many(range(1500), delay=1, pri=1)
+        tube.put("best", delay=2, pri=0)
+        clock.advance(2)
+        assert take(tube).data == "best"
+
     @needs("timed")
     def test_a_clock_that_steps_back_loses_nothing(self, tube: Tube, queue: Queue, clock: FakeClock) -> None:
         tube.put("x", ttl=100, ttr=10)
