@@ -180,8 +180,12 @@ class Tube(OfOneProcess):
         if 0 < self._capacity < wanted:
             self._check_exists(unit)
             raise TubeFull(self.name, self._capacity, wanted)
-        # what is over takes no room
-        expired = self.expire()[0] if unit is None else len(self._run(self._expiry, unit))
+        expired = 0  # what is over takes no room
+        if unit is None:
+            expired, _ = self.expire()
+        else:
+            while count := len(self._run(self._expiry, unit)):
+                expired += count
         if expired:
             changes = self._run(step, unit)
             if changes:

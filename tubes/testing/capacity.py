@@ -79,6 +79,17 @@ class Capacity(Suite):
         with pytest.raises(TubeFull):
             full.put("x")
 
+    @transactional
+    @needs("bounded", "timed")
+    def test_a_transaction_puts_where_many_that_are_over_were(
+        self, queue: Queue, make_tube: MakeTube, clock: FakeClock
+    ) -> None:
+        tube = make_tube(capacity=1500)
+        tube.put_many(range(1500), ttl=1)
+        clock.advance(1)
+        with queue.transaction() as unit:
+            assert len(tube.put_many(range(1500), unit=unit)) == 1500
+
     @needs("bounded")
     @pytest.mark.parametrize("how", ["release", "bury", "kick", "release_all", "release_owner", "ack_many"])
     def test_what_stays_makes_no_room(
