@@ -187,6 +187,8 @@ class SqlDriver:
         settled = self.expire(tx, STEP_LIMIT, now=now)
         if len(settled) >= STEP_LIMIT:  # there may be more, and better ones among it
             return settled
+        if not self._sql.is_shared:  # where a row may be damaged: the others are not to be taken for nobody
+            tx.begin()
         rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
         return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]

@@ -372,6 +372,15 @@ def test_a_text_where_a_number_must_be_is_named_and_the_next_take_goes_on(file: 
         assert task is not None and task.data == 1
 
 
+@pytest.mark.parametrize("type", ["fifo", "fifottl", "utube"])
+def test_a_batch_with_a_row_that_cannot_be_read_is_taken_by_nobody(type: str, file: Patient) -> None:
+    tube = fill(file.opened[0], type)
+    file.sql("UPDATE tubes_task SET created_ms = 'soon' WHERE id = (SELECT min(id) FROM tubes_task)")
+    with pytest.raises(tubes.StoreError, match="cannot be read"):
+        tube.take_many(4, timeout=0)
+    assert tube.statistics()["tasks"]["taken"] == 0
+
+
 def test_a_priority_that_is_no_number_holds_up_no_batch(file: Patient) -> None:
     tube = fill(file.opened[0], "fifottl")
     file.sql("UPDATE tubes_task SET pri = 'soon' WHERE id = (SELECT min(id) FROM tubes_task)")
