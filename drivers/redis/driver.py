@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
+from uuid import UUID
 
 from tubes.driver import (
     Change,
@@ -19,7 +20,7 @@ from tubes.driver import (
 from tubes.errors import BadOption, NoSuchTube, NotSupported, StoreError, TubeBusy
 from tubes.options import sub_queue_name
 from tubes.payload import decode_json
-from tubes.task import ACK, STATES, Event, State, Task, done, make_task, with_times
+from tubes.task import ACK, STATES, Event, State, Task, done, make_task, session_id, with_times
 
 from . import scripts
 from .scripts import OF_PLAIN, PLAIN_KEYS, Argument, Keys, Script
@@ -160,7 +161,7 @@ class RedisDriver:
     ) -> Sequence[Change]:
         """Ack, and take in the same step; nothing at all where the ack is refused. See ``Driver.take``."""
         given: list[Argument] = [owner or "-", limit, SETTLE_LIMIT]
-        known = self._add_acks(given, refs)
+        known = self._add_acks(given, refs, owner)
         flat = self._steps(tx, scripts.TAKE, now, given, limit)
         try:
             return self._changes(flat, known, now)
@@ -170,7 +171,7 @@ class RedisDriver:
 
     def ack(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         given: list[Argument] = [owner or "-"]
-        known = self._add_acks(given, refs)
+        known = self._add_acks(given, refs, owner)
         return self._changes(self._steps(tx, scripts.ACK, now, given), known, now)
 
     def touch(
@@ -178,13 +179,13 @@ class RedisDriver:
     ) -> Sequence[Change]:
         if not self._is_timed:
             raise NotSupported(f"tube {self.name!r} has no ttr to touch")
-        given = (owner or "-", delta_ms, *_pointers(refs))
+        given = (owner or "-", delta_ms, *_pointers(refs, owner))
         return self._changes(self._steps(tx, scripts.TOUCH, now, given))
 
     def release(
         self, tx: RedisTx, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
     ) -> Sequence[Change]:
-        given = (owner or "-", delay_ms, *_pointers(refs))
+        given = (owner or "-", delay_ms, *_pointers(refs, owner))
         return self._changes(self._steps(tx, scripts.RELEASE, now, given))
 
     def bury(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
@@ -270,13 +271,14 @@ class RedisDriver:
     def _look(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
         return tx.read(self, script, (self.flags, 0, 0, *given))
 
-    def _add_acks(self, given: list[Argument], refs: Sequence[Ref]) -> Leases:
+    def _add_acks(self, given: list[Argument], refs: Sequence[Ref], owner: str | None) -> Leases:
         """What is known of a task need not be read again."""
         known: dict[tuple[int, int], Task] = {}
+        mine = session_id(owner) if owner else None
         for id, token, task in refs:
             if task is not None and token is not None:
                 known[id, token] = task
-                given += (_text(id), token, 0)
+                given += (_text(id), _lease(token, task, mine), 0)
             else:
                 given += (_text(id), "-" if token is None else token, 1)
         return known
@@ -340,10 +342,16 @@ def _ms(text: bytes) -> int | None:
     return None if text == b"-" else int(text)
 
 
-def _pointers(refs: Sequence[Ref]) -> list[Argument]:
+def _lease(token: int, task: Task | None, mine: UUID | None) -> int:
+    """The token for a session that asks: 0, which no lease has, where another took the task, maybe in another store."""
+    return token if task is None or mine is None or task.owner in (mine, None) else 0
+
+
+def _pointers(refs: Sequence[Ref], owner: str | None = None) -> list[Argument]:
     given: list[Argument] = []
-    for id, token, _ in refs:
-        given += (_text(id), "-" if token is None else token)
+    mine = session_id(owner) if owner else None
+    for id, token, task in refs:
+        given += (_text(id), "-" if token is None else _lease(token, task, mine))
     return given
 
 

@@ -34,6 +34,7 @@ from tubes.task import (
     done,
     make_task,
     milliseconds,
+    session_id,
     with_times,
 )
 
@@ -233,9 +234,11 @@ class SqlDriver:
     def ack(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         if len(refs) == 1 and not self._capacity:
             return self._ack_one(tx, refs[0], owner, now)
-        known = {id for id, token, task in refs if token is not None and task is not None}
-        if owner is not None and len(known) == len(refs):  # all are known, and no two are leases of one task
-            return self._ack_known(tx, refs, owner, now)
+        if owner is not None:
+            mine = session_id(owner)
+            known = {id for id, token, task in refs if token and task is not None and task.owner is mine}
+            if len(known) == len(refs):  # all are known, and no two are leases of one task
+                return self._ack_known(tx, refs, owner, now)
         tx.begin()
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
 
@@ -289,7 +292,7 @@ class SqlDriver:
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
         """Ack in one statement; what is known of the task need not be read again."""
         known = ref.task
-        if known is not None and ref.token is not None and owner is not None:
+        if known is not None and ref.token and owner is not None and known.owner is session_id(owner):
             if not self._is_timed:
                 acked = tx.only_run(self._ack, ref.id, self._tube, owner, ref.token)
                 return (new_change((ACK, done(known, now), None)),) if acked else ()
