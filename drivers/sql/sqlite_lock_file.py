@@ -112,11 +112,14 @@ class LockFile:
             self._mine = next(iter(self._held), 0)
 
     def is_alive(self, connection: int) -> bool:
-        """Tell whether the process of a connection lives: its lock cannot be had."""
+        """Tell whether the process of a connection lives: its lock cannot be had, but by that process itself."""
         if connection in self._held:
             return True
         if not 0 < connection < MOST:
             return False
+        with self._counting:
+            if any(connection in twin._held for twin in self._twins()):
+                return True
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LIVES + connection)
         except OSError:
@@ -152,7 +155,7 @@ class LockFile:
         """Wake up to ``count`` other processes that wait for that."""
         try:
             bells = self.board.call(key, count, self.is_alive, self._held)
-        except ValueError:  # another thread has closed it meanwhile: they look by themselves
+        except (OSError, ValueError):  # another thread has closed it meanwhile: they look by themselves
             return
         for bell in bells:
             ring(bell)

@@ -45,6 +45,18 @@ def test_closing_a_lock_file_ends_no_proof_that_another_gives_on_it(tmp_path: Pa
     assert run(ALIVE, tmp_path / "locks", 1, 2) == ""
 
 
+def test_who_asks_whether_another_of_its_process_lives_ends_no_proof(tmp_path: Path) -> None:
+    """A database was deleted and made anew, and its lock file was left: queues on both ask."""
+    first, second = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
+    first.hold(1)
+    assert second.is_alive(1)
+    assert run(ALIVE, tmp_path / "locks", 1) == "1"
+    first.let_go(1)
+    assert not second.is_alive(1)
+    first.close()
+    second.close()
+
+
 def test_who_is_called_is_a_connection_that_lives(tmp_path: Path) -> None:
     """Of a process's two queues the later one is closed."""
     locks, other = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
