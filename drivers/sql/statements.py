@@ -66,8 +66,7 @@ class Statement:
         self.text = str(compiled)
         self.order: Callable[[Row], Row] | None = None
         if used != list(names):
-            places = [names.index(name) for name in used]
-            self.order = itemgetter(*places) if len(places) > 1 else lambda given: (given[places[0]],)
+            self.order = itemgetter(*map(names.index, used))
 
     def bind(self, given: Row) -> Row:
         """Put the parameters in the order of the text."""
