@@ -14,6 +14,7 @@ import itertools
 import os
 import select
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
@@ -112,14 +113,12 @@ def without_triggers(option: str) -> BadOption:
     return BadOption(f"tubes does not work with {TRIGGERS_SETTING} = replica", option=option)
 
 
+@dataclass(slots=True)
 class Result:
     """What a statement gave: its rows, and how many it changed."""
 
-    __slots__ = ("count", "rows")
-
-    def __init__(self, rows: list[Row], count: int) -> None:
-        self.rows = rows
-        self.count = count
+    rows: list[Row]
+    count: int
 
 
 class Wire:
