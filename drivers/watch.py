@@ -68,7 +68,7 @@ class Beats(Generic[C]):
         self._look_at = 0.0
 
     def is_time(self, *, thoroughly: bool) -> bool:
-        """Whether to look for the dead again, which is done no more often than is of use. It is not time again soon."""
+        """Whether to look for the dead now. Who is told so is to look: for ``dead_after / LOOKS`` nobody else is."""
         now = real_monotonic()
         if now < self._look_at and not thoroughly:
             return False
@@ -76,7 +76,7 @@ class Beats(Generic[C]):
         return True
 
     def look_again(self) -> None:
-        """It is time at once: something was found, and whoever sees to it looks for it anew."""
+        """Let ``is_time`` say yes the next time: something was found, and a rescue is to find it too."""
         self._look_at = 0.0
 
     def see(self, beats: Mapping[C, Any]) -> list[tuple[C, Any]]:

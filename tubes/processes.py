@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tubes.queue import Queue
 
 AFTER_ALL = -1000
-"""When multiprocessing closes a child's queues: after what it and others have to end, which may use them."""
+"""Priority of what closes the queues of a child of multiprocessing: the last, since other finalizers may use them."""
 
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 

@@ -15,7 +15,7 @@ Lease = tuple[int, int]
 """A task's id, and which of its takes it is."""
 
 LEASES_KEPT = 100
-"""Of what those who left a line have taken: more than there are commits that nobody was called for yet."""
+"""Leases that are remembered of those who left a line: as many as may be taken before ``wake`` is told of their put."""
 
 A_MOMENT = 0.01
 """Seconds that somebody who settles what is due may hold up others who would."""
@@ -45,8 +45,10 @@ def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
 class Waiters:
     """The waiting threads of one process on one store: first come, first served.
 
-    A waiter is called when there is something for it. Any other wake-up (a deadline, news from elsewhere, a queue
-    that closes) is for the first in line alone to look into; the others wait on, so that nobody overtakes.
+    To be *called* is to be meant for one of the tasks, or of the places, that there are now; who is called and leaves
+    without it has another called instead. To be *woken* is to look: the first in line does that whenever something may
+    have changed, those behind it only when they were called, so that nobody overtakes, or when their time is over.
+    All are woken when a queue closes.
 
     ``on_wait`` is called whenever somebody begins to wait, before they look a last time: the store's chance
     to listen to other processes. ``on_nobody`` is called, under the lock, when nobody waits any more.

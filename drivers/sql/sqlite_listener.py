@@ -1,4 +1,4 @@
-"""One thread a process and SQLite file, while anybody waits there: it hears what other processes have committed.
+"""One thread for each SQLite file and namespace, while anybody waits there: it hears what others have committed.
 
 It sleeps at the bell by which they call it. As a floor under that, it looks by itself whether the file has changed, by
 ``PRAGMA data_version``, and whether a session has ended.

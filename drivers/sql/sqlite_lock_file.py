@@ -31,8 +31,8 @@ MOST = 1 << 62
 class LockFile:
     """Proof of life, and the bell. One object for each process and database; the file gets the permissions of ``like``.
 
-    Two may be on one file for a moment, as one is being closed, or since the database was deleted and made again. As
-    the locks are the process's, what one does to them must spare the other.
+    Two may be on one file: for a moment, as one is being closed, or for long, where the database alone was deleted and
+    made again. As the locks are the process's, what one does to them must spare the other.
     """
 
     _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()

@@ -29,7 +29,7 @@ NAP = 0.001
 
 
 class SharedFile:
-    """One a process and file; every queue on the file holds it. See the module."""
+    """One for each file and namespace in a process; every queue on these holds it. See the module."""
 
     _all: ClassVar[dict[tuple[int, int, str], SharedFile]] = {}
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
