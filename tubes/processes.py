@@ -79,7 +79,7 @@ def _with_all_open(act: Callable[[Queue], None]) -> None:
 def _at_exit() -> None:
     left = _all_open()
     for queue in left:
-        getattr(queue.store, "exiting", bool)()
+        getattr(queue.store, "exiting", lambda: None)()
     for queue in left:
         with suppress(Exception):  # what a queue could not give back, others rescue
             queue.close()

@@ -1,7 +1,7 @@
 """The tables of a namespace, as SQLAlchemy sees them. ``migrations/`` makes them, with triggers and indexes.
 
 The heart is the task's ``front``. A task that may be taken now, or that is taken, stands in front (1); a ready
-task that waits behind another of its sub-queue does not (0); a buried or delayed one has no place (NULL). At most one
+task that waits behind another of its sub-queue does not (0); a buried or delayed one stands aside (NULL). At most one
 task of a sub-queue stands in front, and triggers keep it so: whatever takes a task out of the front brings the best
 one from behind. A take therefore costs the same whatever lies in busy sub-queues. The indexes:
 
