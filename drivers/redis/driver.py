@@ -189,10 +189,10 @@ class RedisDriver:
         return self._changes(self._steps(tx, scripts.RELEASE, now, given))
 
     def bury(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.BURY, now, _pointers(refs)))
+        return self._changes(self._steps(tx, scripts.BURY, now, _takes(refs)))
 
     def delete(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.DELETE, now, _pointers(refs)))
+        return self._changes(self._steps(tx, scripts.DELETE, now, _takes(refs)))
 
     def kick(self, tx: RedisTx, limit: int, *, now: int) -> Sequence[Change]:
         return self._changes(self._steps(tx, scripts.KICK, now, (limit,)))
@@ -347,11 +347,20 @@ def _lease(token: int, task: Task | None, mine: UUID | None) -> int:
     return token if task is None or mine is None or task.owner in (mine, None) else 0
 
 
-def _pointers(refs: Sequence[Ref], owner: str | None = None) -> list[Argument]:
+def _pointers(refs: Sequence[Ref], owner: str | None) -> list[Argument]:
     given: list[Argument] = []
     mine = session_id(owner) if owner else None
     for id, token, task in refs:
         given += (_text(id), "-" if token is None else _lease(token, task, mine))
+    return given
+
+
+def _takes(refs: Sequence[Ref]) -> list[Argument]:
+    """The same for who need not hold them: whose the take was is asked too, if a Task says so."""
+    given: list[Argument] = []
+    for id, token, task in refs:
+        owner = "-" if task is None or task.owner is None else task.owner.hex
+        given += (_text(id), "-" if token is None else token, owner)
     return given
 
 

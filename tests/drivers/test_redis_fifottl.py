@@ -21,7 +21,7 @@ class TestRedisFifottl(RedisKit):
         ours, theirs = (each.create_tube("twin", "fifottl") for each in queues[1:])
         mine, foreign = ([*map(tube.put, "ab")] and tube.take_many(2, timeout=0) for tube in (ours, theirs))
         assert (mine[0].id, mine[0].token) == (foreign[0].id, foreign[0].token)
-        for verb in (ours.ack, ours.release, partial(ours.touch, delta=1)):
+        for verb in (ours.ack, ours.release, partial(ours.touch, delta=1), ours.bury, ours.delete):
             with pytest.raises(tubes.NotTaken):
                 verb(foreign[0])
         with pytest.raises(tubes.NotTaken):

@@ -584,7 +584,7 @@ def test_a_task_of_another_store_is_not_taken_for_one_of_ours_with_its_number(ty
         ours, theirs = (queue.create_tube("jobs", type) for queue in (one, other))
         mine, foreign = ([*map(tube.put, "ab")] and tube.take_many(2, timeout=0) for tube in (ours, theirs))
         assert (mine[0].id, mine[0].token) == (foreign[0].id, foreign[0].token)
-        for verb in (ours.ack, ours.release):
+        for verb in (ours.ack, ours.release, ours.bury, ours.delete):
             with pytest.raises(tubes.NotTaken):
                 verb(foreign[0])
         assert ours.ack_many(foreign) == []

@@ -162,15 +162,16 @@ local function remove(event, id, t, is_wanted)
   note(event, id, t, payload)
 end
 
--- The task of an id; with a token only while that very lease lasts.
-local function stored(id, token)
+-- The task of an id; with a token only while that very lease lasts, which is that owner's; the owner - is anybody.
+local function stored(id, token, owner)
   local t = load(id)
-  if t and (token == NONE or (t.state == 't' and t.attempts == token)) then return t end
+  if not t or token == NONE then return t end
+  if t.state == 't' and t.attempts == token and (owner == NONE or t.owner == owner) then return t end
 end
 
--- The same, if the owner holds it; the owner - is anybody.
+-- The task of an id, if the owner holds it, by that very lease where there is a token.
 local function held(id, token, owner)
-  local t = stored(id, token)
+  local t = stored(id, token, NONE)
   if t and t.state == 't' and (owner == NONE or t.owner == owner) then return t end
 end
 
