@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 import sys
 import threading
 import warnings
@@ -47,6 +48,12 @@ from tubes.waiting import room, seconds_until
 
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
+
+RESCUED_AT_ONCE = 10
+"""Ended sessions whose tasks are given back until the next look which there are, drawn by lot where there are more.
+
+Many processes that see the same ones end, as where a host with many workers dies, divide them among themselves so.
+"""
 
 UNKNOWN_EVERY = 10.0
 """Seconds between two looks in the background for tasks of sessions that nobody knows, which read all that is taken.
@@ -380,26 +387,36 @@ class Queue(processes.OfOneProcess):
         With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
         sessions hold that nobody knows, are left to a later sweep.
         """
-        store, is_thorough, released = self.store, taker is None, 0
-        ended = guarded(
-            store.transact,
-            lambda tx: store.ended_sessions(tx, self.clock.now_ms(), thoroughly=is_thorough),
-        )
-        if ended:
-            tubes, all_ended = self._open_all(), {*ended}
-            left = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}
-            holders = self._told("holders", [tube for tube in tubes if tube not in left])
-            for tube in tubes:
-                tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
-                if tube not in left:
-                    with _apart_from_others(tube):
-                        released += tube.rescue()
-                self._is_rescue_left |= bool(tube.ended)
-            if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
-                store.set_aside.update(ended)
-            else:
-                for session in ended:
-                    guarded(store.transact, lambda tx, gone=session: store.forget_session(tx, gone))
+        store, is_thorough = self.store, taker is None
+        released, seen = 0, set[str]()
+        while True:
+            ended = guarded(
+                store.transact,
+                lambda tx: store.ended_sessions(tx, self.clock.now_ms(), thoroughly=is_thorough),
+            )
+            left = [session for session in ended if session not in seen]
+            chosen = left if len(left) <= RESCUED_AT_ONCE else random.sample(left, RESCUED_AT_ONCE)
+            seen.update(chosen)
+            if chosen:
+                released += self._rescue_from(chosen, taker)
+            if len(chosen) == len(left):
+                return released
+
+    def _rescue_from(self, ended: Sequence[str], taker: Tube | None) -> int:
+        store, released = self.store, 0
+        tubes, all_ended = self._open_all(), {*ended}
+        left = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}
+        holders = self._told("holders", [tube for tube in tubes if tube not in left])
+        for tube in tubes:
+            tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
+            if tube not in left:
+                with _apart_from_others(tube):
+                    released += tube.rescue()
+            self._is_rescue_left |= bool(tube.ended)
+        if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
+            store.set_aside.update(ended)
+        else:
+            guarded(store.transact, lambda tx: store.forget_sessions(tx, ended))
         return released
 
     # Transactions

@@ -139,8 +139,8 @@ class Store(Protocol):
         """
         ...
 
-    def forget_session(self, tx: Any, session: str) -> None:
-        """Remove an ended session; its tasks are released."""
+    def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
+        """Remove ended sessions; their tasks are released."""
         ...
 
     # Waking

@@ -413,8 +413,8 @@ class HostedStore(RedisStore):
                 changes += released
                 if len(released) < STEP_LIMIT:
                     break
-        for session in over:  # in other tubes it is unknown then, which is as good
-            self.forget_session(None, session)
+        if over:  # in other tubes they are unknown then, which is as good
+            self.forget_sessions(None, [*over])
         return changes
 
 

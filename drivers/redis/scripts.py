@@ -130,7 +130,7 @@ LEAVE = Script("leave")
 END_SESSIONS = Script("end_sessions")
 SESSIONS = Script("sessions")
 SET_SESSION_TTR = Script("set_session_ttr")
-FORGET_SESSION = Script("forget_session")
+FORGET_SESSIONS = Script("forget_sessions")
 ADD_SESSION = Script("add_session")
 
 OF_PLAIN = (PUT, TAKE, ACK)

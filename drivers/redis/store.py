@@ -647,8 +647,8 @@ class RedisStore(Renewable):
         """The sessions that may take there."""
         return _texts(self._run_on(tube, scripts.ADMITTED))
 
-    def forget_session(self, tx: Any, session: str) -> None:
-        self._ask(scripts.FORGET_SESSION, session)
+    def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
+        self._ask(scripts.FORGET_SESSIONS, *sessions)
 
     # Waking and counting
 

@@ -40,7 +40,7 @@ class Catalogue(ABC):
 
     @abstractmethod
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        """Remove the connections that are dead, and end the sessions that have none left."""
+        """Remove the connections that are dead, and end the sessions that have none left. This begins a transaction."""
 
     # Tubes
 
@@ -95,7 +95,6 @@ class Catalogue(ABC):
         self.transact(lambda tx: int(tx.run(self._sql.set_session, ttr_ms, self.session)), stored)
 
     def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
-        tx.begin()
         self._notice_the_dead(tx, now)
         ended = [session for (session,) in tx.rows(self._sql.ended, now)]
         return [*ended, *self._orphans(tx)] if thoroughly else ended
@@ -110,12 +109,9 @@ class Catalogue(ABC):
 
     def _orphans(self, tx: Any) -> list[str]:
         """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""
-        held = set[str]().union(*self.holders(tx, self.tubes(tx)).values())
-        return [
-            session
-            for session in held - self.set_aside
-            if not tx.only_rows(self._sql.session, session)  # after that: it may just have begun
-        ]
+        held = set[str]().union(*self.holders(tx, self.tubes(tx)).values()) - self.set_aside
+        known = tx.only_rows(self._sql.sessions) if held else ()  # after that: one may just have begun
+        return [*held.difference(session for (session,) in known)]
 
     def _is_any_ended(self, tx: Any, now: int) -> bool:
         """Whether a session is over whose tasks have not been released wherever they can be."""
@@ -125,8 +121,8 @@ class Catalogue(ABC):
         """Whether nobody has taken this connection for dead."""
         return bool(tx.only_rows(self._sql.has_connection, self._connection))
 
-    def forget_session(self, tx: Any, session: str) -> None:
-        tx.run(self._sql.remove_session, session)
+    def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
+        tx.many(self._sql.remove_session, [(session,) for session in sessions])
 
 
 @lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second

@@ -473,7 +473,6 @@ class PostgresStore(Catalogue, Renewable):
             now = self.clock.now_ms()
             if session == self.session:
                 return self._connection
-            tx.begin()
             self._notice_the_dead(tx, now)
             # It is locked before anybody can find it lonely
             if not tx.run(self._sql.revive_session, session, now):
@@ -530,17 +529,19 @@ class PostgresStore(Catalogue, Renewable):
             micros = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint"
             self.clock.ask(lambda: wire.execute(micros, ()).rows[0][0] / 1000)
 
-    def _dead(self, tx: Any) -> list[int]:
-        """Connections whose beat has not changed for too long, since this process began to look at it."""
-        silent = self._beats.see(dict(tx.rows(self._sql.beats)))
-        return [id for id, _ in silent if id != self._connection]
+    def _dead(self, tx: Any) -> list[tuple[int, int]]:
+        """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
+        silent = self._beats.see(dict(tx.only_rows(self._sql.beats)))
+        return [(id, beat) for id, beat in silent if id != self._connection]
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
 
         def look(tx: Any) -> bool:
-            if self._dead(tx) or (thoroughly and self._orphans(tx)):
+            if self._dead(tx) or (
+                thoroughly and (tx.only_rows(self._sql.is_any_lonely) or self._orphans(tx))
+            ):
                 return True
             return self._is_any_ended(tx, self.clock.now_ms())
 
@@ -554,14 +555,17 @@ class PostgresStore(Catalogue, Renewable):
         return is_found
 
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        for id in self._dead(tx):
-            tx.run(self._sql.remove_dead, id)
+        """In steps of their own: who waits with these rows locked would hold up the beats of those who live."""
+        if dead := self._dead(tx):
+            tx.only_many(self._sql.remove_dead, dead)
+        tx.begin()
         self._end_lonely(tx, now)
 
     def _end_lonely(self, tx: Any, now: int) -> None:
         """End the sessions that have no connection any more.
 
-        In two steps: whoever joins one locks it until its connection is there to be seen, by the second look only.
+        In two steps: whoever joins one locks it until its connection is there to be seen, by the second look only. Who
+        has one locked joins it or ends it, and is not waited for.
         """
         for (session,) in tx.rows(self._sql.lonely):
             tx.run(self._sql.end_if_lonely, now, session)

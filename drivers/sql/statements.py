@@ -559,6 +559,7 @@ class Statements:
             sa.insert(session).values(id=bind("id"), ttr_ms=bind("ttr_ms"), ends_ms=sa.null()), "id", "ttr_ms"
         )
         self.session = self._make(sa.select(c.ends_ms).where(c.id == bind("id")), "id")
+        self.sessions = self._make(sa.select(c.id))
         self.set_session = self._make(
             sa.update(session).where(c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id_"
         )
@@ -578,7 +579,8 @@ class Statements:
         has_connection = sa.exists(sa.select(ONE).where(self._connection.c.session == c.id))
         is_lonely = sa.and_(c.ends_ms.is_(None), ~has_connection)
         end_lonely = sa.update(session).where(is_lonely).values(ends_ms=bind("now") + c.ttr_ms)
-        self.lonely = self._make(sa.select(c.id).where(is_lonely).order_by(c.id).with_for_update())
+        self.is_any_lonely = self._make(sa.select(c.id).where(is_lonely))
+        self.lonely = self._make(sa.select(c.id).where(is_lonely).with_for_update(skip_locked=True))
         self.end_if_lonely = self._make(end_lonely.where(c.id == bind("id_")), "now", "id_")
         self.end_lonely = self._make(end_lonely, "now")
 
@@ -614,7 +616,7 @@ class Statements:
             sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
         )
         self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
-        self.remove_dead = self._make(sa.delete(connection).where(self._unlocked(connection)), "id")
+        self.remove_dead = self._make(sa.text(_REMOVE_DEAD.format(table=connection.name)), "id", "beat")
 
     def _write_calls(self) -> None:
         calls, c = self._calls, self._calls.c
@@ -677,6 +679,11 @@ def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[A
     """Without an offset that is written down, SQLAlchemy makes it one more parameter on SQLite."""
     return query.limit(limit).offset(ZERO)
 
+
+_REMOVE_DEAD = """
+DELETE FROM "{table}" WHERE id = (SELECT id FROM "{table}" WHERE id = :id AND beat = :beat FOR UPDATE SKIP LOCKED)
+"""
+"""Of a connection that has beaten since its silence was seen, or that is locked just now, nothing."""
 
 _CALL_ROLL = """
 UPDATE "{table}" AS c

@@ -111,7 +111,7 @@ def test_who_has_shown_a_sign_of_life_meanwhile_is_not_ended(
     assert ask(scripts.END_SESSIONS, 5999) == []
     assert ask(scripts.END_SESSIONS, 6000) == [b"two"]
     for id in ("one", "two"):
-        ask(scripts.FORGET_SESSION, id)
+        ask(scripts.FORGET_SESSIONS, id)
     assert [session(client, "one"), session(client, "two")] == ["1000 -", None]
 
 

@@ -1339,6 +1339,33 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Calla
         )
 
 
+def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Connect) -> None:
+    """Else it would lose what it holds, though it lives: the look and the removal are two statements."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    store: Any = queue.store
+    seer: Any = other.store
+    store._left = True  # it beats no more
+    for beats_ago, is_removed in (1, False), (0, True):
+        seer._beats.see = lambda seen, n=beats_ago: [(store._connection, seen.get(store._connection, 0) - n)]
+        other.rescue()
+        assert store.read(store._is_known) is not is_removed
+
+
+def test_a_session_that_is_left_alone_is_ended_by_who_looks_thoroughly(connect: Connect, url: str) -> None:
+    """Of two who leave it at once, each may see the other there for the last time. One that is locked is let be."""
+    queue = connect(sweep=False, busy_timeout=0.1)
+    queue.create_tube("jobs", "fifo").put("held")
+    assert queue.tube.jobs.take(timeout=0) is not None
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        db.execute("INSERT INTO tubes_session (id, ttr_ms) VALUES ('~', 0)")
+        db.execute("UPDATE tubes_task SET owner = '~'")
+        with db.transaction():
+            db.execute("SELECT FROM tubes_session WHERE id = '~' FOR UPDATE")
+            assert queue.sweep() == 0
+        assert queue.sweep() == 1
+        assert db.execute("SELECT id FROM tubes_session").fetchall() == [(queue.identify().hex,)]
+
+
 def test_who_is_hastier_by_its_url_takes_nobody_for_dead(url: str) -> None:
     with psycopg.connect(plain(url), autocommit=True) as db:
         look_in_hastier_moments(
@@ -1427,21 +1454,12 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
     assert task is not None
     session = leaver.identify()
     tube = joiner.tube.jobs
-    with psycopg.connect(
-        plain(url)
-    ) as db:  # a lonely session whose row is locked: the joiner's last step waits
-        db.execute("INSERT INTO tubes_session (id, ttr_ms) VALUES ('~', 0)")
-        db.commit()
-        db.execute("SELECT FROM tubes_session WHERE id = '~' FOR UPDATE")
-
-        joining = threading.Thread(target=joiner.identify, args=(session,))
-        joining.start()
-        eventually(lambda: waiting_for_locks(url) == 1)
-        leaving = threading.Thread(target=leaver.close)
-        leaving.start()
-        eventually(lambda: waiting_for_locks(url) == 2)
+    store: Any = joiner.store
+    with psycopg.connect(plain(url)) as db:  # the joiner has the session, and waits for its connection
+        db.execute("SELECT FROM tubes_connection WHERE id = %s FOR UPDATE", [store._connection])
+        joining, _ = waits_for_a_lock(url, lambda: joiner.identify(session))
+        leaver.close()
     joining.join(20)
-    leaving.join(20)
     with psycopg.connect(plain(url)) as db:
         ends = db.execute("SELECT ends_ms FROM tubes_session WHERE id = %s", [session.hex]).fetchall()
     assert ends == [(None,)]

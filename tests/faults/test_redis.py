@@ -527,7 +527,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
             for session in other.store.ended_sessions(None, store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs._release_some(session)
                 if is_forgotten:
-                    other.store.forget_session(None, session)
+                    other.store.forget_sessions(None, [session])
         else:
             given = (tube.driver.flags, 0, 0, store.session, 1, 1000)  # type: ignore[attr-defined]
             if len(seen) == 2:
