@@ -61,6 +61,7 @@ class Beats(Generic[C]):
         self.dead_after = dead_after
         self.every = dead_after / BEATS
         """Seconds between two beats."""
+        self._every_of: Mapping[C, float] = {}
         self.absent: dict[C, Any] = {}
         """The connections that were silent at the last roll calls, with that beat."""
         self._seen: dict[C, Seen] = {}
@@ -79,9 +80,14 @@ class Beats(Generic[C]):
         """Let ``is_time`` say yes the next time: something was found, and a rescue is to find it too."""
         self._look_at = 0.0
 
-    def see(self, beats: Mapping[C, Any]) -> list[tuple[C, Any]]:
-        """Look; return the connections whose beat has not changed for too long, with that beat."""
+    def see(self, beats: Mapping[C, Any], every: Mapping[C, float]) -> list[tuple[C, Any]]:
+        """Look; return the connections whose beat has not changed for too long, with that beat.
+
+        ``every``: seconds between two beats of theirs, where that is known. Whose ``dead_after`` is longer than this
+        process's, as while the processes of a queue are started anew with another, is given that.
+        """
         now = real_monotonic()
+        self._every_of = every
         if now - self._looked_at > self.dead_after * (BEATS - 1) / BEATS:
             self._seen = {}
         self._looked_at = now
@@ -93,8 +99,12 @@ class Beats(Generic[C]):
         return [
             (id, last.beat)
             for id, last in self._seen.items()
-            if now - last.at > self.dead_after or (id, last.beat) in self.absent.items()
+            if now - last.at > self.patience_with(id) or (id, last.beat) in self.absent.items()
         ]
+
+    def patience_with(self, connection: C) -> float:
+        """Seconds without a beat after which it is dead."""
+        return max(self.dead_after, self._every_of.get(connection, 0.0) * BEATS)
 
     def last_of(self, connection: C) -> Any:
         """The last beat that was seen; ``None``: there is none."""
@@ -103,7 +113,7 @@ class Beats(Generic[C]):
     def has_just_beaten(self, connection: C) -> bool:
         """Whether it was seen to, so lately that it need not have again."""
         last = self._seen.get(connection, NEVER)
-        return last.is_next and real_monotonic() - last.at <= self.every
+        return last.is_next and real_monotonic() - last.at <= self.patience_with(connection) / BEATS
 
     def forget(self) -> None:
         """The server cannot be reached, or takes no beat: nobody can beat, and silence says nothing."""
@@ -133,5 +143,9 @@ class Watch(Generic[C]):
 
     def seconds(self) -> float:
         """How long it takes until all that were asked for are known to live or to be dead."""
-        since = [at for connection, (_, at) in self._first.items() if connection not in self._alive]
-        return max(since, default=0.0) + self._beats.dead_after - real_monotonic() if since else 0.0
+        until = [
+            at + self._beats.patience_with(connection)
+            for connection, (_, at) in self._first.items()
+            if connection not in self._alive
+        ]
+        return max(until) - real_monotonic() if until else 0.0

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 SESSION = re.compile(r"[0-9]+ ([0-9]+|-)")
 CONNECTION = re.compile(r"(\S+) (\S+)( .*)?", re.DOTALL)
+ROLL = re.compile(r"\S+ \S+ \S+ ([0-9]{1,9})")
 """Their entries, see queue.lua."""
 
 
@@ -24,13 +25,15 @@ class Sessions(NamedTuple):
     ends: dict[str, int | None]
     """When each session is over; ``None`` while it has connections."""
     connections: dict[str, Connection]
+    every: dict[str, float]
+    """Seconds between two beats of a connection, of those that were called."""
     unreadable: list[tuple[str, str]]
     """Where, and of what id, there are entries that nobody can read. They are in nobody's way."""
 
     @classmethod
-    def of(cls, sessions: Sequence[bytes], connections: Sequence[bytes]) -> Sessions:
+    def of(cls, sessions: Sequence[bytes], connections: Sequence[bytes], roll: Sequence[bytes]) -> Sessions:
         """Read what sessions.lua answers."""
-        read = cls({}, {}, [])
+        read = cls({}, {}, {}, [])
         for id, stored in pairs(sessions):
             if entry := SESSION.fullmatch(stored):
                 read.ends[id] = None if entry[1] == "-" else int(entry[1])
@@ -41,6 +44,9 @@ class Sessions(NamedTuple):
                 read.connections[id] = Connection(entry[1], entry[2])
             else:
                 read.unreadable.append(("connections", id))
+        for id, stored in pairs(roll):
+            if entry := ROLL.fullmatch(stored):  # what cannot be read is written anew
+                read.every[id] = int(entry[1]) / 1000
         return read
 
     def connected(self) -> set[str]:

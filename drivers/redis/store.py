@@ -112,8 +112,8 @@ class Spared(threading.local):
 class RedisStore(Renewable):
     """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
 
-    ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
-    of a queue. Everything else in the query is for redis-py. A node of a Cluster stands for all of it.
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead; by who has a shorter one,
+    too. Everything else in the query is for redis-py. A node of a Cluster stands for all of it.
     """
 
     default_durability = "normal"
@@ -582,7 +582,8 @@ class RedisStore(Renewable):
 
     def _dead(self, sessions: Sessions) -> list[tuple[str, str]]:
         """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
-        silent = self._beats.see({id: each.beat for id, each in sessions.connections.items()})
+        beats = {id: each.beat for id, each in sessions.connections.items()}
+        silent = self._beats.see(beats, sessions.every)
         return [(id, beat) for id, beat in silent if id != self._connection]
 
     def _sessions(self, *, within: float | None = None) -> Sessions:

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -63,7 +63,7 @@ from .postgresql_temporary import empty_temporary
 from .postgresql_tx import PostgresTx
 from .postgresql_vacuum import Vacuum
 from .postgresql_wire import Refused, Wire
-from .statements import SESSION_ENDED, Statement, Statements, statements
+from .statements import SESSION_ENDED, Row, Statement, Statements, statements
 
 T = TypeVar("T")
 
@@ -90,8 +90,8 @@ DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-
 class PostgresStore(Catalogue, Renewable):
     """``postgresql+psycopg://user:password@host/database?dead_after=15&pooled=auto``.
 
-    ``dead_after``: seconds without a sign of life after which a process is taken for dead, the same for all processes
-    of a queue. ``pooled``: whether a pooler in between gives each transaction another of the server's connections;
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead; by who has a shorter one,
+    too. ``pooled``: whether a pooler in between gives each transaction another of the server's connections;
     ``auto`` finds out. Everything else in the query is for libpq.
     """
 
@@ -516,7 +516,7 @@ class PostgresStore(Catalogue, Renewable):
         try:
             if not wire.execute(self._sql.beat.text, (self._connection,)).count:
                 self._resume()
-            self._beats.see(dict(wire.execute(self._sql.beats.text, ()).rows))
+            self._see(wire.execute(self._sql.beats.text, ()).rows)
         except BaseException:  # of a server that is full or only reads, too: it refuses all
             self._beats.forget()
             raise
@@ -531,8 +531,11 @@ class PostgresStore(Catalogue, Renewable):
 
     def _dead(self, tx: Any) -> list[tuple[int, int]]:
         """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
-        silent = self._beats.see(dict(tx.only_rows(self._sql.beats)))
-        return [(id, beat) for id, beat in silent if id != self._connection]
+        return [(id, beat) for id, beat in self._see(tx.only_rows(self._sql.beats)) if id != self._connection]
+
+    def _see(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
+        every = {id: every_ms / 1000 for id, _, every_ms in rows}
+        return self._beats.see({id: beat for id, beat, _ in rows}, every)
 
     def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):

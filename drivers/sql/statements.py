@@ -601,7 +601,8 @@ class Statements:
         self.add_connection = self._make(add, *given)
         self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
         self.has_connection = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
-        self.beats = self._make(sa.select(c.id, sa.literal_column("beat")).order_by(c.id))
+        beats: list[sa.ColumnElement[int]] = [sa.literal_column("beat"), sa.literal_column("beat_every_ms")]
+        self.beats = self._make(sa.select(c.id, *beats).order_by(c.id))
         self.beat = self._make(
             sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"
         )

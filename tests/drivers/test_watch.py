@@ -32,24 +32,39 @@ def test_a_server_that_was_away_kills_nobody(clock: Clock, away: float) -> None:
     """Who looks was the first to come back; the other was about to beat when it went."""
     beats: Beats[str] = Beats(15.0)
     for _ in range(2):
-        assert beats.see({"other": 1}) == []
+        assert beats.see({"other": 1}, {}) == []
         clock.now += 4.99
-    assert beats.see({"other": 2}) == []
+    assert beats.see({"other": 2}, {}) == []
     clock.now += 4.99
-    assert beats.see({"other": 2}) == []
+    assert beats.see({"other": 2}, {}) == []
     clock.now += away
-    assert beats.see({"other": 2}) == []
+    assert beats.see({"other": 2}, {}) == []
     clock.now += 0.5
-    assert beats.see({"other": 3}) == []
+    assert beats.see({"other": 3}, {}) == []
 
 
 def test_who_is_silent_while_others_are_heard_is_dead(clock: Clock) -> None:
     beats: Beats[str] = Beats(15.0)
     for beat in range(4):
-        assert beats.see({"other": 1, "third": beat}) == []
+        assert beats.see({"other": 1, "third": beat}, {}) == []
         clock.now += 5.0
     clock.now += 0.1
-    assert beats.see({"other": 1, "third": 4}) == [("other", 1)]
+    assert beats.see({"other": 1, "third": 4}, {}) == [("other", 1)]
+
+
+def test_whose_dead_after_is_longer_is_given_that(clock: Clock) -> None:
+    """While the processes of a queue are started anew with another, both live."""
+    beats: Beats[str] = Beats(3.0)
+    silent, every = {"patient": 1, "hasty": 1}, {"patient": 20.0, "hasty": 0.1}
+    watch: Watch[str] = Watch(beats, lambda tx: beats.see(silent, every), "mine")
+    assert [watch.is_alive(None, who) for who in silent] == [False, False]
+    assert watch.seconds() == 60.0
+    dead_at: dict[str, float] = {}
+    for half in range(140):
+        for who, _ in beats.see(silent, every):
+            dead_at.setdefault(who, half / 2)
+        clock.now += 0.5
+    assert dead_at == {"hasty": 3.5, "patient": 60.5}
 
 
 def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_due(clock: Clock) -> None:
@@ -58,10 +73,10 @@ def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_
 
     def lives() -> tuple[bool, float]:
         """As each look of a doctor tells."""
-        watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored), "mine")
+        watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
         return watch.is_alive(None, "other"), watch.seconds()
 
-    watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored), "mine")
+    watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
     assert [watch.is_alive(None, who) for who in ("mine", "other", "third")] == [True, False, False]
     assert watch.seconds() == 15.0
     clock.now += 4.0

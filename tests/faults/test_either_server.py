@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
 from redis_servers import RedisServer
 from servers import PostgresServer
 from slow import slow_but
+
+import tubes
 
 Server = PostgresServer | RedisServer
 
@@ -66,6 +69,22 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server:
     put_when_it_can(other.tube.jobs, "came")
     thread.join(20)
     assert [task and task.data for task in got] == ["came"]
+
+
+def test_who_is_hastier_by_its_url_and_stays_takes_nobody_for_dead(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the processes of a queue are started anew with another ``dead_after``. The first beats too seldom."""
+    now = 1000.0
+    patient = url.replace("dead_after=1", "dead_after=60")
+    with tubes.connect(patient, sweep=False), tubes.connect(url, sweep=False) as hasty:
+        monkeypatch.setattr(importlib.import_module("tubes.drivers.watch"), "real_monotonic", lambda: now)
+        found = []
+        for _ in range(130):
+            found.append(hasty.store.deaths_suspected(thoroughly=True))
+            now += 0.5
+        monkeypatch.undo()
+        assert found.index(True) == 121
 
 
 @pytest.mark.slow

@@ -1346,7 +1346,9 @@ def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Conne
     seer: Any = other.store
     store._left = True  # it beats no more
     for beats_ago, is_removed in (1, False), (0, True):
-        seer._beats.see = lambda seen, n=beats_ago: [(store._connection, seen.get(store._connection, 0) - n)]
+        seer._beats.see = lambda seen, _, n=beats_ago: [
+            (store._connection, seen.get(store._connection, 0) - n)
+        ]
         other.rescue()
         assert store.read(store._is_known) is not is_removed
 
