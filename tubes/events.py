@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tubes.errors import BadOption
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import calling_back, guarded, interruptible, is_of_a_handler
 from tubes.task import Event, Task
 
 Listener = Callable[[Task, Event], object]
@@ -61,15 +61,21 @@ class Deliveries:
                 self._delivering.release()
 
     def _call_first(self) -> None:
-        """Tell who is to hear of the first change. What ends this, such as Ctrl-C, keeps nobody else from it."""
+        """Tell who is to hear of the first change. What ends this keeps nobody else from it.
+
+        That is what a signal's handler raises: Ctrl-C, or an alarm, which is not the callback's to catch.
+        """
         left, task, event = self._line[0]
         del self._line[0]  # a signal is handled where something is called: not here
         try:
             while left:
                 listener, *left = left
+                calling_back()
                 try:
                     listener(task, event)
-                except Exception:
+                except Exception as error:
+                    if is_of_a_handler(error):
+                        raise
                     log.exception("callback %r failed on %s of %r", listener, event, task)
         finally:
             if left:

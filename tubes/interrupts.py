@@ -70,6 +70,8 @@ class _Guard:
         self.seen: tuple[list[Any], Mapping[int, Handler]] = [], {}
         """What was found the last time, and the handlers among it; one value, so that no signal parts them."""
         self.noted: list[tuple[int, FrameType | None] | BaseException] = []
+        self.raised = 0
+        """The id of what a handler raised last."""
         self.is_open = False
         self.is_on = False
 
@@ -175,6 +177,16 @@ def _notes() -> bool:
     return _note in map(getsignal, NOTED)
 
 
+def calling_back() -> None:
+    """Begin to tell apart what the code of others raises and what a handler raises in the middle of it."""
+    _guard.raised = 0
+
+
+def is_of_a_handler(error: BaseException) -> bool:
+    """Whether that was raised by a signal's handler, in interruptible work since ``calling_back``."""
+    return get_ident() == _guard.thread and id(error) == _guard.raised
+
+
 def postponed(interrupt: BaseException) -> bool:
     """Raise what ended a wait only at the end of the guarded work, since what was waited for has been done.
 
@@ -221,6 +233,9 @@ def _hand_on() -> None:
         if isinstance(noted, BaseException):
             raise noted
         _guard.handlers[noted[0]](*noted)
+    except BaseException as error:
+        _guard.raised = id(error)
+        raise
     finally:
         if _guard.noted:
             _hand_on()

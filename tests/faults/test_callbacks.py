@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable
 
@@ -35,6 +36,35 @@ def test_a_callback_that_raises_is_logged_and_changes_nothing(
     assert heard == [tubes.Event.PUT, tubes.Event.TAKE, tubes.Event.ACK]
     assert sum("no luck" in str(record.exc_info) for record in caplog.records) == 3
     assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_an_alarm_in_a_callback_is_not_the_callback_s_error(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends the work, as it would have a moment before. What a callback raises itself is its own error."""
+    tube = connect().create_tube("jobs", "fifo")
+    heard: list[object] = []
+
+    def over(number: int, frame: object) -> None:
+        raise TimeoutError("the work took too long")
+
+    def callback(task: tubes.Task, event: tubes.Event) -> None:
+        if task.data == "slow":
+            signal.raise_signal(signal.SIGALRM)
+        raise TimeoutError("no luck")
+
+    tube.on_task_change(callback)
+    tube.add_listener(lambda task, event: heard.append(task.data))
+    before = signal.signal(signal.SIGALRM, over)
+    try:
+        tube.put("before")
+        with pytest.raises(TimeoutError, match="too long"):
+            tube.put("slow")
+        tube.put("after")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard == ["before", "slow", "after"]
+    assert ["no luck" in str(record.exc_info) for record in caplog.records] == [True, True]
 
 
 def test_a_callback_that_blocks_holds_up_nobody_else(connect: Connect) -> None:
