@@ -191,10 +191,19 @@ class TubesWarning(UserWarning):
     """Something that works, but hardly as it was meant."""
 
 
+ELSEWHERE = {
+    "priority": "pri", "countdown": "delay", "eta": "delay", "expires": "ttl", "visibility_timeout": "ttr",
+    "job_timeout": "ttr", "lock": "utube", "group": "utube", "maxsize": "capacity",
+}  # fmt: skip
+"""What options are called in Celery, RQ, huey, procrastinate and the like, and what comes nearest here."""
+
+
 def suggestion(word: str, known: Iterable[str], besides: Iterable[str] = ()) -> str:
     """Return "; did you mean 'x'?", or what is known, or nothing. ``besides`` may be meant, and is not listed."""
     words = sorted(known)
-    close = get_close_matches(word, [*words, *sorted(besides)], n=1)
+    meant = [*words, *sorted(besides)]
+    near = ELSEWHERE.get(word)
+    close = [near] if near in meant else get_close_matches(word, meant, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there are: {', '.join(words)}" if words else ""
