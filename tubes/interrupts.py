@@ -62,7 +62,11 @@ def _may_be_main() -> bool:
 
 
 class _Guard:
-    """What the main thread's guarded work knows. There is one."""
+    """What the main thread's guarded work knows. There is one.
+
+    ``is_on``: guarded work is under way, and signals are noted. ``is_open``: what only waits inside of it is, and they
+    go through. Never both. Neither: no such work is, or a handler runs in the middle of it.
+    """
 
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident if _may_be_main() else None

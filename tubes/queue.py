@@ -388,7 +388,7 @@ class Queue(processes.OfOneProcess):
         sessions hold that nobody knows, are left to a later sweep.
         """
         store, is_thorough = self.store, taker is None
-        released, seen = 0, set[str]()
+        released, seen = 0, {*store.set_aside}
         while True:
             ended = guarded(
                 store.transact,
@@ -403,6 +403,12 @@ class Queue(processes.OfOneProcess):
                 return released
 
     def _rescue_from(self, ended: Sequence[str], taker: Tube | None) -> int:
+        """Release what these hold, and forget them, or set them aside.
+
+        A session is set aside where it may hold more: in a tube that is not open here, of a type that nobody has
+        registered, until one is opened; or in one that has it in ``ended``, as some tasks are locked or the tube's
+        server is away, until a sweep has given these back. Then a look finds it again, and forgets it.
+        """
         store, released = self.store, 0
         tubes, all_ended = self._open_all(), {*ended}
         left = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}

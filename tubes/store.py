@@ -51,7 +51,7 @@ class Store(Protocol):
     """Whether a store that cannot be reached may come back by itself, so that who waits goes on waiting."""
 
     set_aside: set[str]
-    """Ended sessions whose tasks were released in all tubes that are open here; others wait for their drivers."""
+    """Ended sessions that are not looked for now, and not forgotten: they may hold what cannot be released yet."""
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
         """Run ``work`` in a transaction and commit it.

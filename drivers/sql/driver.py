@@ -1,4 +1,9 @@
-"""SqlDriver realises a TubeType on SQL tables. It never commits, and it knows no database but through ``tx``."""
+"""SqlDriver realises a TubeType on SQL tables. It never commits, and it knows no database but through ``tx``.
+
+Where others write meanwhile, as on PostgreSQL, all steps lock in one order, so that no two wait for each other: the
+count of what a bounded tube holds, then sub-queues, then tasks, both sorted. What is found in another order is locked
+only if nobody has it.
+"""
 
 from __future__ import annotations
 

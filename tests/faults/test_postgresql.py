@@ -1789,10 +1789,10 @@ def test_a_listener_goes_on_whatever_it_meets(
     see = store._beats.see
     beats: list[bool] = []
 
-    def fails_at_first(seen: Any) -> Any:
+    def fails_at_first(*seen: Any) -> Any:
         beats.append(True)
         assert len(beats) > 1
-        return see(seen)
+        return see(*seen)
 
     monkeypatch.setattr(store._beats, "see", fails_at_first)
     eventually(lambda: len(beats) > 3, within=10)
