@@ -390,10 +390,7 @@ class Queue(processes.OfOneProcess):
         store, is_thorough = self.store, taker is None
         released, seen = 0, {*store.set_aside}
         while True:
-            ended = guarded(
-                store.transact,
-                lambda tx: store.ended_sessions(tx, self.clock.now_ms(), thoroughly=is_thorough),
-            )
+            ended = guarded(partial(store.ended_sessions, self.clock.now_ms(), thoroughly=is_thorough))
             left = [session for session in ended if session not in seen]
             chosen = left if len(left) <= RESCUED_AT_ONCE else random.sample(left, RESCUED_AT_ONCE)
             seen.update(chosen)

@@ -132,9 +132,10 @@ class Store(Protocol):
         """
         ...
 
-    def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
+    def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
         """Notice dead connections, end the sessions whose grace is over, and return all ended ones.
 
+        In transactions of its own: so many look at once that none may wait for another with anything locked.
         ``thoroughly``: also those that hold tasks and that nobody knows.
         """
         ...

@@ -608,9 +608,12 @@ class RedisStore(Renewable):
             return True
         return any(sessions.is_over(session, now) for session in sessions.ends.keys() - self.set_aside)
 
-    def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
-        ended = self._end_sessions(now)
-        return [*ended, *self._orphans(tx)] if thoroughly else ended
+    def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
+        def step(tx: Any) -> list[str]:
+            ended = self._end_sessions(now)
+            return [*ended, *self._orphans(tx)] if thoroughly else ended
+
+        return self.transact(step)
 
     def _end_sessions(self, now: int) -> list[str]:
         dead = self._dead(self._sessions())

@@ -40,7 +40,7 @@ class Catalogue(ABC):
 
     @abstractmethod
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        """Remove the connections that are dead, and end the sessions that have none left. This begins a transaction."""
+        """Remove the connections that are dead, and end the sessions that have none left."""
 
     # Tubes
 
@@ -94,10 +94,14 @@ class Catalogue(ABC):
 
         self.transact(lambda tx: int(tx.run(self._sql.set_session, ttr_ms, self.session)), stored)
 
-    def ended_sessions(self, tx: Any, now: int, *, thoroughly: bool) -> Sequence[str]:
-        self._notice_the_dead(tx, now)
-        ended = [session for (session,) in tx.rows(self._sql.ended, now)]
-        return [*ended, *self._orphans(tx)] if thoroughly else ended
+    def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
+        def step(tx: Any) -> list[str]:
+            tx.begin()
+            self._notice_the_dead(tx, now)
+            ended = [session for (session,) in tx.rows(self._sql.ended, now)]
+            return [*ended, *self._orphans(tx)] if thoroughly else ended
+
+        return self.transact(step)
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
         """The sessions that hold tasks, by tubes' ids."""
@@ -113,9 +117,9 @@ class Catalogue(ABC):
         known = tx.only_rows(self._sql.sessions) if held else ()  # after that: one may just have begun
         return [*held.difference(session for (session,) in known)]
 
-    def _is_any_ended(self, tx: Any, now: int) -> bool:
-        """Whether a session is over whose tasks have not been released wherever they can be."""
-        return any(session not in self.set_aside for (session,) in tx.only_rows(self._sql.ended, now))
+    def _is_any_over(self, tx: Any, now: int) -> bool:
+        """Whether a session is over, or nobody is in it, whose tasks have not been released wherever they can be."""
+        return any(session not in self.set_aside for (session,) in tx.only_rows(self._sql.over, now))
 
     def _is_known(self, tx: Any) -> bool:
         """Whether nobody has taken this connection for dead."""

@@ -473,7 +473,8 @@ class PostgresStore(Catalogue, Renewable):
             now = self.clock.now_ms()
             if session == self.session:
                 return self._connection
-            self._notice_the_dead(tx, now)
+            tx.begin()
+            self._end_lonely(tx, now)
             # It is locked before anybody can find it lonely
             if not tx.run(self._sql.revive_session, session, now):
                 raise NoSuchSession(uuid.UUID(session))
@@ -485,6 +486,7 @@ class PostgresStore(Catalogue, Renewable):
         def joined(connection: int) -> None:
             self.session, self._connection = session, connection
 
+        self._remove_dead()
         with self._resuming:  # who looks meanwhile would find the session over that is being left
             self.transact(step, joined)
 
@@ -542,11 +544,9 @@ class PostgresStore(Catalogue, Renewable):
             return False
 
         def look(tx: Any) -> bool:
-            if self._dead(tx) or (
-                thoroughly and (tx.only_rows(self._sql.is_any_lonely) or self._orphans(tx))
-            ):
+            if self._dead(tx) or (thoroughly and self._orphans(tx)):
                 return True
-            return self._is_any_ended(tx, self.clock.now_ms())
+            return self._is_any_over(tx, self.clock.now_ms())
 
         try:
             is_found = self.read(look)
@@ -557,11 +557,16 @@ class PostgresStore(Catalogue, Renewable):
             self._beats.look_again()
         return is_found
 
+    def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
+        self._remove_dead()
+        return super().ended_sessions(now, thoroughly=thoroughly)
+
+    def _remove_dead(self) -> None:
+        """In a transaction of its own: who waits with these rows locked would hold up the beats of those who live."""
+        if dead := self.read(self._dead):
+            self.transact(lambda tx: tx.many(self._sql.remove_dead, dead))
+
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        """In steps of their own: who waits with these rows locked would hold up the beats of those who live."""
-        if dead := self._dead(tx):
-            tx.only_many(self._sql.remove_dead, dead)
-        tx.begin()
         self._end_lonely(tx, now)
 
     def _end_lonely(self, tx: Any, now: int) -> None:

@@ -357,6 +357,7 @@ class SqliteStore(Catalogue, Renewable):
             now = self.clock.now_ms()
             if session == self.session:
                 return
+            tx.begin()
             self._notice_the_dead(tx, now)
             if not tx.run(self._sql.revive_session, session, now):
                 raise NoSuchSession(uuid.UUID(session))
@@ -414,7 +415,7 @@ class SqliteStore(Catalogue, Renewable):
         def look(tx: ReadTx) -> bool:
             if (thoroughly and self._orphans(tx)) or not all_live(tx):
                 return True
-            return self._is_any_ended(tx, self.clock.now_ms())
+            return self._is_any_over(tx, self.clock.now_ms())
 
         try:
             return self.read(look)
@@ -429,7 +430,6 @@ class SqliteStore(Catalogue, Renewable):
         return self.deaths_suspected(is_waiting=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
-        tx.begin()
         for id, _ in tx.rows(self._sql.connections):
             if not self._locks.is_alive(id):
                 tx.run(self._sql.remove_connection, id)

@@ -579,7 +579,10 @@ class Statements:
         has_connection = sa.exists(sa.select(ONE).where(self._connection.c.session == c.id))
         is_lonely = sa.and_(c.ends_ms.is_(None), ~has_connection)
         end_lonely = sa.update(session).where(is_lonely).values(ends_ms=bind("now") + c.ttr_ms)
-        self.is_any_lonely = self._make(sa.select(c.id).where(is_lonely))
+        is_over = c.ends_ms <= bind("now")
+        if self._is_server:  # two may leave one at once, and each see the other there for the last time
+            is_over = sa.or_(is_over, is_lonely)
+        self.over = self._make(sa.select(c.id).where(is_over), "now")
         self.lonely = self._make(sa.select(c.id).where(is_lonely).with_for_update(skip_locked=True))
         self.end_if_lonely = self._make(end_lonely.where(c.id == bind("id_")), "now", "id_")
         self.end_lonely = self._make(end_lonely, "now")

@@ -21,7 +21,7 @@ SQL: Statements = statements(DIALECT, "tubes")
 
 ON_A_SERVER = {
     "lock_tasks", "lock_groups", "lock_free_groups", "tasks_are_vacuumed", "set_lock_timeout", "beat", "beats",
-    "call_roll", "absent", "remove_dead", "is_any_lonely",
+    "call_roll", "absent", "remove_dead",
 }  # fmt: skip
 
 SORTED = {

@@ -65,6 +65,12 @@ def test_whose_dead_after_is_longer_is_given_that(clock: Clock) -> None:
             dead_at.setdefault(who, half / 2)
         clock.now += 0.5
     assert dead_at == {"hasty": 3.5, "patient": 60.5}
+    silent["patient"] = 2
+    beats.see(silent, every)
+    clock.now += 1.9
+    beats.see(silent, every)
+    late: Watch[str] = Watch(beats, lambda tx: beats.see(silent, every), "mine")
+    assert late.is_alive(None, "patient")  # its next beat is due much later
 
 
 def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_due(clock: Clock) -> None:

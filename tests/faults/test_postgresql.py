@@ -10,11 +10,12 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psycopg
 import pytest
@@ -29,8 +30,10 @@ from faults.harness import (
     look_in_hastier_moments,
     meanwhile,
     no_new_threads,
+    quiet,
     rescue_in_moments,
     run,
+    take_looking_seldom,
     tell,
     waiting,
 )
@@ -1353,19 +1356,65 @@ def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Conne
         assert store.read(store._is_known) is not is_removed
 
 
-def test_a_session_that_is_left_alone_is_ended_by_who_looks_thoroughly(connect: Connect, url: str) -> None:
+def test_a_session_that_is_left_alone_is_ended_by_whoever_looks(connect: Connect, url: str) -> None:
     """Of two who leave it at once, each may see the other there for the last time. One that is locked is let be."""
-    queue = connect(sweep=False, busy_timeout=0.1)
-    queue.create_tube("jobs", "fifo").put("held")
-    assert queue.tube.jobs.take(timeout=0) is not None
+    queue = quiet(connect, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("held")
+    assert tube.take(timeout=0) is not None
     with psycopg.connect(plain(url), autocommit=True) as db:
         db.execute("INSERT INTO tubes_session (id, ttr_ms) VALUES ('~', 0)")
         db.execute("UPDATE tubes_task SET owner = '~'")
         with db.transaction():
             db.execute("SELECT FROM tubes_session WHERE id = '~' FOR UPDATE")
             assert queue.sweep() == 0
-        assert queue.sweep() == 1
+        assert take_looking_seldom(tube).data == "held"
         assert db.execute("SELECT id FROM tubes_session").fetchall() == [(queue.identify().hex,)]
+
+
+def test_who_joins_a_session_after_a_look_saw_nobody_there_keeps_it(connect: Connect) -> None:
+    """What the look saw may be older than the lock that it got."""
+    queue = connect(sweep=False)
+    store: Any = queue.store
+
+    class Late:
+        """A transaction whose look saw the session before there was a connection in it."""
+
+        def __init__(self, tx: Any) -> None:
+            self.run = tx.run
+
+        def rows(self, statement: Any) -> list[tuple[str]]:
+            return [(store.session,)]
+
+    store.transact(lambda tx: store._end_lonely(Late(tx), store.clock.now_ms()))
+    assert store.read(lambda tx: tx.only_rows(store._sql.session, store.session)) == [(None,)]
+
+
+@pytest.mark.parametrize("verb", ["rescue", "identify"])
+def test_nothing_that_a_beat_needs_is_locked_while_sessions_are_ended(
+    connect: Connect, url: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Who waited there with the rows of the dead held up the beats of all, of which each looks at all."""
+    dead, queue = connect(sweep=False), connect(sweep=False)
+    gone, store = cast("Any", dead.store), cast("Any", queue.store)
+    gone._left = True  # it beats no more
+    end_lonely, seen = store._end_lonely, []
+
+    def looks(tx: Any, now: int) -> None:
+        with psycopg.connect(plain(url)) as db:
+            db.execute("SELECT FROM tubes_connection FOR UPDATE NOWAIT")
+            seen.append(db.execute("SELECT id FROM tubes_connection").fetchall())
+        end_lonely(tx, now)
+
+    silent = {gone._connection}
+    monkeypatch.setattr(store._beats, "see", lambda beats, _: [(id, beats[id]) for id in silent & {*beats}])
+    monkeypatch.setattr(store, "_end_lonely", looks)
+    if verb == "rescue":
+        queue.rescue()
+    else:
+        with pytest.raises(tubes.NoSuchSession):
+            queue.identify(uuid.uuid4())
+    assert seen[0] == [(store._connection,)]
 
 
 def test_who_is_hastier_by_its_url_takes_nobody_for_dead(url: str) -> None:

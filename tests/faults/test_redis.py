@@ -524,7 +524,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
         seen.append(is_alive())
         if len(seen) == 1:
             other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
-            for session in other.store.ended_sessions(None, store.clock.now_ms(), thoroughly=True):
+            for session in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs._release_some(session)
                 if is_forgotten:
                     other.store.forget_sessions(None, [session])

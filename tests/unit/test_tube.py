@@ -540,7 +540,7 @@ def test_a_session_is_known_until_all_that_it_held_is_released(
         assert queue.sweep() == 1
         assert store.set_aside == set()
         assert queue.sweep() == 0
-        assert store.transact(partial(store.ended_sessions, now=clock.now_ms(), thoroughly=True)) == []
+        assert store.ended_sessions(clock.now_ms(), thoroughly=True) == []
 
 
 def test_a_session_is_known_as_long_as_a_tube_cannot_be_opened_here(tmp_path: Path, clock: FakeClock) -> None:
