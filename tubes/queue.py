@@ -373,11 +373,11 @@ class Queue(processes.OfOneProcess):
         now = real_monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            self.rescue_for(taker)
+            self.rescue_for(taker, lately=True)
 
-    def rescue_for(self, taker: Tube) -> int:
+    def rescue_for(self, taker: Tube, *, lately: bool = False) -> int:
         """Before a take there: give back what dead sessions hold, so that the taker can get it."""
-        if self.store.deaths_suspected():
+        if self.store.deaths_suspected(lately=lately):
             return self.rescue(taker)
         return taker.rescue() if taker.ended else 0
 
@@ -515,7 +515,8 @@ class Queue(processes.OfOneProcess):
         Return how many tasks that changed, when time does something next in each tube, and what failed in one alone.
         """
         self.check_open()
-        is_suspected = guarded(partial(self.store.deaths_suspected, thoroughly=thoroughly))
+        look = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)
+        is_suspected = guarded(look)
         changed = self.rescue() if is_suspected else 0
         failed: list[Exception] = []
         dues: list[int] = []

@@ -124,11 +124,11 @@ class Store(Protocol):
         """Renew this connection's proof of life; begin a new session if it was taken for dead meanwhile."""
         ...
 
-    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
         """Tell cheaply whether a session may have ended, but for those set aside.
 
         ``thoroughly``: also whether tasks are held by sessions that nobody knows, at the cost of reading what is
-        taken.
+        taken. ``lately``: what others have seen a moment ago will do, since this is asked again and again.
         """
         ...
 

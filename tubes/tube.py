@@ -388,7 +388,7 @@ class Tube(OfOneProcess):
                     if is_called:
                         self._take_now(most, kept)
                     if not kept and (is_first or is_called or remaining == 0.0):
-                        due = self._look_and_take(most, kept)
+                        due = self._look_and_take(most, kept, is_last=remaining == 0.0)
                 except (StoreUnavailable, StoreBusy, OutcomeUnknown):
                     if not self.place.reconnects or self._queue.is_closed or remaining == 0.0:
                         raise
@@ -412,13 +412,14 @@ class Tube(OfOneProcess):
             if calls > len(kept):
                 self._store.call_instead(key, calls - len(kept))
 
-    def _look_and_take(self, limit: int, kept: list[Task]) -> float | None:
+    def _look_and_take(self, limit: int, kept: list[Task], *, is_last: bool) -> float | None:
         """Take where there is something to do; if nothing came of it, return the seconds until there may be."""
         if self._unknown:
             self._give_back_unknown()
         is_ready, due = self._look()
         tried = self._clock.now_ms()
-        if is_ready or (due is not None and due <= tried) or self.ended or self._store.deaths_suspected():
+        is_anything_due = is_ready or (due is not None and due <= tried) or self.ended
+        if is_anything_due or self._store.deaths_suspected(lately=not is_last):
             self._take_now(limit, kept)
             if not kept:
                 due = self._look()[1]

@@ -589,7 +589,7 @@ class RedisStore(Renewable):
     def _sessions(self, *, within: float | None = None) -> Sessions:
         return Sessions.of(*self._evaluate(self._keys, scripts.SESSIONS, (), within=within))
 
-    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
         try:

@@ -539,7 +539,7 @@ class PostgresStore(Catalogue, Renewable):
         every = {id: every_ms / 1000 for id, _, every_ms in rows}
         return self._beats.see({id: beat for id, beat, _ in rows}, every)
 
-    def deaths_suspected(self, *, thoroughly: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
 

@@ -400,7 +400,11 @@ class SqliteStore(Catalogue, Renewable):
             self.lost_sessions.add(self.session)
             self._begin_session(is_first=False)
 
-    def deaths_suspected(self, *, thoroughly: bool = False, is_waiting: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
+        """``lately``: of all who look again and again, one looks at the locks at a time.
+
+        Else each would look at those of all others, and with hundreds they would do nothing else.
+        """
         if self.path is None or self._is_closed or self._is_stale:
             return False
         self.prove_life()
@@ -408,7 +412,7 @@ class SqliteStore(Catalogue, Renewable):
             return True  # whoever looks closer is told
 
         def all_live(tx: ReadTx) -> bool:
-            if is_waiting and self._locks.have_all_just_lived():
+            if lately and self._locks.have_all_just_lived():
                 return True
             return self._locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections))
 
@@ -423,11 +427,8 @@ class SqliteStore(Catalogue, Renewable):
             return False
 
     def _suspects_deaths_waiting(self) -> bool:
-        """The same, for who waits and looks again and again: of all who do, one looks at the locks at a time.
-
-        Else each would look at those of all others, and with hundreds they would do nothing else.
-        """
-        return self.deaths_suspected(is_waiting=True)
+        """The same, for who waits."""
+        return self.deaths_suspected(lately=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         for id, _ in tx.rows(self._sql.connections):

@@ -52,12 +52,11 @@ class LockFile:
 
     def _twins(self) -> list[LockFile]:
         """The others of this process that are on the same file."""
+        others = [other for other in list(self._all) if other is not self and not other._is_closed]
+        if not others:  # mostly, and this is asked of each connection
+            return []
         status = os.fstat(self._fd)
-        return [
-            other
-            for other in list(self._all)
-            if other is not self and not other._is_closed and os.path.samestat(os.fstat(other._fd), status)
-        ]
+        return [other for other in others if os.path.samestat(os.fstat(other._fd), status)]
 
     def _open(self) -> None:
         """Open the file; if that fails, all is as it was.
@@ -128,7 +127,7 @@ class LockFile:
         return False
 
     def are_all_alive(self, connections: Iterable[int]) -> bool:
-        """Tell whether these, which are all that there are, live, and leave it on the board for those who wait."""
+        """Tell whether these, which are all that there are, live, and leave it on the board for who asks lately."""
         at = real_monotonic()
         if not all(map(self.is_alive, connections)):
             return False
@@ -136,7 +135,7 @@ class LockFile:
         return True
 
     def have_all_just_lived(self) -> bool:
-        """Tell whether somebody has seen that so lately that who only waits need not look."""
+        """Tell whether somebody has seen that so lately that who looks again and again need not look."""
         return self.board.have_all_just_lived()
 
     def arm(self, bell: int, keys: Iterable[Key]) -> None:

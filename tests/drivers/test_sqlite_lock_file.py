@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,60 @@ def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
     assert looked() == ([False] * 3, 3)
     for queue in queues:
         queue.close()
+
+
+def test_of_those_who_take_and_sweep_one_at_a_time_looks_whether_the_others_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy consumer looks twenty times a second. Who finds nothing looks by itself."""
+    queues = [tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) for _ in range(5)]
+    queues[0].create_tube("jobs", "fifo").put_many(range(5))
+    looks: list[int] = []
+
+    def is_alive(self: LockFile, connection: int) -> bool:
+        looks.append(connection)
+        return True
+
+    def looked(work: Callable[[tubes.Queue], object]) -> int:
+        looks.clear()
+        for queue in queues:
+            queue._look_at = 0.0
+            work(queue)
+        return len(looks)
+
+    monkeypatch.setattr(LockFile, "is_alive", is_alive)
+    now = real_monotonic()
+    for module in sqlite_bell, sqlite_lock_file:
+        monkeypatch.setattr(module, "real_monotonic", lambda: now)
+    assert looked(lambda queue: queue.tube.jobs.take(timeout=0)) == 5
+    now += sqlite_bell.FLOOR
+    assert looked(lambda queue: queue._sweep(thoroughly=False)) == 5
+    assert looked(lambda queue: queue.tube.jobs.take(timeout=0)) == 25
+    assert looked(lambda queue: queue._sweep(thoroughly=True)) == 25
+    for queue in queues:
+        queue.close()
+
+
+def test_who_is_alone_on_a_lock_file_asks_once_of_each_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = LockFile(str(tmp_path / "locks"))
+    calls: list[str] = []
+
+    def count(module: Any, name: str) -> None:
+        call = getattr(module, name)
+
+        def counted(*given: Any) -> Any:
+            calls.append(name)
+            return call(*given)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(os, "fstat")
+    count(fcntl, "lockf")
+    assert not any([locks.is_alive(connection) for connection in range(1, 11)])
+    assert calls == ["lockf"] * 20  # each is had, and let go
+    locks.close()
 
 
 @pytest.mark.slow
