@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -575,8 +576,8 @@ class PostgresStore(Catalogue, Renewable):
         In two steps: whoever joins one locks it until its connection is there to be seen, by the second look only. Who
         has one locked joins it or ends it, and is not waited for.
         """
-        for (session,) in tx.rows(self._sql.lonely):
-            tx.run(self._sql.end_if_lonely, now, session)
+        if lonely := [session for (session,) in tx.rows(self._sql.lonely)]:
+            tx.run(self._sql.end_if_lonely, now, json.dumps(lonely))
 
     # Waking and counting
 

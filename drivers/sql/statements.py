@@ -584,7 +584,9 @@ class Statements:
             is_over = sa.or_(is_over, is_lonely)
         self.over = self._make(sa.select(c.id).where(is_over), "now")
         self.lonely = self._make(sa.select(c.id).where(is_lonely).with_for_update(skip_locked=True))
-        self.end_if_lonely = self._make(end_lonely.where(c.id == bind("id_")), "now", "id_")
+        each = sa.func.json_array_elements_text if self._is_server else sa.func.json_each
+        among = c.id.in_(sa.select(sa.column("value")).select_from(each(bind("ids"))))
+        self.end_if_lonely = self._make(end_lonely.where(among), "now", "ids")
         self.end_lonely = self._make(end_lonely, "now")
 
     def _write_connections(self) -> None:

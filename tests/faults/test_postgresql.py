@@ -1417,6 +1417,34 @@ def test_nothing_that_a_beat_needs_is_locked_while_sessions_are_ended(
     assert seen[0] == [(store._connection,)]
 
 
+def test_however_many_sessions_are_left_alone_they_are_ended_by_as_many_statements(
+    connect: Connect, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are locked meanwhile, and who joins one waits."""
+    store: Any = connect(sweep=False).store
+    with store._pool.lent() as wire:
+        kind: Any = type(wire)
+    execute, statements = kind.execute, list[str]()
+
+    def counted(self: Any, text: str, *given: Any, **more: Any) -> Any:
+        statements.append(text)
+        return execute(self, text, *given, **more)
+
+    monkeypatch.setattr(kind, "execute", counted)
+    looks: list[list[str]] = []
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        for many in 1, 50:
+            db.execute(
+                "INSERT INTO tubes_session (id, ttr_ms) SELECT gen_random_uuid(), 0 FROM generate_series(1, %s)",
+                (many,),
+            )
+            statements.clear()
+            ended = store.ended_sessions(store.clock.now_ms(), thoroughly=False)
+            assert len(ended) == (1 if many == 1 else 51)
+            looks.append([*statements])
+    assert looks[0] == looks[1]
+
+
 def test_who_is_hastier_by_its_url_takes_nobody_for_dead(url: str) -> None:
     with psycopg.connect(plain(url), autocommit=True) as db:
         look_in_hastier_moments(
