@@ -162,7 +162,12 @@ class PostgresStore(Catalogue, Renewable):
             raise
         try:
             self._listener = Listener(
-                self._connect_listener, self._namespace, self.waiters, self._beat, self._beats.every
+                self._connect_listener,
+                self._namespace,
+                self.waiters,
+                self._beat,
+                self._beats.every,
+                self._shared.said,
             )
             self._listener.start()
         except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had

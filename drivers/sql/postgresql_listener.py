@@ -55,6 +55,16 @@ MOST_KEYS = 400
 log = logging.getLogger("tubes.postgresql")
 
 
+class Said:
+    """What a process has said that it waits for, by whichever of its listeners, and when it last looked by itself."""
+
+    def __init__(self) -> None:
+        self.at = self.looked_at = float("-inf")
+        self.by: Listener | None = None
+        self.keys: frozenset[Key] = frozenset()
+        """What was waited for when that was said, and in the seconds before."""
+
+
 class Listener(Stirred):
     """The thread and its connection, as the module tells."""
 
@@ -65,9 +75,11 @@ class Listener(Stirred):
         waiters: Waiters,
         beat: Callable[[Wire], None],
         beat_every: float,
+        said: Said | None = None,
     ) -> None:
         super().__init__()
         self.waiters = waiters
+        self._said = said or Said()
         self._connect = connect
         self._is_pooled = False
         self._namespace = self._channel = namespace
@@ -81,9 +93,7 @@ class Listener(Stirred):
         self._lock = threading.Lock()
         self._is_looking = False
         """Whether the thread comes in time for the floor; it sleeps until the next beat where nobody waits."""
-        self._announced_at = self._heard_at = float("-inf")
-        self._announced: frozenset[Key] = frozenset()
-        """What was waited for when that was said, and in the seconds before."""
+        self._heard_at = float("-inf")
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
         self._connect_at = real_monotonic() + min(CONNECT_AFTER, beat_every)
@@ -120,7 +130,6 @@ class Listener(Stirred):
                         wire.simple(
                             f'LISTEN "{self._channel}"; LISTEN "{self._channel_of(wire.backend_pid)}"'
                         )
-                    self._announced_at = float("-inf")
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
             except Exception as error:  # the calls say what is the matter, this tries again
@@ -128,12 +137,19 @@ class Listener(Stirred):
                     self._report(str(error))
                 elif not isinstance(error, (Lost, TubeError)):  # the process lives by this thread
                     log.exception("the listener failed, and goes on")
+                self._unsay()
                 if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
                     wire = None
                 pause(RECONNECT_EVERY)
+        self._unsay()
         if wire is not None:
             wire.close()
+
+    def _unsay(self) -> None:
+        """Who is called at this connection will not hear of it: another is to say so again, or this one."""
+        if self._said.by is self:
+            self._said.by, self._said.at = None, float("-inf")
 
     def _report(self, failure: str) -> None:
         """Say it once: a standby refuses for as long as it is one."""
@@ -175,20 +191,31 @@ class Listener(Stirred):
         if not self.waiters:
             return
         if not self._is_pooled and self._is_to_announce(now):
-            lately = self._announced if now - self._announced_at <= SAY_EVERY else ()
-            self._announced = frozenset([*lately, *self.waiters.keys()])
-            self._announced_at = now
+            said = self._said
+            lately = said.keys if now - said.at <= SAY_EVERY else ()
+            said.keys = frozenset([*lately, *self.waiters.keys()])
+            said.at, said.by = now, self
             self._look_at = now + SOON
-            self._send(wire, f"{WAITING} {','.join(map(str, sorted(self._announced)[:MOST_KEYS]))}")
+            self._send(wire, f"{WAITING} {','.join(map(str, sorted(said.keys)[:MOST_KEYS]))}")
         elif now >= self._look_at:
-            self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Let those who wait look, unless another listener of this process has, since it was said that they wait."""
+        said, floor = self._said, POOLED_FLOOR if self._is_pooled else FLOOR
+        if said.looked_at < now - floor or said.looked_at < said.at + SOON <= now:
+            said.looked_at = now
             self.waiters.wake_one_each()
+        self._look_at = said.looked_at + floor
 
     def _is_to_announce(self, now: float) -> bool:
-        """Whether this process has not said for long that it waits, or not that it does for room somewhere."""
-        return now - self._announced_at > SAY_EVERY or any(
-            key < 0 and key not in self._announced for key in self.waiters.keys()
-        )
+        """Whether this process has not said for long that it waits, or not that it does for room somewhere.
+
+        Who said so last goes on saying it: to others, each that does is a process.
+        """
+        said = self._said
+        every = SAY_EVERY if said.by in (None, self) else SAY_EVERY + FLOOR
+        return now - said.at > every or any(key < 0 and key not in said.keys for key in self.waiters.keys())
 
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from faults.harness import eventually
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
-from tubes.drivers.sql.postgresql_listener import Listener
+from tubes.drivers.sql.postgresql_listener import Listener, Said
 from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
 from tubes.clock import Signal
@@ -368,6 +368,41 @@ def test_what_is_refused_again_and_again_is_said_once(
         "the listener was refused: division by zero",
         "the listener was refused: current transaction is aborted, commands ignored until end of transaction block",
     ]
+
+
+def test_of_the_listeners_of_a_process_one_says_that_it_waits_and_looks(
+    processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each queue has one, and they have the waiting in common. When that one ends, another goes on."""
+    monkeypatch.setattr(postgresql_listener, "FLOOR", 0.1)
+    putter, said, waiters = processes[0], Said(), Waiters()
+    looks: list[float] = []
+    monkeypatch.setattr(waiters, "wake_one_each", lambda: looks.append(time.monotonic()))
+
+    def connect() -> Wire:
+        return Wire(conninfo(postgres_db), "the test's database", "off")
+
+    listeners = [Listener(connect, "tubes", waiters, lambda wire: None, 3600, said) for _ in range(5)]
+    signal = waiters.enter(TUBE)
+    for listener in listeners:
+        listener.start()
+    try:
+        eventually(lambda: looks)
+        began, before = time.monotonic(), len(looks)
+        time.sleep(1.0)  # real time: nobody calls
+        assert 2 <= len(looks) - before <= 20 * (time.monotonic() - began)  # and not five times ten a second
+        assert putter.knows(1)
+        teller = said.by
+        assert teller is not None
+        teller.stop()
+        listeners.remove(teller)
+        eventually(lambda: said.by in listeners)
+        eventually(lambda: putter.knows(2))
+        putter.listener.notify(TUBE, 2)
+        eventually(lambda: waiters.heed(TUBE, signal)[1])
+    finally:
+        for listener in listeners:
+            listener.stop()
 
 
 FULL = """
