@@ -120,6 +120,10 @@ class Beats(Generic[C]):
         self._seen = {}
 
 
+MOMENT = 0.05
+"""Seconds for which a doctor that asks of one connection after the other goes by one look at all of them."""
+
+
 class Watch(Generic[C]):
     """A doctor's look at the beats: who does not beat for as long as one may be silent is dead.
 
@@ -131,10 +135,14 @@ class Watch(Generic[C]):
         self._look = look
         self._alive = {mine}
         self._first: dict[C, tuple[Any, float]] = {}
+        self._look_at = 0.0
 
     def is_alive(self, tx: Any, connection: C) -> bool:
         """Whether it is known to live."""
-        self._look(tx)
+        now = real_monotonic()
+        if now >= self._look_at or self._beats.last_of(connection) is None:
+            self._look(tx)
+            self._look_at = now + MOMENT
         beat = self._beats.last_of(connection)
         first, _ = self._first.setdefault(connection, (beat, real_monotonic()))
         if beat != first or self._beats.has_just_beaten(connection):

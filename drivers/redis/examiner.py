@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tubes.doctor import LOOK_LIMIT, Check, Finding, Kind, Look
@@ -266,8 +266,9 @@ class OwnersCheck(RedisCheck):
             return Look(())
         found = []
         holdings = [*self._holdings(tx, tubes[0], limit)]
+        sessions = cache(self._store.sessions)
         for holding in holdings:
-            finding = self._judge(tx, tubes[0], holding, now)
+            finding = self._judge(tx, tubes[0], holding, sessions, now)
             if finding is not None:
                 found.append(finding)
         return Look(found, tubes[0].id if tubes[1:] else None, seen=len(holdings))
@@ -285,7 +286,9 @@ class OwnersCheck(RedisCheck):
                 return
             after = flat[-3]
 
-    def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
+    def _judge(
+        self, tx: RedisTx, tube: TubeRecord, holding: Holding, sessions: Callable[[], Sessions], now: int
+    ) -> Finding | None:
         raise NotImplementedError
 
 
@@ -298,7 +301,9 @@ class Admissions(OwnersCheck):
     def patience(self) -> float:
         return PATIENCE
 
-    def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
+    def _judge(
+        self, tx: RedisTx, tube: TubeRecord, holding: Holding, sessions: Callable[[], Sessions], now: int
+    ) -> Finding | None:
         if holding.is_admitted:
             return None
         what = f"{holding.tasks} taken by session {holding.owner}, which is not on the tube's list"
@@ -334,14 +339,15 @@ class Owners(OwnersCheck):
     def patience(self) -> float:
         return max(PATIENCE, self._watch())
 
-    def _judge(self, tx: RedisTx, tube: TubeRecord, holding: Holding, now: int) -> Finding | None:
-        why = self._why_dead(tx, holding.owner, now) if holding.is_admitted else ""
+    def _judge(
+        self, tx: RedisTx, tube: TubeRecord, holding: Holding, sessions: Callable[[], Sessions], now: int
+    ) -> Finding | None:
+        why = self._why_dead(tx, holding.owner, sessions(), now) if holding.is_admitted else ""
         if not why:
             return None
         return held_by_the_dead(tube, holding.owner, holding.tasks, why)
 
-    def _why_dead(self, tx: RedisTx, owner: str, now: int) -> str:
-        sessions = self._store.sessions()
+    def _why_dead(self, tx: RedisTx, owner: str, sessions: Sessions, now: int) -> str:
         if owner not in sessions.ends:
             return "which is not there"
         if sessions.ends[owner] is not None:

@@ -145,22 +145,24 @@ class Owners(SqlCheck):
         tubes = [tube for tube in self._store.read_tubes(tx) if after is None or tube.id > after]
         if not tubes:
             return Look(())
+        tube, looks = tubes[0], self._store.looks(tubes[0].temporary)
         findings = []
-        for owner, count, known, ends_ms in tx.rows(
-            self._store.looks(tubes[0].temporary).holders, tubes[0].id
-        ):
-            why = self._why_dead(tx, owner, known, ends_ms, now)
+        holders = tx.rows(looks.holders, tube.id)
+        connections: dict[str, list[int]] = {}
+        for session, id in tx.rows(looks.connections, tube.id) if holders else ():
+            connections.setdefault(session, []).append(id)
+        for owner, count, known, ends_ms in holders:
+            why = "which is not there"
+            if known is not None:
+                why = self._why_dead(tx, connections.get(owner, ()), ends_ms, now)
             if why:
-                findings.append(held_by_the_dead(tubes[0], owner, count, why))
-        return Look(findings, tubes[0].id if tubes[1:] else None)
+                findings.append(held_by_the_dead(tube, owner, count, why))
+        return Look(findings, tube.id if tubes[1:] else None)
 
-    def _why_dead(self, tx: SqlTx, owner: str, known: str | None, ends_ms: int | None, now: int) -> str:
-        if known is None:
-            return "which is not there"
+    def _why_dead(self, tx: SqlTx, connections: Sequence[int], ends_ms: int | None, now: int) -> str:
         if ends_ms is not None:
             return "which has ended" if ends_ms <= now else ""
-        connections = tx.rows(self._store.looks().connections, owner)
-        if connections and not any(self._is_alive(tx, id) for (id,) in connections):
+        if connections and not any(self._is_alive(tx, id) for id in connections):
             return "whose process is dead"
         return ""
 

@@ -179,7 +179,11 @@ class Looks:
             f" LEFT JOIN {session} AS session ON session.id = held.owner ORDER BY held.owner",
             "tube",
         )
-        self.connections = make(f"SELECT id FROM {connection} WHERE session = :session", "session")
+        self.connections = make(
+            f"SELECT session, id FROM {connection} WHERE session IN"
+            f" (SELECT owner FROM {task} WHERE tube = :tube AND front = 1 AND state = 't')",
+            "tube",
+        )
         self.lonely = make(
             f"SELECT id FROM {session} WHERE ends_ms IS NULL"
             f" AND id NOT IN (SELECT session FROM {connection}) ORDER BY id"

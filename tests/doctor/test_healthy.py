@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,23 @@ def test_the_longest_durations_are_not_called_wrong(type: str, patient: Patient)
         elif verb == "bury":
             tube.bury(task)
     find_nothing(patient, patient.rows)
+
+
+def test_who_holds_tasks_is_looked_at_by_as_many_statements_however_many_do(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    with ExitStack() as opened:
+        queue = opened.enter_context(tubes.connect(url, sweep=False))
+        queue.create_tube("jobs", "fifo").put_many(range(10))
+        store: Any = queue.store
+        looks: list[list[str]] = []
+        for more in 1, 9:
+            for _ in range(more):
+                assert opened.enter_context(tubes.connect(url, sweep=False)).tube.jobs.take(timeout=0)
+            looks.append([])
+            store._reader.set_trace_callback(looks[-1].append)
+            assert list(Doctor(queue).examine()) == []
+            store._reader.set_trace_callback(None)
+    assert len(looks[0]) == len(looks[1]) > 10
 
 
 @pytest.mark.parametrize("verb", ["bury", "release"])

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -319,6 +320,29 @@ def test_an_empty_member_of_an_index_hides_nothing_behind_it(patient: Patient) -
     assert patient.doctor("--deep", "--fix").status == 0
     assert patient.doctor("--deep", "--fix").out == ""
     assert len(drain(patient.opened[0].tube.jobs)) == 9
+
+
+def test_who_holds_tasks_costs_as_many_looks_at_the_sessions_however_many_do(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = patient.opened[0]
+    fill(queue, "fifo")
+    store: Any = queue.store
+    ask, looks = store._sessions, list[int]()
+
+    def counted(**given: Any) -> Any:
+        looks[-1] += 1
+        return ask(**given)
+
+    monkeypatch.setattr(store, "_sessions", counted)
+    with ExitStack() as others:
+        for more in 1, 5:
+            for _ in range(more):
+                other = others.enter_context(tubes.connect(patient.url, sweep=False))
+                assert other.tube.jobs.take(timeout=0) is not None
+            looks.append(0)
+            assert list(Doctor(queue).examine()) == []
+    assert looks[0] == looks[1] > 0
 
 
 def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:

@@ -98,6 +98,24 @@ def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_
     assert lives() == (True, 0.0)
 
 
+def test_a_doctor_that_asks_of_many_at_once_looks_once(clock: Clock) -> None:
+    beats: Beats[int] = Beats(15.0)
+    looks: list[float] = []
+
+    def look(tx: Any) -> None:
+        looks.append(clock.now)
+        beats.see(dict.fromkeys(range(100), len(looks)), {})
+
+    watch: Watch[int] = Watch(beats, look, -1)
+    assert not any([watch.is_alive(None, connection) for connection in range(100)])
+    assert len(looks) == 1
+    clock.now += 0.1
+    assert all([watch.is_alive(None, connection) for connection in range(100)])
+    assert len(looks) == 2
+    assert not watch.is_alive(None, 100)  # it may have begun since
+    assert len(looks) == 3
+
+
 def test_a_server_that_is_not_to_be_written_to_kills_nobody(clock: Clock, postgres_db: str) -> None:
     """Nobody can beat then, and who looks at the beats is answered: as where the disk is full."""
     with (
