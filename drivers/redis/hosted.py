@@ -244,7 +244,7 @@ class RedisTube:
 
     def next_due(self, tx: Any) -> int | None:
         """By the queue's own clock, since that is the one that whoever asks goes by."""
-        if self._deaths_suspected():
+        if self._deaths_suspected(lately=True):
             return 0
         due = self._look(self._redis.next_due)
         return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
@@ -312,9 +312,9 @@ class RedisTube:
         """Do a step of the driver's that only reads."""
         return self._reach.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
 
-    def _deaths_suspected(self) -> bool:
+    def _deaths_suspected(self, *, lately: bool = False) -> bool:
         """Whether a session may have ended in Redis; it stays so until that is seen to."""
-        self._suspects = self._suspects or self._store.deaths_suspected()
+        self._suspects = self._suspects or self._store.deaths_suspected(lately=lately)
         return self._suspects
 
     def _rescue(self, now: int) -> Sequence[Change]:
@@ -393,11 +393,14 @@ class HostedStore(RedisStore):
                 self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
                 self.session_ttr_ms = ttr_ms
 
-    def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
+    def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
         """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""
-        if super()._sees_deaths(tx, thoroughly):
+        if super()._sees_deaths(tx, thoroughly, lately):
             return True
-        return bool(self._admitted(self._driver.number) - self._sessions().ends.keys())
+        unknown = self._admitted(self._driver.number)
+        if unknown and lately:
+            unknown -= self._sessions_lately().ends.keys()
+        return bool(unknown and unknown - self._sessions().ends.keys())  # after that: one may just have begun
 
     def rescue(self, now: int) -> list[Change]:
         """Release what sessions hold in the tube that are not alive."""

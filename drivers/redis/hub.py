@@ -16,6 +16,7 @@ from .driver import RedisDriver
 from .listener import Listener
 from .nodes import Nodes
 from .scripts import EMPTY
+from .sessions import Sessions
 from .wire import Wire
 
 Server = tuple[str, str, float]
@@ -37,6 +38,8 @@ class Hub:
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self.listener = Listener(self.nodes, namespace, self.waiters)
+        self.seen: tuple[float, Sessions] | None = None
+        """The sessions as one of the queues has read them last, and when."""
         self._emptied: WeakKeyDictionary[RedisDriver, str] = WeakKeyDictionary()
 
     @classmethod

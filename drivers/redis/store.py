@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from tubes.clock import Clock, ServerClock, SystemClock
+from tubes.clock import Clock, ServerClock, SystemClock, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
 from tubes.errors import (
@@ -54,6 +54,9 @@ T = TypeVar("T")
 
 HOSTED = "tubes_hosted"
 """Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""
+
+MOMENT = 0.05
+"""Seconds for which the stores of a process that look at the sessions again and again go by one answer."""
 
 NO_TRANSACTIONS = (
     "a Redis store has no transactions over several calls: each call is one by itself, and take(ack=task) acks and "
@@ -564,7 +567,7 @@ class RedisStore(Renewable):
         try:
             if not self._evaluate(self._keys, scripts.BEAT, (self._connection,), within=within):
                 self._resume()
-            self._dead(self._sessions(within=within))
+            self._dead(self._sessions_lately(within=within))
             self._learn_time(within=within)
         except BaseException:
             self._beats.forget()
@@ -589,12 +592,22 @@ class RedisStore(Renewable):
     def _sessions(self, *, within: float | None = None) -> Sessions:
         return Sessions.of(*self._evaluate(self._keys, scripts.SESSIONS, (), within=within))
 
+    def _sessions_lately(self, *, within: float | None = None) -> Sessions:
+        """The same as a moment ago, if one of the stores of this process on that server has asked then.
+
+        A queue has one for each tube of the type ``redis``, and each of these is a connection in the answer.
+        """
+        now, seen = real_monotonic(), self._hub.seen
+        if seen is None or now - seen[0] > MOMENT:
+            self._hub.seen = seen = now, self._sessions(within=within)
+        return seen[1]
+
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
         if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
             return False
         try:
             self._hub.nodes.check_reachable(self._keys)  # a take from another node does not wait for that one
-            is_found = self.read(lambda tx: self._sees_deaths(tx, thoroughly))
+            is_found = self.read(lambda tx: self._sees_deaths(tx, thoroughly, lately))
         except StoreError:
             self._beats.forget()
             return False
@@ -602,8 +615,8 @@ class RedisStore(Renewable):
             self._beats.look_again()
         return is_found
 
-    def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
-        now, sessions = self.clock.now_ms(), self._sessions()
+    def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
+        now, sessions = self.clock.now_ms(), self._sessions_lately() if lately else self._sessions()
         if self._dead(sessions) or sessions.lonely() or (thoroughly and self._orphans(tx)):
             return True
         return any(sessions.is_over(session, now) for session in sessions.ends.keys() - self.set_aside)

@@ -15,7 +15,7 @@ from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -238,6 +238,38 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
             assert cold.peek(id).data == other.tube.cold.put("y").data
             assert thread.is_alive()
         thread.join(20)
+
+
+def test_the_tubes_of_a_queue_look_at_the_sessions_there_once(
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them has a connection there, so that this would grow with the square of their number."""
+    looks: list[int] = []
+    with tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) as queue:
+        for count in 1, 4:
+            for number in range(count):
+                tube = queue.create_tube(f"hot{count}{number}", "redis", url=redis_db)
+                tube.put(number)
+                assert tube.take(timeout=0) is not None
+            stores = [cast(Any, tube.driver)._store for tube in queue._open_all()]
+            hub, asked = stores[0]._hub, list[Any]()
+            sessions = type(stores[0])._sessions
+
+            def counted(self: Any, sessions: Any = sessions, asked: list[Any] = asked, **given: Any) -> Any:
+                asked.append(self)
+                return sessions(self, **given)
+
+            for store in stores:
+                store._beats._look_at = 0.0
+            hub.seen = None
+            with monkeypatch.context() as patch:
+                patch.setattr(type(stores[0]), "_sessions", counted)
+                patch.setattr("tubes.drivers.redis.store.MOMENT", 60.0)
+                queue._sweep(thoroughly=False)
+                for store in stores:
+                    store._beat()
+            looks.append(len(asked))
+    assert looks == [1, 1]
 
 
 def test_a_restart_of_the_server_empties_a_temporary_tube(
