@@ -38,13 +38,13 @@ class Pages(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.server.url + self.path)
-        odd = [*ODD_LINKS, self.server.url.replace("http", "file") + "/etc/passwd"]
+        odd = [*ODD_LINKS, "/short", self.server.url.replace("http", "file") + "/etc/passwd"]
         links = "".join(f'<a href="{link}">' for link in odd) if self.path == "/" else ""
         body = ("<![no such section]>" if self.path == "/odd" else links).encode()
         self.send_response({"/moved": 302, "/gone": 404}.get(self.path, 200))
         if self.path == "/moved":
             self.send_header("Location", self.server.moved_to)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + (self.path == "/short")))
         self.end_headers()
         self.wfile.write(body)
 
@@ -78,8 +78,10 @@ def test_whatever_lies_in_a_page_the_crawl_goes_on_and_each_request_is_a_task(
         pages = queue.create_tube("pages", "utube")
         pages.on_task_change(lambda task, event: taken.append(task.data) if event == "take" else None)
         crawl(pages, seen, {f"{first.url}/", f"{second.url}/nothing"})
-        assert {task.data for task in pages.tasks("!")} == {f"{first.url}/gone", f"{first.url}/odd"}
-    paths = ("/", "/stra%C3%9Fe", "/a%20b", "/moved", "/gone", "/odd")
+        buried = {task.data for task in pages.tasks("!")}
+    unread = {f"{first.url}/gone", f"{first.url}/short"}
+    assert buried - {f"{first.url}/odd"} == unread  # that one, newer Pythons' parser reads
+    paths = ("/", "/stra%C3%9Fe", "/a%20b", "/moved", "/gone", "/odd", "/short")
     assert sorted(asked) == sorted(
         [*(first.url + path for path in paths), f"{second.url}/nothing", f"{second.url}/here"]
     )
