@@ -135,6 +135,9 @@ class PostgresServer:
         for part in (prefix / "bin", prefix / "lib", prefix / "share", site / f"{prefix.parent.name}.libs"):
             if part.is_dir():  # in their places, since they find each other by them
                 shutil.copytree(part, copy / part.relative_to(site))
+        if self._as:  # or the guard, which runs as this user, could remove none of it
+            for folder, _, _ in os.walk(copy):
+                os.chown(folder, self._as["user"], self._as["group"])
         copied = copy / binaries.relative_to(site)
         if not _runs(copied, self._as):
             raise RuntimeError(f"{binaries} cannot be run by the user nobody, nor can a copy. {MISSING}")

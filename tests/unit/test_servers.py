@@ -106,6 +106,8 @@ def test_binaries_out_of_reach_are_copied(tmp_path: Path) -> None:
     server = PostgresServer(home / binaries.relative_to(site))
     try:
         assert ask(server.url, "SELECT 1") == 1
+        folders = [Path(folder) for folder, _, _ in os.walk(server.folder / "site")]
+        assert {folder.stat().st_uid for folder in folders} == {server.folder.stat().st_uid}
     finally:
         server.close()
     assert not server.folder.exists()
