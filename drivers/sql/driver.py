@@ -97,9 +97,9 @@ class SqlDriver:
         self._reads_acks = timed or s.is_shared
         self._ready_front = 0 if grouped else 1
         self._insert = s.put_grouped if grouped else s.put
-        self._ack = s.ack_grouped if grouped else s.ack
-        self._ack_timed = s.ack_timed_grouped if grouped else s.ack_timed
-        self._ack_any = s.ack_any_grouped if grouped else s.ack_any
+        self._ack = s.ack_locked if self._locks_groups else s.ack
+        self._ack_timed = s.ack_timed_locked if self._locks_groups else s.ack_timed
+        self._ack_any = s.ack_any_locked if self._locks_groups else s.ack_any
         if newest:
             self._take_one = s.take_newest_timed if timed else s.take_newest
             self._take_some = s.take_newest_timed_many if timed else s.take_newest_many

@@ -92,7 +92,10 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 
 
 class Statements:
-    """All statements for one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks."""
+    """All statements for one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks.
+
+    Some are there on one database only, since nothing runs them on the other.
+    """
 
     def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
         self._dialect = dialect
@@ -124,6 +127,9 @@ class Statements:
         self._write_sessions()
         self._write_connections()
         self._write_calls()
+        if self._is_server:
+            self._write_locks()
+            self._write_beats()
 
     # What they are made of
 
@@ -173,7 +179,7 @@ class Statements:
     # Put
 
     def _write_puts(self) -> None:
-        task, c = self._task, self._task.c
+        task = self._task
         values: dict[str, Any] = {name: bind(name) for name in NEW}
         values |= {"place": bind("pri"), "attempts": ZERO}
         plain: dict[str, Any] = {name: bind(name) for name in NEW_PLAIN}
@@ -189,10 +195,19 @@ class Statements:
         grouped = values | {
             "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
         }
+        self.put = self._put(values, NEW)
+        self.put_plain = self._put(plain, NEW_PLAIN)
+        self.put_grouped = self._put(values if self._is_server else grouped, NEW)
+        if not self._is_server:
+            self._write_ranked_puts(grouped)
 
-        # With priorities too: nothing is put where a worse task waits in front, which must step back first. What is
-        # to be ignored says so by having no attempts: an INSERT … SELECT of a table that it reads stores it twice.
+    def _write_ranked_puts(self, grouped: dict[str, Any]) -> None:
+        """With priorities too: nothing is put where a worse task waits in front, which must step back first.
 
+        What is to be ignored says so by having no attempts: an INSERT … SELECT of a table that it reads stores it
+        twice.
+        """
+        task, c = self._task, self._task.c
         ahead = sa.alias(task, "ahead")
         worse_in_front = sa.exists(
             sa.select(ONE).where(
@@ -205,13 +220,7 @@ class Statements:
         )
         must_step_back = sa.and_(bind("front").is_not(None), worse_in_front)
         ranked = grouped | {"attempts": sa.case((must_step_back, sa.null()), else_=ZERO)}
-
-        self.put = self._put(values, NEW)
-        self.put_plain = self._put(plain, NEW_PLAIN)
-        self.put_grouped = self._put(values if self._is_server else grouped, NEW)
-        self.put_ranked = self._make(
-            sa.insert(task).prefix_with("OR IGNORE", dialect="sqlite").values(ranked), *NEW
-        )
+        self.put_ranked = self._make(sa.insert(task).prefix_with("OR IGNORE").values(ranked), *NEW)
         worse = (
             _of_tube(task),
             c.utube == bind("utube_"),
@@ -241,16 +250,19 @@ class Statements:
         self.take = self._take(timed=False, many=False)
         self.take_many = self._take(timed=False, many=True)
         self.take_plain = self._take(timed=False, many=False, columns=plain)
-        self.take_plain_many = self._take(timed=False, many=True, columns=plain)
         self.take_timed = self._take(timed=True, many=False)
         self.take_timed_many = self._take(timed=True, many=True)
         self.take_newest = self._take(timed=False, many=False, newest=True)
         self.take_newest_many = self._take(timed=False, many=True, newest=True)
         self.take_newest_timed = self._take(timed=True, many=False, newest=True)
         self.take_newest_timed_many = self._take(timed=True, many=True, newest=True)
+        if self._is_server:
+            self.take_plain_many = self._take(timed=False, many=True, columns=plain)
+        else:
+            self._write_takes_in_two()
 
-        # In two statements, where nobody writes in between: RETURNING costs SQLite more than a SELECT before it
-
+    def _write_takes_in_two(self) -> None:
+        """Takes of many, where nobody writes in between: RETURNING costs SQLite more than a SELECT before it."""
         task, c = self._task, self._task.c
         next_ = sa.select(c.id, c.data, c.bytes, c.created_ms, c.attempts + ONE)
         next_ = next_.where(_in_front(task), c.state == READY).order_by(c.place, c.id)
@@ -328,21 +340,16 @@ class Statements:
         ack = sa.delete(task).where(held, c.owner == bind("owner"), c.attempts == bind("token"))
         ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
         ack_any = sa.delete(task).where(held, mine).returning(*self._raw)
-
-        def locked(statement: Any) -> Any:
-            """The same, after the task's sub-queue was locked."""
-            if not self._is_server:
-                return statement
-            known = sa.alias(task, "known")
-            lock = sa.func.count(sa.func.pg_advisory_xact_lock(self._key(known)))
-            return statement.where(sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO)
-
         self.ack = self._make(ack, "id", "tube", "owner", "token")
         self.ack_timed = self._make(ack_timed, "id", "tube", "owner", "token", "due")
         self.ack_any = self._make(ack_any, "id", "tube", "owner")
-        self.ack_grouped = self._make(locked(ack), "id", "tube", "owner", "token")
-        self.ack_timed_grouped = self._make(locked(ack_timed), "id", "tube", "owner", "token", "due")
-        self.ack_any_grouped = self._make(locked(ack_any), "id", "tube", "owner")
+        if self._is_server:  # the same, after the task's sub-queue was locked
+            known = sa.alias(task, "known")
+            lock = sa.func.count(sa.func.pg_advisory_xact_lock(self._key(known)))
+            locked = sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO
+            self.ack_locked = self._make(ack.where(locked), "id", "tube", "owner", "token")
+            self.ack_timed_locked = self._make(ack_timed.where(locked), "id", "tube", "owner", "token", "due")
+            self.ack_any_locked = self._make(ack_any.where(locked), "id", "tube", "owner")
 
     def _write_acks_of_many(self) -> None:
         """Leases come as one parameter, a JSON object of tokens by id."""
@@ -367,12 +374,13 @@ class Statements:
             matching = sa.select(leased.c.id).select_from(lease).join(leased, sa.and_(*is_lease(leased)))
             ack = sa.delete(task).where(c.id.in_(matching.where(*is_held(leased))))
 
-        self.ack_leases = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner")
-        self.ack_leases_unread = self._make(ack, "leases", "tube", "owner")
-        ack = sa.delete(task).where(_in_range(task), *is_held(task), c.attempts == bind("token"))
+        in_range = sa.delete(task).where(_in_range(task), *is_held(task), c.attempts == bind("token"))
         span = ("first", "last", "token", "tube", "owner")
-        self.ack_range = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), *span)
-        self.ack_range_unread = self._make(ack, *span)
+        self.ack_leases = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner")
+        self.ack_range = self._make(in_range.returning(c.id, c.ttl_ms, c.ttr_ms), *span)
+        if not self._is_server:
+            self.ack_leases_unread = self._make(ack, "leases", "tube", "owner")
+            self.ack_range_unread = self._make(in_range, *span)
         self.mark = self._make(sa.text("SAVEPOINT tubes_mark"))
         self.back_to_mark = self._make(sa.text("ROLLBACK TO SAVEPOINT tubes_mark"))
         self.end_mark = self._make(sa.text("RELEASE SAVEPOINT tubes_mark"))
@@ -408,6 +416,14 @@ class Statements:
             look = _limited(sa.select(c.id).where(place), bind("limit"))
             return self._make(look.with_for_update(skip_locked=True) if free else look, "tube", "limit")
 
+        self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
+        places = _behind(task), _aside(task), _in_front(task)
+        self.ids = [ids(place, free=False) for place in places]
+        if not self._is_server:
+            self.ids_free = self.ids
+            return
+        self.ids_free = [ids(place, free=True) for place in places]
+
         # Starts no trigger, since it does not set ttr_ms
         leave_front = sa.update(task).where(_in_front(task), c.utube.is_not(None)).values(front=sa.null())
         self.leave_front = self._make(leave_front, "tube")
@@ -415,14 +431,10 @@ class Statements:
             self._make(sa.delete(task).where(place), "tube")
             for place in (_in_front(task), _behind(task), _aside(task))
         ]
-        self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
-        places = _behind(task), _aside(task), _in_front(task)
-        self.ids = [ids(place, free=False) for place in places]
-        self.ids_free = [ids(place, free=True) for place in places] if self._is_server else self.ids
 
-    # Looks, and locks, which only a server takes
+    # Locks, which only a server takes
 
-    def _write_looks_by_id(self) -> None:
+    def _write_locks(self) -> None:
         task, c = self._task, self._task.c
         members = sa.alias(task, "members")
         is_asked_for = self._among(members.c.id, self._ids)
@@ -440,7 +452,6 @@ class Statements:
         is_free = sa.func.pg_try_advisory_xact_lock(self._key(asked_for))
         free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
 
-        one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
         self.lock_tasks = self._make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE'))
         self.set_lock_timeout = self._make(sa.text("SELECT set_config('lock_timeout', :ms, true)"), "ms")
         self.tasks_are_vacuumed = self._make(
@@ -452,12 +463,19 @@ class Statements:
         )
         self.lock_groups = self._make(lock_groups, "ids")
         self.lock_free_groups = self._make(free, "ids")
-        self.peek = self._make(one, "id", "tube")
-        self.lock_one = self._make(one.with_for_update(), "id", "tube")
-        some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
-        self.lock_some = self._make(some.with_for_update(), "tube", "ids")
         stored = sa.select(c.id).where(self._among(c.id, self._ids)).order_by(c.id)
         self.lock_ids = self._make(stored.with_for_update(), "ids")
+
+    # Looks
+
+    def _write_looks_by_id(self) -> None:
+        """Those that lock do so on a server."""
+        task, c = self._task, self._task.c
+        one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
+        some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
+        self.peek = self._make(one, "id", "tube")
+        self.lock_one = self._make(one.with_for_update(), "id", "tube")
+        self.lock_some = self._make(some.with_for_update(), "tube", "ids")
 
     def _write_looks(self) -> None:
         task, c = self._task, self._task.c
@@ -558,7 +576,6 @@ class Statements:
         self.add_session = self._make(
             sa.insert(session).values(id=bind("id"), ttr_ms=bind("ttr_ms"), ends_ms=sa.null()), "id", "ttr_ms"
         )
-        self.session = self._make(sa.select(c.ends_ms).where(c.id == bind("id")), "id")
         self.sessions = self._make(sa.select(c.id))
         self.set_session = self._make(
             sa.update(session).where(c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id_"
@@ -583,11 +600,13 @@ class Statements:
         if self._is_server:  # two may leave one at once, and each see the other there for the last time
             is_over = sa.or_(is_over, is_lonely)
         self.over = self._make(sa.select(c.id).where(is_over), "now")
+        if not self._is_server:
+            self.end_lonely = self._make(end_lonely, "now")
+            return
+        self.session = self._make(sa.select(c.ends_ms).where(c.id == bind("id")), "id")
         self.lonely = self._make(sa.select(c.id).where(is_lonely).with_for_update(skip_locked=True))
-        each = sa.func.json_array_elements_text if self._is_server else sa.func.json_each
-        among = c.id.in_(sa.select(sa.column("value")).select_from(each(bind("ids"))))
+        among = c.id.in_(sa.select(sa.func.json_array_elements_text(bind("ids"))))
         self.end_if_lonely = self._make(end_lonely.where(among), "now", "ids")
-        self.end_lonely = self._make(end_lonely, "now")
 
     def _write_connections(self) -> None:
         connection, c = self._connection, self._connection.c
@@ -606,6 +625,13 @@ class Statements:
         self.add_connection = self._make(add, *given)
         self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
         self.has_connection = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
+        self.move_connection = self._make(
+            sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
+        )
+        self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
+
+    def _write_beats(self) -> None:
+        connection, c = self._connection, self._connection.c
         beats: list[sa.ColumnElement[int]] = [sa.literal_column("beat"), sa.literal_column("beat_every_ms")]
         self.beats = self._make(sa.select(c.id, *beats).order_by(c.id))
         self.beat = self._make(
@@ -618,10 +644,6 @@ class Statements:
             ),
             "beats",
         )
-        self.move_connection = self._make(
-            sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
-        )
-        self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
         self.remove_dead = self._make(sa.text(_REMOVE_DEAD.format(table=connection.name)), "id", "beat")
 
     def _write_calls(self) -> None:

@@ -19,11 +19,6 @@ import tubes
 
 SQL: Statements = statements(DIALECT, "tubes")
 
-ON_A_SERVER = {
-    "lock_tasks", "lock_groups", "lock_free_groups", "tasks_are_vacuumed", "set_lock_timeout", "beat", "beats",
-    "call_roll", "absent", "remove_dead",
-}  # fmt: skip
-
 SORTED = {
     "count": "GROUP BY",  # what stands behind is all in one state
     "holders": "DISTINCT",  # the owners of taken tasks
@@ -40,11 +35,7 @@ def texts() -> Iterator[tuple[str, str]]:
     for name, made in vars(SQL).items():
         several = made if isinstance(made, list) else [made.all if isinstance(made, Passing) else made]
         for number, statement in enumerate(several):
-            if (
-                isinstance(statement, Statement)
-                and name not in ON_A_SERVER
-                and "SAVEPOINT" not in statement.text
-            ):
+            if isinstance(statement, Statement) and "SAVEPOINT" not in statement.text:
                 yield f"{name}{number or ''}", statement.text
     schema = importlib.import_module("tubes.migrations.versions.0001_tables")
     for name, trigger in schema.SQLITE_TRIGGERS.items():
