@@ -44,15 +44,12 @@ from tubes.errors import (
 from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
 from tubes.store import Unit
-from tubes.waiting import Key, Lease
 
 from ..examining import FeaturesOf
 from ..forks import cut_off
-from ..renewal import Renewable
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
 from . import postgresql_joined
-from .catalogue import Catalogue
 from .examiner import Examined, sql_checks
 from .joined import join, unusable
 from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, translated
@@ -65,6 +62,7 @@ from .postgresql_tx import PostgresTx
 from .postgresql_vacuum import Vacuum
 from .postgresql_wire import Refused, Wire
 from .statements import SESSION_ENDED, Row, Statement, Statements, statements
+from .store import SqlStore
 
 T = TypeVar("T")
 
@@ -88,7 +86,7 @@ SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
 
-class PostgresStore(Catalogue, Renewable):
+class PostgresStore(SqlStore):
     """``postgresql+psycopg://user:password@host/database?dead_after=15&pooled=auto``.
 
     ``dead_after``: seconds without a sign of life after which a process is taken for dead; by who has a shorter one,
@@ -174,6 +172,7 @@ class PostgresStore(Catalogue, Renewable):
             self._pool.forget_idle()
             raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
+        self._call_others = self._listener.notify
 
     def _share(self) -> None:
         self._shared = Shared.of(self._conninfo, self._namespace)
@@ -572,28 +571,15 @@ class PostgresStore(Catalogue, Renewable):
         if dead := self.read(self._dead):
             self.transact(lambda tx: tx.many(self._sql.remove_dead, dead))
 
-    def _notice_the_dead(self, tx: Any, now: int) -> None:
-        self._end_lonely(tx, now)
-
     def _end_lonely(self, tx: Any, now: int) -> None:
-        """End the sessions that have no connection any more.
+        """In two steps: who joins a session locks it until its connection is there to be seen, by the second look only.
 
-        In two steps: whoever joins one locks it until its connection is there to be seen, by the second look only. Who
-        has one locked joins it or ends it, and is not waited for.
+        Who has one locked joins it or ends it, and is not waited for.
         """
         if lonely := [session for (session,) in tx.rows(self._sql.lonely)]:
             tx.run(self._sql.end_if_lonely, now, json.dumps(lonely))
 
-    # Waking and counting
-
-    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
-        if self.waiters.line:
-            count -= self.waiters.wake(key, count, leases)
-        if count > 0:
-            self._listener.notify(key, count)
-
-    def call_instead(self, key: Key, count: int) -> None:
-        self.wake(key, count)
+    # Counting
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
@@ -624,14 +610,6 @@ class PostgresStore(Catalogue, Renewable):
         )
 
     # Life
-
-    def _leave(self) -> None:
-        def step(tx: Any) -> None:
-            tx.begin()
-            tx.run(self._sql.remove_connection, self._connection)
-            self._end_lonely(tx, self.clock.now_ms())
-
-        self.transact(step)
 
     def _close(self) -> None:
         self._listener.stop()

@@ -24,13 +24,11 @@ from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreU
 from tubes.interrupts import check_stack, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
-from tubes.waiting import Key, Lease, Waiters
+from tubes.waiting import Waiters
 
 from ..examining import FeaturesOf
-from ..renewal import Renewable
 from ..retries import pause_after
 from . import sqlite_joined
-from .catalogue import Catalogue
 from .driver import SqlDriver
 from .examiner import Examined, sql_checks
 from .joined import join
@@ -43,6 +41,7 @@ from .sqlite_statistics import notes
 from .sqlite_tx import ReadTx, SqliteTx
 from .sqlite_writer import SqliteWriter
 from .statements import Statements, statements
+from .store import SqlStore
 
 T = TypeVar("T")
 
@@ -74,7 +73,7 @@ WAITS_FOR_READERS_MS = 50
 DIALECT = dialects.dialect(paramstyle="qmark")
 
 
-class SqliteStore(Catalogue, Renewable):
+class SqliteStore(SqlStore):
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite://`` for memory."""
 
     reconnects = False
@@ -187,6 +186,7 @@ class SqliteStore(Catalogue, Renewable):
                 self._shared.writers.add(self.writer)
                 self.writer.check_not_locked_here = self._shared.check_not_locked_here
                 sqlite_joined.watch_first_savepoints()
+            self._call_others = self._locks.call
             self.set_aside: set[str] = set()
             self._begin_session()
             if self._shared is not None:  # not before: what it looks at is the session's
@@ -362,7 +362,7 @@ class SqliteStore(Catalogue, Renewable):
             if not tx.run(self._sql.revive_session, session, now):
                 raise NoSuchSession(uuid.UUID(session))
             tx.run(self._sql.move_connection, session, self._connection)
-            tx.run(self._sql.end_lonely, now)
+            self._end_lonely(tx, now)
 
         def joined(_: None) -> None:  # before anybody else's step can run
             self.session = session
@@ -434,18 +434,12 @@ class SqliteStore(Catalogue, Renewable):
         for id, _ in tx.rows(self._sql.connections):
             if not self._locks.is_alive(id):
                 tx.run(self._sql.remove_connection, id)
+        self._end_lonely(tx, now)
+
+    def _end_lonely(self, tx: SqliteTx, now: int) -> None:
         tx.run(self._sql.end_lonely, now)
 
-    # Waking and counting
-
-    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
-        if self.waiters.line:
-            count -= self.waiters.wake(key, count, leases)
-        if count > 0:
-            self._locks.call(key, count)
-
-    def call_instead(self, key: Key, count: int) -> None:
-        self.wake(key, count)
+    # Counting
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         if any(calls for _, calls in deltas):
@@ -506,15 +500,6 @@ class SqliteStore(Catalogue, Renewable):
         )
 
     # Life
-
-    def _leave(self) -> None:
-        def step(tx: SqliteTx) -> None:
-            now = self.clock.now_ms()
-            tx.begin()
-            tx.run(self._sql.remove_connection, self._connection)
-            tx.run(self._sql.end_lonely, now)
-
-        self.transact(step)
 
     def exiting(self) -> None:
         """The interpreter ends: no longer wait for ever for other threads, which may never go on."""

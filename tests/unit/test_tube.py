@@ -453,9 +453,8 @@ def test_who_is_called_by_an_ack_that_frees_nothing_is_not_overtaken(
 def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called(
     tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    locks: Any = tube._store
     called: list[int] = []
-    monkeypatch.setattr(locks._locks, "call", lambda tube, count: called.append(count))
+    monkeypatch.setattr(tube._store, "_call_others", lambda tube, count: called.append(count))
     if moment == "it has another task":
         put_before_it_leaves(tube, "y", monkeypatch)
     else:

@@ -1,35 +1,41 @@
-"""What the two SQL stores have in common: the catalogue of tubes, and the sessions as they are stored."""
+"""What the two SQL stores have in common: the catalogue of tubes, the sessions as they are stored, and wake-ups."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from tubes.clock import Clock
 from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.options import check_stored_options
+from tubes.waiting import Key, Lease
 
+from ..renewal import Renewable
 from .driver import SqlDriver
 from .statements import Row, Statement, Statements
 
 T = TypeVar("T")
 
 
-class Catalogue(ABC):
-    """The part of ``tubes.store.Store`` that is the same statements on either database.
+class SqlStore(Renewable):
+    """The part of ``tubes.store.Store`` that is the same on either database.
 
     Its looks read with ``only_rows``, so that they open no transaction where a look is all there is. What must hold
     until a write is done is for the writing step to begin with.
     """
 
+    clock: Clock
     session: str
     session_ttr_ms: int
     set_aside: set[str]
     _connection: int
     _sql: Statements
+    _call_others: Callable[[Key, int], None]
+    """Calls so many, in other processes, of those who wait for that."""
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
         """The statements for a tube's tasks."""
@@ -39,8 +45,12 @@ class Catalogue(ABC):
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T: ...
 
     @abstractmethod
+    def _end_lonely(self, tx: Any, now: int) -> None:
+        """End the sessions that have no connection any more."""
+
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        """Remove the connections that are dead, and end the sessions that have none left."""
+        """End them, after the connections that are dead were removed."""
+        self._end_lonely(tx, now)
 
     # Tubes
 
@@ -127,6 +137,25 @@ class Catalogue(ABC):
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
         tx.many(self._sql.remove_session, [(session,) for session in sessions])
+
+    def _leave(self) -> None:
+        def step(tx: Any) -> None:
+            tx.begin()
+            tx.run(self._sql.remove_connection, self._connection)
+            self._end_lonely(tx, self.clock.now_ms())
+
+        self.transact(step)
+
+    # Waking
+
+    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+        if self.waiters.line:
+            count -= self.waiters.wake(key, count, leases)
+        if count > 0:
+            self._call_others(key, count)
+
+    def call_instead(self, key: Key, count: int) -> None:
+        self.wake(key, count)
 
 
 @lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second
