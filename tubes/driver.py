@@ -295,7 +295,7 @@ def check_driver(driver: object) -> None:
         raise IncompleteDriver(name, missing)
 
 
-def ack_and_take_of(driver: Driver) -> Any:
+def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
     """A driver's ``ack_and_take``, ``None`` where it has none.
 
     One with an ``ack`` or a ``take`` of its own, which passes all else on to another driver, does not mean that one's.

@@ -90,6 +90,7 @@ class Tube(OfOneProcess):
         self._id = record.id
         self.driver = driver
         self.place = place_of(queue.store, record, driver)
+        self._own_ack_and_take = ack_and_take_of(driver)
         self._callback: Listener | None = None
         self._others: list[Listener] = []
         self._unknown = UnknownTakes(self._clock.monotonic)
@@ -308,52 +309,38 @@ class Tube(OfOneProcess):
         driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
         run = self._commit if unit is None else partial(self._run, unit=unit)
         is_realised = self.place.is_realised
-        acks: Sequence[Ref] = () if ack is None else (self._ref(ack),)
-        ack_and_take = ack_and_take_of(driver) if acks else None
-        refused = is_acked = False
+        to_ack = None if ack is None else self._ref(ack)
+        is_acked = False
         owner, now = "", 0
 
         def step(tx: Any) -> Sequence[Change]:
-            nonlocal refused, owner, now
+            nonlocal owner, now
             kept.clear()
             if queue.is_closed:
-                if acks:
+                if to_ack is not None:
                     queue.check_open()
                 return ()
             owner, now = store.session, clock.now_ms()
-            changes: Sequence[Change]
-            if not acks:
+            if to_ack is None:
                 changes = driver.take(tx, limit, owner=owner, now=now)
-            elif ack_and_take is not None:
-                changes = ack_and_take(tx, acks, limit, owner=owner, now=now)
             else:
-                tx.begin()
-                changes = driver.ack(tx, acks, owner=owner, now=now)
-                if changes:
-                    taken = driver.take(tx, limit, owner=owner, now=now)
-                    if not is_realised:
-                        self._checked(changes)
-                        self._checked(taken)
-                    changes = [*changes, *taken]
-            refused = bool(acks)
+                changes = self._ack_and_take(tx, to_ack, limit, owner, now)
             if not is_realised:
                 self._checked(changes)
             for event, raw, _ in changes:
                 if event is TAKE:
                     kept.append(self._task(raw))
-                elif event is ACK:
-                    refused = False
             return changes
 
         if self._unknown and unit is None:
             self._give_back_unknown()
         try:
             changes = run(step)
-            if refused:
-                raise self._not_taken(acks[0])
+            if to_ack is not None and not any(event is ACK for event, _, _ in changes):
+                raise self._not_taken(to_ack)
             if kept:
                 return
-            is_acked, acks = bool(acks), ()
+            is_acked, to_ack = to_ack is not None, None
             settled = len(changes) - is_acked
             while not kept and settled:  # more may be due than one step settles
                 settled = len(run(step))
@@ -370,6 +357,21 @@ class Tube(OfOneProcess):
             if not (is_acked and unit is None and isinstance(error, StoreError)):
                 raise
             kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
+
+    def _ack_and_take(self, tx: Any, ref: Ref, limit: int, owner: str, now: int) -> Sequence[Change]:
+        """Ack, and take in the same step. A refused ack is not among the changes, and then nothing is taken."""
+        driver = self.driver
+        if self._own_ack_and_take is not None:
+            return self._own_ack_and_take(tx, (ref,), limit, owner=owner, now=now)
+        tx.begin()
+        acked = driver.ack(tx, (ref,), owner=owner, now=now)
+        if not acked:
+            return acked
+        taken = driver.take(tx, limit, owner=owner, now=now)
+        if not self.place.is_realised:
+            self._checked(acked)
+            self._checked(taken)
+        return [*acked, *taken]
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
         waiters, clock, key = self._store.waiters, self._clock, self._id
