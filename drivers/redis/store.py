@@ -463,8 +463,10 @@ class RedisStore(Renewable):
                 if not self._hub.nodes.is_cluster:
                     raise
             else:
-                pairs = zip(asked, told, strict=True)
-                answers |= {tube: answer for (tube, _), answer in pairs if not isinstance(answer, Exception)}
+                answered = zip(asked, told, strict=True)
+                answers |= {
+                    tube: answer for (tube, _), answer in answered if not isinstance(answer, Exception)
+                }
         return answers
 
     def _finish_drop(self, tube: TubeRecord) -> None:
@@ -720,11 +722,8 @@ class RedisStore(Renewable):
         self._evaluate(keys, scripts.ADD_CALLS, ("", 0, 0, *given), is_repeatable=False)
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        flat = self._run_on(tube, scripts.CALLS)
-        pairs = zip(flat[::2], flat[1::2], strict=True)
-        return {
-            event.decode(errors="replace"): int(count) for event, count in pairs if _COUNT.fullmatch(count)
-        }
+        counts = pairs(self._run_on(tube, scripts.CALLS))
+        return {event: int(count) for event, count in counts if _COUNT.fullmatch(count)}
 
     # Examining
 
@@ -800,7 +799,7 @@ def _entry(name: bytes, stored: bytes) -> Entry:
         return Entry(inf, TubeRecord(number, shown, "", {}, False, str(error)))
 
 
-_COUNT = re.compile(rb"0|[1-9][0-9]{0,17}")
+_COUNT = re.compile("0|[1-9][0-9]{0,17}")
 """What a server can add to, which others may have overwritten; see rules.lua."""
 
 _NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
