@@ -1,8 +1,15 @@
 """The type ``redis``: a tube with all features that keeps its tasks in Redis, in a queue of any store.
 
-The queue's own store has the tube's entry, and says which session asks. What is in Redis is as in a Redis store: the
-same keys and scripts, a session row with the same id, and beats; whoever has the tube open rescues the dead. So each
-step is a script, and none can be part of a transaction of the queue's store.
+    tubes.Tube ────── RedisTube ────── RedisDriver: what each step is
+                       │     │
+    the queue's own store    HostedStore: runs the steps, has a session row of the same id, beats, listens
+    has the tube's entry,    │
+    which session asks,      Redis: the keys and scripts of a Redis store
+    and who waits
+
+``RedisTube`` is the driver that the framework sees. Each step of it is one of ``RedisDriver``'s, run through the
+``HostedStore``; so it is a script, and cannot be part of a transaction of the queue's store. Who waits does so in the
+queue's store, and is woken there by the listener of the HostedStore. Whoever has the tube open rescues the dead.
 """
 
 from __future__ import annotations
@@ -95,12 +102,12 @@ class RedisTube:
 
     def __init__(self, store: Store, tube: TubeRecord) -> None:
         self._host = store
-        self._hosted = tube
-        self._id = tube.id
+        self._tube = tube
         self._url: str = tube.options["url"]
         self._reach = Reach(self._url, self._node)
         self.check_reachable = self._reach.check
         self._record = replace(tube, id=tube.options["number"])
+        """The tube by its number in Redis; ``_tube`` has that of the queue's store."""
         self._redis = RedisDriver(
             ALL, self._record, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
         )
@@ -284,7 +291,7 @@ class RedisTube:
     def _open(self) -> HostedStore:
         url = _with_password(self._url)
         try:
-            return HostedStore(self._host, self._id, self._redis, url, self._reach)
+            return HostedStore(self._host, self._tube.id, self._redis, url, self._reach)
         except StoreUnavailable as error:
             if url != self._url or "auth" not in str(error).lower():
                 raise
@@ -303,7 +310,7 @@ class RedisTube:
         try:
             return self._do(step, *args, **kwargs)
         except NoSuchTube:
-            if not self._host.read(lambda tx: self._host.has_tube(tx, self._hosted)):
+            if not self._host.read(lambda tx: self._host.has_tube(tx, self._tube)):
                 raise  # Redis itself may have forgotten that it was dropped
             self._do(self._redis.start)
             return self._do(step, *args, **kwargs)
