@@ -332,9 +332,10 @@ class Nap:
 
 
 class Parcel(Generic[T]):
-    """What a call returned, on its way to who waits for it. What does not arrive is taken back.
+    """What a call returned, on its way through the event loop to who waits for it. What does not arrive is taken back.
 
-    A loop that is closed drops what it has still to do, and tells nobody; but then nothing refers to this any more.
+    A loop that is closed drops what it has still to do, and tells nobody. So the loop alone refers to this: if it goes
+    before it has arrived, see ``Call.receive``, nobody is left to receive it.
     """
 
     __slots__ = ("_call", "result")
@@ -345,9 +346,6 @@ class Parcel(Generic[T]):
 
     def __del__(self) -> None:
         self._call.take_back()
-
-    def keep(self) -> None:
-        """Be referred to until now."""
 
 
 class Call(Generic[T]):
@@ -453,7 +451,7 @@ class Call(Generic[T]):
     def _succeed(self, parcel: Parcel[T]) -> None:
         if not self.answer.done():
             self.answer.set_result(parcel.result)
-            self.loop.call_soon(parcel.keep)  # which comes after who waits for the answer is woken
+            self.loop.call_soon(lambda: parcel)  # the loop has it until who waits for the answer was woken
 
     def receive(self) -> None:
         """The answer is where it belongs. Until the last line it is taken back if a signal's handler raises."""
