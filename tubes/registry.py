@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
@@ -22,16 +20,6 @@ _unusable: dict[str, str] = {}
 But where the process lacked something, it is tried again.
 """
 
-_lock = threading.Lock()
-
-
-def _forked() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread of the parent's may have held it
-
-
-os.register_at_fork(after_in_child=_forked)
-
 
 def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     """Make ``create_tube(name, type)`` known in this process.
@@ -44,13 +32,10 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     if not isinstance(driver, TubeType) and not callable(driver):
         raise BadOption(f"a driver is a TubeType or a callable (store, tube), not {driver!r}", value=driver)
     check_driver(driver)
-    with _lock:
-        known = _registered.get(type)
-        if known == driver:  # a TubeType is a value: a module imported twice registers the same
-            return
-        if known is not None or (type in _entries("tubes.drivers") and not _is_named(type, driver)):
-            raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
-        _registered[type] = driver
+    is_taken = type not in _registered and type in _entries("tubes.drivers") and not _is_named(type, driver)
+    # A TubeType is a value: a module that is imported twice registers the same. Of two threads one comes first
+    if is_taken or _registered.setdefault(type, driver) != driver:
+        raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
 
 
 def find_driver(type: str) -> TubeType | DriverFactory:
@@ -71,10 +56,9 @@ def _load(type: str, entry: EntryPoint) -> TubeType | DriverFactory:
         loaded = entry.load()
     except (Exception, SystemExit) as error:  # whatever a module raises while it is imported
         why = f": {entry.value} cannot be imported ({error})"
-        with _lock:
-            _registered.pop(type, None)  # the module's own, which did not come to its end
-            if not isinstance(error, OSError | MemoryError):  # no further file can be opened just now, say
-                _unusable[type] = why
+        _registered.pop(type, None)  # the module's own, which did not come to its end
+        if not isinstance(error, OSError | MemoryError):  # no further file can be opened just now, say
+            _unusable[type] = why
         raise UnknownDriver(type, why=why) from error
     check_driver(loaded)
     _registered[type] = loaded

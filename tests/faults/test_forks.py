@@ -826,7 +826,6 @@ putter.join(10)
 @pytest.mark.parametrize(
     ("module", "lock"),
     [
-        ("tubes.registry", "_lock"),
         ("tubes.drivers.sql.joined", "_watching"),
         ("tubes.drivers.sql.sqlite_shared", "SharedFile._all_lock"),
     ],
