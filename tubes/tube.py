@@ -178,6 +178,7 @@ class Tube(OfOneProcess):
     def _put_when_room(
         self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None, unit: Unit | None
     ) -> Sequence[Change]:
+        """Put where what is over has made room, or comes to make some within ``timeout``."""
         if 0 < self._capacity < wanted:
             self._check_exists(unit)
             raise TubeFull(self.name, self._capacity, wanted)
@@ -196,6 +197,12 @@ class Tube(OfOneProcess):
             raise RuntimeError(f"the driver of {self!r} tells of nothing that it has stored")
         if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
+        return self._wait_and_put(step, wanted, timeout)
+
+    def _wait_and_put(
+        self, step: Callable[[Any], Sequence[Change]], wanted: int, timeout: float | None
+    ) -> Sequence[Change]:
+        """Stand in line for room. Who is first in it tries, and sees to what is due, which may make some."""
         waiters, deadline = self._store.waiters, self._deadline(timeout)
         signal = waiters.enter(self._room)
         is_called = False
@@ -374,6 +381,10 @@ class Tube(OfOneProcess):
         return [*acked, *taken]
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
+        """Stand in line for tasks; see ``Waiters`` for who takes and who looks when.
+
+        ``calls``: what it was called for and has not come to. Where it leaves without, others are called instead.
+        """
         waiters, clock, key = self._store.waiters, self._clock, self._id
         deadline = self._deadline(timeout)
         self._queue.sweep_in_background()

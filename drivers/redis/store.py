@@ -107,7 +107,10 @@ class StoreTx:
 
 
 class Spared(threading.local):
-    """How many calls of other processes the last script of this thread has left to those who wait here."""
+    """Of the last script of this thread: how many fewer it called in other processes, as so many wait here.
+
+    ``wake``, which comes after it, calls those here, and others in the place of who has left meanwhile.
+    """
 
     count = 0
 
@@ -672,7 +675,7 @@ class RedisStore(Renewable):
     # Waking and counting
 
     def _waiting(self, tube: int) -> int:
-        """How many can be called here; a script that this thread runs next calls so many fewer in other processes."""
+        """How many can be called here, as the script is told that this thread runs next; see ``Spared``."""
         self._spared.count = count = self.waiters.uncalled(tube)
         return count
 
