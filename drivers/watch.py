@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tubes.clock import real_monotonic
-from tubes.errors import BadOption
+from tubes.errors import BadOption, StoreError
 
 C = TypeVar("C", bound=Hashable)
 """By what a store knows a connection."""
@@ -68,17 +68,24 @@ class Beats(Generic[C]):
         self._looked_at = 0.0
         self._look_at = 0.0
 
-    def is_time(self, *, thoroughly: bool) -> bool:
-        """Whether to look for the dead now. Who is told so is to look: for ``dead_after / LOOKS`` nobody else is."""
+    def suspects(self, look: Callable[[], bool], *, thoroughly: bool, away: type[StoreError]) -> bool:
+        """Look for the dead, if it is time to; tell whether there may be some.
+
+        For ``dead_after / LOOKS`` after a look nobody looks again, unless it found something, which a rescue is to find
+        too. ``away`` is raised where the server cannot be asked.
+        """
         now = real_monotonic()
         if now < self._look_at and not thoroughly:
             return False
         self._look_at = now + self.dead_after / LOOKS
-        return True
-
-    def look_again(self) -> None:
-        """Let ``is_time`` say yes the next time: something was found, and a rescue is to find it too."""
-        self._look_at = 0.0
+        try:
+            is_found = look()
+        except away:
+            self.forget()
+            return False
+        if is_found:
+            self._look_at = 0.0
+        return is_found
 
     def see(self, beats: Mapping[C, Any], every: Mapping[C, float]) -> list[tuple[C, Any]]:
         """Look; return the connections whose beat has not changed for too long, with that beat.

@@ -608,17 +608,14 @@ class RedisStore(Renewable):
         return seen[1]
 
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
-        if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
+        if self._is_closed or self._is_stale:
             return False
-        try:
+
+        def look() -> bool:
             self._hub.nodes.check_reachable(self._keys)  # a take from another node does not wait for that one
-            is_found = self.read(lambda tx: self._sees_deaths(tx, thoroughly, lately))
-        except StoreError:
-            self._beats.forget()
-            return False
-        if is_found:
-            self._beats.look_again()
-        return is_found
+            return self.read(lambda tx: self._sees_deaths(tx, thoroughly, lately))
+
+        return self._beats.suspects(look, thoroughly=thoroughly, away=StoreError)
 
     def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
         now, sessions = self.clock.now_ms(), self._sessions_lately() if lately else self._sessions()

@@ -545,7 +545,7 @@ class PostgresStore(SqlStore):
         return self._beats.see({id: beat for id, beat, _ in rows}, every)
 
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
-        if self._is_closed or self._is_stale or not self._beats.is_time(thoroughly=thoroughly):
+        if self._is_closed or self._is_stale:
             return False
 
         def look(tx: Any) -> bool:
@@ -553,14 +553,7 @@ class PostgresStore(SqlStore):
                 return True
             return self._is_any_over(tx, self.clock.now_ms())
 
-        try:
-            is_found = self.read(look)
-        except StoreUnavailable:
-            self._beats.forget()
-            return False
-        if is_found:
-            self._beats.look_again()
-        return is_found
+        return self._beats.suspects(lambda: self.read(look), thoroughly=thoroughly, away=StoreUnavailable)
 
     def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
         self._remove_dead()
