@@ -7,10 +7,12 @@ It sleeps at the bell by which they call it. As a floor under that, it looks by 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from urllib.parse import quote
 
 from tubes.clock import pause
 from tubes.errors import StoreError, StoreUnavailable
@@ -165,7 +167,7 @@ class Listener:
             if self._db is None:
                 # It only reads; but it is closed last, and one that may not write would leave the log behind
                 self._db = sqlite3.connect(
-                    f"file:{_quoted(self._path)}?mode=rw",
+                    f"file:{quote(os.fsencode(self._path))}?mode=rw",
                     uri=True,
                     isolation_level=None,
                     timeout=1,
@@ -174,7 +176,3 @@ class Listener:
                 self._version = -1
             last, self._version = self._version, self._db.execute("PRAGMA data_version").fetchone()[0]
             return self._version != last
-
-
-def _quoted(path: str) -> str:
-    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
