@@ -349,7 +349,17 @@ class Parcel(Generic[T]):
 
 
 class Call(Generic[T]):
-    """One call on its way to a thread and back. What nobody is left to receive is undone."""
+    """One call on its way to a thread and back. What nobody is left to receive is undone.
+
+    event loop                            the thread, a Worker
+    Crew.run makes it ─────────────────▶  _begin, a greenlet: _do
+    and awaits `answer`                   the work; where it waits, the thread goes on with others
+    _succeed, or _fail  ◀───────────────  _tell, with a Parcel or the error
+    receive: it has arrived
+
+    abandon: it was cancelled ─────────▶  _interrupt ends its wait, or undoes what it brought
+    awaits `settled`, not for long  ◀───  _make_good, _tell
+    """
 
     def __init__(
         self,
