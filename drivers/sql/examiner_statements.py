@@ -10,24 +10,45 @@ from sqlalchemy.engine import Dialect
 from .rules import COLUMNS
 from .statements import Statement
 
+WORKS = "state IN ('r', 't')"
+"""A task that takes part in the order of its sub-queue."""
+
 
 class Looks:
-    """For one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks."""
+    """For one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks.
+
+    Some are there on one database only, since nothing runs them on the other.
+    """
 
     def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
-        is_server = dialect.name == "postgresql"
-        tube, session, connection, calls = (
-            f'"{namespace}_{name}"' for name in ("tube", "session", "connection", "calls")
-        )
-        task = f'"{namespace}_temporary_task"' if temporary else f'"{namespace}_task"'
-        ours = tube, task, session, connection, calls
-        locked = " FOR UPDATE" if is_server else ""
-
-        def make(text: str, *names: str) -> Statement:
-            return Statement(sa.text(text), dialect, *names)
-
-        if is_server:
+        self._dialect = dialect
+        self._namespace = namespace
+        self._is_server = dialect.name == "postgresql"
+        names = ("tube", "temporary_task" if temporary else "task", "session", "connection", "calls")
+        self._tables = [f'"{namespace}_{name}"' for name in names]
+        self._locked = " FOR UPDATE" if self._is_server else ""
+        if self._is_server:
             sizes = "octet_length(data), octet_length(bytes)"
+        else:
+            sizes = "length(CAST(data AS BLOB)), length(bytes)"
+        self._facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {self._tables[1]}"
+        self._write_tasks()
+        self._write_lines()
+        self._write_tubes()
+        self._write_sessions()
+        self._write_calls()
+        if self._is_server:
+            self._write_schema()
+        else:
+            self._write_file()
+
+    def _make(self, text: str, *names: str) -> Statement:
+        return Statement(sa.text(text), self._dialect, *names)
+
+    def _write_tasks(self) -> None:
+        tube, task, *_ = self._tables
+        facts, locked = self._facts, self._locked
+        if self._is_server:
             # In a database without an encoding, a text may be none: it is not sent as one, nor converted
             as_bytes = (
                 "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN convert_to(data, 'SQL_ASCII')"
@@ -35,189 +56,191 @@ class Looks:
             )
             ids = "SELECT CAST(json_array_elements_text(CAST(:ids AS json)) AS bigint)"
             among = f"id = ANY(CAST(ARRAY({ids}) AS bigint[]))"
-            in_lines = "front = 0"  # a unique index keeps the others right
-            corners = ("front = 1", "front = 0", "front IS NULL")
-            tables = ", ".join(
-                f"""to_regclass('"{namespace}_{name}"')""" for name in ("task", "temporary_task")
-            )
-            made = (
-                f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
-                f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
-                " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
-                f" WHERE tgrelid IN ({tables}) AND tgenabled IN ('O', 'A')"
-                " UNION ALL SELECT 'FUNCTION', CAST(p.proname AS text) FROM pg_proc AS p JOIN pg_class AS c"
-                f" ON c.relnamespace = p.pronamespace WHERE c.oid IN ({tables})"
-            )
         else:
-            sizes = "length(CAST(data AS BLOB)), length(bytes)"
             as_bytes = "CAST(data AS BLOB)"  # as text it might not be readable
             among = "id IN (SELECT value FROM json_each(:ids))"
-            in_lines = "front IS NOT NULL"
-            corners = (
-                "front = 1",
-                "front IS NOT NULL AND utube IS NOT NULL",
-                "front IS NULL AND tube IS NOT NULL",
-            )
-            made = "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
-        sequences = " UNION ALL ".join(
-            f"SELECT '{name}' AS name, CAST({sequence} AS regclass) AS sequence, ({highest}) AS highest"
-            for name, sequence, highest in (
-                (
-                    "task",
-                    f"""'"{namespace}_task_id"'""",
-                    f'SELECT greatest((SELECT max(id) FROM "{namespace}_task"),'
-                    f' (SELECT max(id) FROM "{namespace}_temporary_task"))',
-                ),
-                ("tube", f"pg_get_serial_sequence('{tube}', 'id')", f"SELECT max(id) FROM {tube}"),
-            )
+        self.size = self._make(f"SELECT count(*) FROM {task}")
+        self.rows = self._make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit", "after", "limit")
+        self.row = self._make(f"{facts} WHERE id = :id{locked}", "id")
+        self.payloads = self._make(
+            f"SELECT id, {as_bytes} FROM {task} WHERE {among} AND data IS NOT NULL", "ids"
         )
-        behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
-        facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {task}"
-        works = "state IN ('r', 't')"
-
-        def lines(first: str, *names: str) -> Statement:
-            """Walk from sub-queue to sub-queue, past all that is in them."""
-            there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
-            of = f"FROM {task} AS m WHERE m.tube = :tube AND m.utube = walk.utube AND m.{works}"
-            # Where EXISTS stood, PostgreSQL would read all that are behind, and a search by (pri, id) all of one pri
-            better = (
-                f"SELECT CASE WHEN (b.pri, b.id) < (h.pri, h.id) THEN 1 ELSE 0 END FROM {task} AS b"
-                " WHERE b.tube = :tube AND b.utube = h.utube AND b.front = 0 ORDER BY b.pri, b.id LIMIT 1"
-            )
-            worse = (
-                f"SELECT 1 FROM {task} AS h WHERE h.tube = :tube AND h.utube = walk.utube AND h.front = 1"
-                f" AND h.state = 'r' AND ({better}) = 1 LIMIT 1"
-            )
-            return make(
-                f"WITH RECURSIVE walk(utube, n) AS ("
-                f"SELECT * FROM (SELECT t.utube, 1 {there} AND t.utube {first} ORDER BY t.utube LIMIT 1) AS first "
-                f"UNION ALL SELECT (SELECT t.utube {there} AND t.utube > walk.utube ORDER BY t.utube LIMIT 1), n + 1"
-                f" FROM walk WHERE walk.utube IS NOT NULL AND n < :limit) "
-                f"SELECT utube, (SELECT count(*) FROM (SELECT 1 {of} AND m.front = 1 LIMIT 2) AS heads), "
-                f"CASE WHEN (SELECT 1 {of} AND m.front = 0 LIMIT 1) = 1 THEN 1 ELSE 0 END, "
-                f"CASE WHEN ({worse}) = 1 THEN 1 ELSE 0 END "
-                f"FROM walk WHERE utube IS NOT NULL",
-                *names,
-            )
-
-        def strays(corner: str) -> Statement:
-            """The numbers of tubes that are not in the catalogue, walking from tube to tube."""
-            return make(
-                f"WITH RECURSIVE walk(tube) AS (SELECT min(tube) FROM {task} WHERE {corner} "
-                f"UNION ALL SELECT (SELECT min(t.tube) FROM {task} AS t WHERE {corner} AND t.tube > walk.tube)"
-                f" FROM walk WHERE walk.tube IS NOT NULL) "
-                f"SELECT tube FROM walk WHERE tube IS NOT NULL AND tube NOT IN (SELECT id FROM {tube})"
-            )
-
-        # Tasks
-        self.size = make(f"SELECT count(*) FROM {task}")
-        self.rows = make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit", "after", "limit")
-        self.row = make(f"{facts} WHERE id = :id{locked}", "id")
-        self.payloads = make(f"SELECT id, {as_bytes} FROM {task} WHERE {among} AND data IS NOT NULL", "ids")
-        self.set_row = make(
+        self.set_row = self._make(
             f"UPDATE {task} SET state = :state, front = :front, place = :place, utube = :utube, due_ms = :due_ms,"
             " attempts = :attempts, owner = :owner WHERE id = :id",
             *("state", "front", "place", "utube", "due_ms", "attempts", "owner", "id"),
         )
-        self.set_times = make(  # by itself: beside a new front or state, ttr_ms would start a trigger
+        self.set_times = self._make(  # by itself: beside a new front or state, ttr_ms would start a trigger
             f"UPDATE {task} SET created_ms = :created_ms, updated_ms = :updated_ms, ttl_ms = :ttl_ms, ttr_ms = :ttr_ms"
             " WHERE id = :id",
             *("created_ms", "updated_ms", "ttl_ms", "ttr_ms", "id"),
         )
-        self.set_front = make(f"UPDATE {task} SET front = :front WHERE id = :id", "front", "id")
-        self.as_bytes = make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id", "id")
-        self.remove = make(f"DELETE FROM {task} WHERE id = :id", "id")
-        self.give_room = make(
+        self.set_front = self._make(f"UPDATE {task} SET front = :front WHERE id = :id", "front", "id")
+        self.as_bytes = self._make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id", "id")
+        self.remove = self._make(f"DELETE FROM {task} WHERE id = :id", "id")
+        self.give_room = self._make(
             f"UPDATE {tube} SET stored = stored - 1 WHERE id = :tube AND stored > 0", "tube"
         )
 
-        # Sub-queues
-        self.first_lines = lines(">= ''", "tube", "limit")
-        self.next_lines = lines("> :after", "tube", "after", "limit")
-        self.lock_line = (
-            make(f'SELECT count(pg_advisory_xact_lock("{namespace}_key"(:tube, :utube)))', "tube", "utube")
-            if is_server
-            else None
-        )
-        self.fronts = make(
+    def _write_lines(self) -> None:
+        """Of sub-queues: who stands in front, and who follows."""
+        facts, locked = self._facts, self._locked
+        self.first_lines = self._lines(">= ''", "tube", "limit")
+        self.next_lines = self._lines("> :after", "tube", "after", "limit")
+        self.lock_line: Statement | None = None
+        if self._is_server:
+            key = f'"{self._namespace}_key"(:tube, :utube)'
+            self.lock_line = self._make(f"SELECT count(pg_advisory_xact_lock({key}))", "tube", "utube")
+        self.fronts = self._make(
             f"{facts} WHERE tube = :tube AND utube = :utube AND front = 1 ORDER BY pri, id LIMIT :limit{locked}",
             *("tube", "utube", "limit"),
         )
-        self.best_behind = make(
-            f"{facts} WHERE tube = :tube AND utube = :utube AND front = 0 AND {works} ORDER BY pri, id LIMIT 1{locked}",
+        self.best_behind = self._make(
+            f"{facts} WHERE tube = :tube AND utube = :utube AND front = 0 AND {WORKS} ORDER BY pri, id LIMIT 1{locked}",
             *("tube", "utube"),
         )
 
-        # Tubes
-        self.strays = [strays(corner) for corner in corners]
-        self.has_utubes = make(
+    def _lines(self, first: str, *names: str) -> Statement:
+        """Walk from sub-queue to sub-queue, past all that is in them."""
+        _, task, *_ = self._tables
+        # On a server a unique index keeps the others right
+        in_lines = "front = 0" if self._is_server else "front IS NOT NULL"
+        there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
+        of = f"FROM {task} AS m WHERE m.tube = :tube AND m.utube = walk.utube AND m.{WORKS}"
+        # Where EXISTS stood, PostgreSQL would read all that are behind, and a search by (pri, id) all of one pri
+        better = (
+            f"SELECT CASE WHEN (b.pri, b.id) < (h.pri, h.id) THEN 1 ELSE 0 END FROM {task} AS b"
+            " WHERE b.tube = :tube AND b.utube = h.utube AND b.front = 0 ORDER BY b.pri, b.id LIMIT 1"
+        )
+        worse = (
+            f"SELECT 1 FROM {task} AS h WHERE h.tube = :tube AND h.utube = walk.utube AND h.front = 1"
+            f" AND h.state = 'r' AND ({better}) = 1 LIMIT 1"
+        )
+        return self._make(
+            f"WITH RECURSIVE walk(utube, n) AS ("
+            f"SELECT * FROM (SELECT t.utube, 1 {there} AND t.utube {first} ORDER BY t.utube LIMIT 1) AS first "
+            f"UNION ALL SELECT (SELECT t.utube {there} AND t.utube > walk.utube ORDER BY t.utube LIMIT 1), n + 1"
+            f" FROM walk WHERE walk.utube IS NOT NULL AND n < :limit) "
+            f"SELECT utube, (SELECT count(*) FROM (SELECT 1 {of} AND m.front = 1 LIMIT 2) AS heads), "
+            f"CASE WHEN (SELECT 1 {of} AND m.front = 0 LIMIT 1) = 1 THEN 1 ELSE 0 END, "
+            f"CASE WHEN ({worse}) = 1 THEN 1 ELSE 0 END "
+            f"FROM walk WHERE utube IS NOT NULL",
+            *names,
+        )
+
+    def _write_tubes(self) -> None:
+        tube, task, *_ = self._tables
+        if self._is_server:
+            corners = ("front = 1", "front = 0", "front IS NULL")
+        else:
+            behind, aside = "front IS NOT NULL AND utube IS NOT NULL", "front IS NULL AND tube IS NOT NULL"
+            corners = ("front = 1", behind, aside)
+        self.strays = [self._strays(corner) for corner in corners]
+        self.has_utubes = self._make(
             f"SELECT 1 FROM {task} WHERE tube = :tube AND utube IS NOT NULL LIMIT 1", "tube"
         )
-        self.adopt = make(
+        self.adopt = self._make(
             f"INSERT INTO {tube} (id, name, type, options, temporary, stored) "
-            f"{'OVERRIDING SYSTEM VALUE ' if is_server else ''}VALUES (:id, :name, :type, '{{}}', :temporary, 0)",
+            f"{'OVERRIDING SYSTEM VALUE ' if self._is_server else ''}VALUES (:id, :name, :type, '{{}}', :temporary, 0)",
             *("id", "name", "type", "temporary"),
         )
-        self.pass_number = (
-            make(
+        self.pass_number: Statement | None = None
+        if self._is_server:
+            self.pass_number = self._make(
                 "SELECT setval(s, :id) FROM (SELECT CAST(pg_get_serial_sequence("
                 f"'{tube}', 'id') AS regclass) AS s) AS q WHERE coalesce(pg_sequence_last_value(s), 0) < :id",
                 "id",
             )
-            if is_server
-            else None
-        )
-        self.stored = make(f"SELECT stored FROM {tube} WHERE id = :tube", "tube")
-        self.lock_stored = make(f"SELECT stored FROM {tube} WHERE id = :tube{locked}", "tube")
-        self.set_stored = make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube", "stored", "tube")
+        self.stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube", "tube")
+        self.lock_stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube{self._locked}", "tube")
+        self.set_stored = self._make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube", "stored", "tube")
 
-        # Sessions
-        self.holders = make(
+    def _strays(self, corner: str) -> Statement:
+        """The numbers of tubes that are not in the catalogue, walking from tube to tube."""
+        tube, task, *_ = self._tables
+        return self._make(
+            f"WITH RECURSIVE walk(tube) AS (SELECT min(tube) FROM {task} WHERE {corner} "
+            f"UNION ALL SELECT (SELECT min(t.tube) FROM {task} AS t WHERE {corner} AND t.tube > walk.tube)"
+            f" FROM walk WHERE walk.tube IS NOT NULL) "
+            f"SELECT tube FROM walk WHERE tube IS NOT NULL AND tube NOT IN (SELECT id FROM {tube})"
+        )
+
+    def _write_sessions(self) -> None:
+        _, task, session, connection, _ = self._tables
+        self.holders = self._make(
             "SELECT held.owner, held.tasks, session.id, session.ends_ms FROM"
             f" (SELECT owner, count(*) AS tasks FROM {task}"
             " WHERE tube = :tube AND front = 1 AND state = 't' AND owner IS NOT NULL GROUP BY owner) AS held"
             f" LEFT JOIN {session} AS session ON session.id = held.owner ORDER BY held.owner",
             "tube",
         )
-        self.connections = make(
+        self.connections = self._make(
             f"SELECT session, id FROM {connection} WHERE session IN"
             f" (SELECT owner FROM {task} WHERE tube = :tube AND front = 1 AND state = 't')",
             "tube",
         )
-        self.lonely = make(
+        self.lonely = self._make(
             f"SELECT id FROM {session} WHERE ends_ms IS NULL"
             f" AND id NOT IN (SELECT session FROM {connection}) ORDER BY id"
         )
-        self.unknown = make(
+        self.unknown = self._make(
             f"SELECT DISTINCT session FROM {connection}"
             f" WHERE session NOT IN (SELECT id FROM {session}) ORDER BY session"
         )
-        self.add_session = make(
+        self.add_session = self._make(
             f"INSERT INTO {session} (id, ttr_ms, ends_ms)"
             f" SELECT DISTINCT session, 0, CAST(NULL AS bigint) FROM {connection}"
             f" WHERE session = :id AND session NOT IN (SELECT id FROM {session})",
             "id",
         )
 
-        # Calls
-        self.calls = make(
+    def _write_calls(self) -> None:
+        tube, *_, calls = self._tables
+        self.calls = self._make(
             f"SELECT DISTINCT tube FROM {calls} WHERE tube NOT IN (SELECT id FROM {tube}) ORDER BY tube"
         )
-        self.remove_calls = make(
+        self.remove_calls = self._make(
             f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})", "tube"
         )
-        self.uncounted = make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
-        self.count_anew = make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event")
+        if not self._is_server:
+            self.uncounted = self._make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
+            self.count_anew = self._make(
+                f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event"
+            )
 
-        # Schema
-        self.made = make(made)
-        self.check_file = make("PRAGMA quick_check(100)")
-        self.check_tables = [make(f"PRAGMA quick_check({name})") for name in ours]
-        self.check_indexes = [make(f"PRAGMA integrity_check({name})") for name in ours]
+    def _write_schema(self) -> None:
+        """What there must be on a server, and the sequences that give its ids."""
+        tube, *_ = self._tables
+        tables = ", ".join(
+            f"""to_regclass('"{self._namespace}_{name}"')""" for name in ("task", "temporary_task")
+        )
+        self.made = self._make(
+            f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
+            f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
+            " UNION ALL SELECT 'TRIGGER', CAST(tgname AS text) FROM pg_trigger"
+            f" WHERE tgrelid IN ({tables}) AND tgenabled IN ('O', 'A')"
+            " UNION ALL SELECT 'FUNCTION', CAST(p.proname AS text) FROM pg_proc AS p JOIN pg_class AS c"
+            f" ON c.relnamespace = p.pronamespace WHERE c.oid IN ({tables})"
+        )
+        tasks = (f'(SELECT max(id) FROM "{self._namespace}_{name}")' for name in ("task", "temporary_task"))
+        sequences = (
+            f"SELECT 'task' AS name, CAST('\"{self._namespace}_task_id\"' AS regclass) AS sequence,"
+            f" greatest({', '.join(tasks)}) AS highest"
+            f" UNION ALL SELECT 'tube', CAST(pg_get_serial_sequence('{tube}', 'id') AS regclass),"
+            f" (SELECT max(id) FROM {tube})"
+        )
+        behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
+        self.behind = self._make(f"SELECT name, highest {behind} ORDER BY name")
+        self.catch_up = self._make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name")
 
-        # Sequences of a server
-        self.behind = make(f"SELECT name, highest {behind} ORDER BY name")
-        self.catch_up = make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name")
+    def _write_file(self) -> None:
+        """What there must be in a SQLite file, and whether that is whole."""
+        self.made = self._make(
+            "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
+        )
+        self.check_file = self._make("PRAGMA quick_check(100)")
+        self.check_tables = [self._make(f"PRAGMA quick_check({name})") for name in self._tables]
+        self.check_indexes = [self._make(f"PRAGMA integrity_check({name})") for name in self._tables]
 
 
 @lru_cache(maxsize=64)
