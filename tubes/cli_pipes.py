@@ -89,7 +89,7 @@ class Putting:
 
     def _add(self, number: int, raw: bytes) -> None:
         try:
-            text = raw.decode()
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
                 self._waiting.append((number, self._parse(text)))
         except ValueError as error:

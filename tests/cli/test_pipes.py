@@ -69,6 +69,16 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
     assert [task.data for task in jobs.tasks("r")] == [1, 2, "\ud800"]
 
 
+def test_a_byte_order_mark_in_front_is_no_part_of_the_first_line(shell: Shell, jobs: tubes.Tube) -> None:
+    """As programs for Windows write it. In front of a later line, where two files were joined, it is no JSON."""
+    mark = "\ufeff".encode()
+    put = shell.run("put", "jobs", input=mark + b"1\r\n2\r\n" + mark + b"3\n")
+    assert put.returncode == BAD_INPUT
+    bad, summary = put.stderr.decode().splitlines()
+    assert (bad.split(":")[1].strip(), summary.partition(": ")[2]) == ("line 3", "2 put, 1 bad")
+    assert [task.data for task in jobs.tasks("r")] == [1, 2]
+
+
 @pytest.mark.parametrize("sent", [b"", b"\n", b"{bad\n", b"1\n"])
 def test_an_option_that_cannot_be_is_wrong_usage_whatever_the_input(
     shell: Shell, jobs: tubes.Tube, sent: bytes
