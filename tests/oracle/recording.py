@@ -218,6 +218,7 @@ class Recording:
         is_put = step["op"] == "put"
         is_last = step["op"] in ("put", "take")  # which may have waited
         result = None if is_last else self._result(step)
+        answers = {} if is_last else self._answers(step, [step.get("bg")])  # of one that never waits
         events = []
         for event in step.get("events", ()):
             place, _, name = event[0].rpartition(":")
@@ -233,7 +234,9 @@ class Recording:
                 self._learn(_tube(self._background[label]), ended[0], made)
         if is_last:
             result = self._result(step)
-        woke = [(label, self._ended(label, ended)) for label, ended in step.get("woke", ())]
+        labels = [label for label, _ in step.get("woke", ())]
+        answers.update(self._answers(step, [label for label in labels if label not in answers]))
+        woke = [(label, answers[label]) for label in labels]
         took = None if self._loose or "bg" in step else round(step.get("took", 0) * 1000)
         return Outcome(result, events, woke, took, is_sorted=step["op"] == "sleep")
 
@@ -248,8 +251,13 @@ class Recording:
             return None
         return self._answer(step, {"err": step["err"]} if "err" in step else step.get("r"))
 
-    def _ended(self, label: str, result: Any) -> Any:
-        return self._answer(self._background.get(label, {"op": "take"}), result)
+    def _answers(self, step: Step, labels: Sequence[Any]) -> dict[str, Any]:
+        """The results of those calls that ended in the background in this step."""
+        return {
+            label: self._answer(self._background.get(label, {"op": "take"}), result)
+            for label, result in step.get("woke", ())
+            if label in labels
+        }
 
     def _answer(self, step: Step, result: Any) -> Any:
         if step["op"] == "set_callback":  # which is said to the recorder
