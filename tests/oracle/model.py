@@ -736,7 +736,7 @@ def is_refused(step: Step, type: str | None) -> bool:
 def is_nonsense(name: str, value: Any) -> bool:
     """Tell whether the value of a tube's option is one with which Tarantool makes the tube, but can do little then."""
     if name == "pri":
-        return not _is_id(value)
+        return not (_is_number(value) and 0 <= value < 2**64 and value == int(value))
     if name == "capacity":
         return not _is_number(value) or value < 0
     return name in ("ttl", "ttr") and not (value is None or _is_number(value))
