@@ -251,6 +251,8 @@ class Model:
             known = known_options(step, None) or set()
             if any(is_nonsense(name, value) for name, value in options.items() if name in known):
                 self.partings.add("a tube with a nonsensical option")
+            if self.box(step) is not None and not isinstance(options.get("if_not_exists", False), bool):
+                self.partings.add("a tube set up once more")
             return Failed("bad")
         if step["driver"] not in TUBE_OPTIONS:
             return Failed("unknown_type")

@@ -56,7 +56,8 @@ DEPARTURES = (
         "What is silently ignored is a mistake found too late. Tarantool ignores options that a type does not have "
         "(storage_mode is one of them here: there is one way to store; in_replicaset another: there are none), takes "
         "a negative duration for none and a capacity of 1.5 for 2, makes a tube with a capacity of -1 or a pri or a "
-        "ttl that then fails at every put, and with any name. A duration of 10^20 s is over at once there, as its "
+        "ttl that then fails at every put, and with any name, and for an if_not_exists of 1 sets up a tube that is "
+        "there once more, whose callback is lost then. A duration of 10^20 s is over at once there, as its "
         "microseconds do not fit into 64 bits. A put waits for room before it fails. And it looks at "
         "the task first: to release one that is not held is not_taken there, whatever the options.",
         rules.a_refusal_comes_first,
@@ -64,6 +65,7 @@ DEPARTURES = (
         parts=frozenset(
             {
                 "a tube with a nonsensical option",
+                "a tube set up once more",
                 "a bad put that waits for room",
                 "a duration that overflows",
             }
