@@ -719,9 +719,11 @@ def is_tube_name(name: Any) -> bool:
 
 
 def is_refused(step: Step, type: str | None) -> bool:
-    """Tell whether a call is refused for one of its options, or for the name of the tube that is to be made."""
+    """Tell whether a call is refused for its id, one of its options, or the name of the tube that is to be made."""
     known = known_options(step, type)
     options = step.get("opts") or {}
+    if "id" in step and not _is_id(step["id"]):
+        return True
     if step["op"] == "touch":
         return is_refused_value("delta", step.get("delta"))
     if step["op"] == "create" and not is_tube_name(step["tube"]):

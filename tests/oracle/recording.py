@@ -196,6 +196,8 @@ class Recording:
     # Tasks
 
     def _key(self, tube: str, id: Any) -> Any:
+        if isinstance(id, float) and id.is_integer():
+            return float(self._key(tube, int(id)))
         if isinstance(id, bool) or not isinstance(id, int) or id < 0:
             return id
         if not self._renews_ids:

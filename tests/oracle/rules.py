@@ -105,8 +105,10 @@ def another_type_is_an_error(recorded: Recorded) -> None:
 
 
 def a_refusal_comes_first(recorded: Recorded) -> None:
-    """What is refused for an option is so before anything else is looked at."""
+    """What is refused for an option, or an id that is none, is so before anything else is looked at."""
     of_others = [Failed(kind) for kind in ("not_taken", "exists", "unknown_type", "unsupported")]
+    if isinstance(recorded.step.get("id"), float):
+        of_others.append(Failed("not_found"))
     if recorded.result in of_others and is_refused(recorded.step, recorded.type):
         recorded.result = Failed("bad")
 
@@ -153,6 +155,22 @@ def _meant(name: str, value: Any) -> Any:
     if name == "utube":  # a table is another each time
         return value.replace("\0", "<NUL>") if isinstance(value, str) else uuid.uuid4().hex
     return value
+
+
+def with_a_whole_id(step: Step, type: str | None) -> Step | None:
+    """Tarantool has one kind of number, so 2.0 is the id 2."""
+    id = step.get("id")
+    if not isinstance(id, float) or not id.is_integer():
+        return None
+    if step["op"] == "touch" and not step.get("delta"):  # which looks at nothing
+        return None
+    return {**step, "id": int(id)}
+
+
+def as_tarantool_took_it(step: Step, type: str | None) -> Step | None:
+    """A call may have both an id and options that are none."""
+    known = with_a_whole_id(step, type)
+    return without_useless_options(known or step, type) or known
 
 
 def with_a_whole_count(step: Step, type: str | None) -> Step | None:

@@ -55,13 +55,13 @@ DEPARTURES = (
         "unsupported and unknown options, bad values and bad tube names are errors, before anything is looked at",
         "What is silently ignored is a mistake found too late. Tarantool ignores options that a type does not have "
         "(storage_mode is one of them here: there is one way to store; in_replicaset another: there are none), takes "
-        "a negative duration for none and a capacity of 1.5 for 2, makes a tube with a capacity of -1 or a pri or a "
-        "ttl that then fails at every put, and with any name, and for an if_not_exists of 1 sets up a tube that is "
-        "there once more, whose callback is lost then. A duration of 10^20 s is over at once there, as its "
-        "microseconds do not fit into 64 bits. A put waits for room before it fails. And it looks at "
+        "a negative duration for none, a capacity of 1.5 for 2, an id of 2.0 for 2, makes a tube with a capacity of -1 "
+        "or a pri or a ttl that then fails at every put, and with any name, and for an if_not_exists of 1 sets up a "
+        "tube that is there once more, whose callback is lost then. A duration of 10^20 s is over at once there, as "
+        "its microseconds do not fit into 64 bits. A put waits for room before it fails. And it looks at "
         "the task first: to release one that is not held is not_taken there, whatever the options.",
         rules.a_refusal_comes_first,
-        rules.without_useless_options,
+        rules.as_tarantool_took_it,
         parts=frozenset(
             {
                 "a tube with a nonsensical option",
