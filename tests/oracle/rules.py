@@ -174,11 +174,16 @@ def as_tarantool_took_it(step: Step, type: str | None) -> Step | None:
 
 
 def with_a_whole_count(step: Step, type: str | None) -> Step | None:
-    """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one."""
+    """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one.
+
+    For false, as for no count, it kicks one.
+    """
     count = step.get("count")
-    if step["op"] != "kick" or count is None or (isinstance(count, int) and 0 <= count <= LARGEST):
+    if step["op"] != "kick" or count is None:
         return None
-    return {**step, "count": _whole(count)}
+    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= LARGEST:
+        return None
+    return {**step, "count": 1 if count is False else _whole(count)}
 
 
 def kicked_whole_tasks(recorded: Recorded) -> None:
