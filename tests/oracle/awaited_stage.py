@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from oracle.outcome import Stats, Step
-from oracle.stage import Stage
+from oracle.stage import PATIENCE, Stage
 
 import tubes
-from tubes.testing.through_asyncio import connect_awaited
+from tubes.testing.through_asyncio import connect_awaited, running_loop
 from tubes.waiting import Waiters
 
 
@@ -80,6 +80,12 @@ class AwaitedStage(Stage):
             self._turn.report(queue, lambda: self._note(name, task, event))
 
         return on_task_change
+
+    def _hear(self) -> None:
+        """Who waits again has posted its callbacks to the loop, which may not have called them yet."""
+        heard = threading.Event()
+        running_loop().call_soon_threadsafe(heard.set)
+        heard.wait(PATIENCE)
 
     def _waiters(self, queue: tubes.Queue) -> Waiters:
         facing: Any = queue

@@ -479,12 +479,16 @@ class Stage:
             if time.monotonic() > give_up:
                 raise Stuck(f"{running} calls run, {self.clock.waiting} wait")
             time.sleep(0.0002)
+        self._hear()
         over = [call for call in self._calls if call.is_over]
         for call in over:
             call.join()
             self._calls.remove(call)
         over.sort(key=self._place)
         self._woke += [(call.label, call.result) for call in over if call.label is not None]
+
+    def _hear(self) -> None:
+        """Let what was told be heard; a callback is called by who has made the change, before it goes on."""
 
     def _place(self, call: Call) -> int:
         """The place of a call among those that ended at the same moment: of the closed first, then by event."""
