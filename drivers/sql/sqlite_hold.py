@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Collection
 from contextlib import suppress
 from typing import ClassVar
 
+from .sqlite_byte_locks import set_lock
+
 SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite shows that it has a database open (os_unix.c)."""
 
 COPIES_LOG = SHARED_FIRST + SHARED_SIZE
 """The byte that who copies the log has locked. SQLite uses none of that page."""
-
-SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("l") == 8 else None
-"""Linux's; its argument is packed here as on a system of 64 bits."""
 
 DESCRIPTORS = "/proc/self/fd"
 
@@ -99,16 +97,8 @@ class Hold:
         cls._kept, cls._lock = set(), threading.Lock()
 
     def _set(self, kind: int, first: int, size: int) -> bool:
-        """Lock these bytes, or let go of them; tell whether no other has them."""
-        if SET_LOCK is not None and self._fd is not None:
-            lock = struct.pack("hhllil", kind, os.SEEK_SET, first, size, 0, 0)
-            try:
-                fcntl.fcntl(self._fd, SET_LOCK, lock)
-            except (BlockingIOError, PermissionError):
-                return False
-            except OSError:  # where the file system has no such locks, SQLite's own must do
-                pass
-        return True
+        """Lock these bytes, or let go of them; tell whether no other has them. Without such locks SQLite's must do."""
+        return self._fd is None or set_lock(self._fd, kind, first, size)
 
 
 def _descriptors() -> Collection[int]:

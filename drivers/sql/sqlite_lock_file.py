@@ -20,6 +20,7 @@ from tubes.clock import real_monotonic
 from tubes.waiting import Key
 
 from .sqlite_bell import BOARD_SIZE, Board, ring
+from .sqlite_byte_locks import NotTold, has_locks, lock_on
 
 LIVES = 1 << 20
 """Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
@@ -32,12 +33,15 @@ class LockFile:
     """Proof of life, and the bell. One object for each process and database; the file gets the permissions of ``like``.
 
     Two may be on one file: for a moment, as one is being closed, or for long, where the database alone was deleted and
-    made again. As the locks are the process's, what one does to them must spare the other.
+    made again, or this library was imported twice. As the locks are the process's, what one does to them must spare
+    the other.
     """
 
     _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
     _counting: ClassVar[Any] = threading.RLock()
     """Held by whoever adds one, closes one, or looks for twins."""
+    _kept: ClassVar[list[tuple[int, Board]]] = []
+    """What could not be closed, since another copy of this library gives proofs on it in this process."""
 
     def __init__(self, path: str, like: str | None = None) -> None:
         self.path = path
@@ -64,6 +68,12 @@ class LockFile:
         A symbolic link in its place is not followed, as SQLite follows none to its log: whoever may write to the
         folder could have any file of this user's made, lengthened and written into.
         """
+        with self._counting:
+            for kept in self._kept:
+                if _is_same(self.path, kept[0]):
+                    self._kept.remove(kept)
+                    self._fd, self.board = kept
+                    return
         how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         is_new = True
         try:
@@ -111,11 +121,18 @@ class LockFile:
             self._mine = next(iter(self._held), 0)
 
     def is_alive(self, connection: int) -> bool:
-        """Tell whether the process of a connection lives: its lock cannot be had, but by that process itself."""
+        """Tell whether the process of a connection lives: it has a lock."""
         if connection in self._held:
             return True
         if not 0 < connection < MOST:
             return False
+        try:
+            return lock_on(self._fd, LIVES + connection) is not None
+        except NotTold:
+            return self._is_locked(connection)
+
+    def _is_locked(self, connection: int) -> bool:
+        """The same where that is not told: the lock cannot be had, but by that process itself."""
         with self._counting:
             if any(connection in twin._held for twin in self._twins()):
                 return True
@@ -169,6 +186,10 @@ class LockFile:
             if twins:
                 twins[0]._left_behind += opened
                 return
+            for connection in self._held:
+                fcntl.lockf(opened[-1][0], fcntl.LOCK_UN, 1, LIVES + connection)
+            if has_locks(opened[-1][0], os.getpid(), LIVES):
+                self._kept.append(opened.pop())
             for fd, board in opened:
                 board.close()
                 os.close(fd)
@@ -177,6 +198,7 @@ class LockFile:
     def forget_all(cls) -> None:
         """In a forked child: those of the parent are none of ours."""
         cls._all = weakref.WeakSet()
+        cls._kept = []
         cls._counting = threading.RLock()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from faults.harness import run
-from tubes.drivers.sql import sqlite_bell, sqlite_lock_file
+from tubes.drivers.sql import sqlite_bell, sqlite_byte_locks, sqlite_lock_file
 from tubes.drivers.sql.sqlite_lock_file import LockFile
 
 import tubes
@@ -28,10 +28,39 @@ print(*(int(id) for id in sys.argv[2:] if locks.is_alive(int(id))))
 """Which connections live, as another process sees it."""
 
 
+IMPORTS_TWICE = """
+import os, subprocess, sys, tubes
+
+TAKE = "import sys, tubes; print(tubes.connect(sys.argv[1], sweep=False).tube.jobs.take(timeout=0))"
+url = "sqlite:///" + sys.argv[1]
+queue = tubes.connect(url, sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+tube.put("x")
+task = tube.take(timeout=0)
+for name in [name for name in sys.modules if name.partition(".")[0] == "tubes"]:
+    del sys.modules[name]
+import tubes as again
+assert again is not tubes
+opened = set()
+for _ in range(3):
+    with again.connect(url, sweep=False) as other:
+        print(other.tube.jobs.take(timeout=0))
+        opened.add(len(os.listdir("/proc/self/fd")))
+print(len(opened), subprocess.check_output([sys.executable, "-c", TAKE, url], text=True).strip())
+print(tube.ack(task).data)
+"""
+
+
 def left_open(folder: Path) -> list[str]:
     """What this process has open in a folder."""
     opened = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
     return [path for path in opened if path.startswith(f"{folder}/")]
+
+
+def test_a_second_copy_of_the_library_in_a_process_ends_no_proof_of_the_first(tmp_path: Path) -> None:
+    """A program imports it anew: the second leaves alone what the first holds, whatever it opens and closes."""
+    told = run(IMPORTS_TWICE, tmp_path / "jobs.db").split("\n")
+    assert told == ["None", "None", "None", "1 None", "x"]
 
 
 @pytest.mark.parametrize("theirs", [2, 1], ids=["another", "of the same number"])
@@ -47,8 +76,12 @@ def test_closing_a_lock_file_ends_no_proof_that_another_gives_on_it(tmp_path: Pa
     assert run(ALIVE, tmp_path / "locks", 1, 2) == ""
 
 
-def test_who_asks_whether_another_of_its_process_lives_ends_no_proof(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
+def test_who_asks_whether_another_of_its_process_lives_ends_no_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
     """A database was deleted and made anew, and its lock file was left: queues on both ask."""
+    monkeypatch.setattr(sqlite_byte_locks, "ARE_KNOWN", is_told)
     first, second = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
     first.hold(1)
     assert second.is_alive(1)
@@ -204,9 +237,11 @@ def test_of_those_who_take_and_sweep_one_at_a_time_looks_whether_the_others_live
         queue.close()
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
 def test_who_is_alone_on_a_lock_file_asks_once_of_each_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
+    monkeypatch.setattr(sqlite_byte_locks, "ARE_KNOWN", is_told)
     locks = LockFile(str(tmp_path / "locks"))
     calls: list[str] = []
 
@@ -220,9 +255,10 @@ def test_who_is_alone_on_a_lock_file_asks_once_of_each_connection(
         monkeypatch.setattr(module, name, counted)
 
     count(os, "fstat")
+    count(fcntl, "fcntl")
     count(fcntl, "lockf")
     assert not any([locks.is_alive(connection) for connection in range(1, 11)])
-    assert calls == ["lockf"] * 20  # each is had, and let go
+    assert calls == (["fcntl"] * 10 if is_told else ["lockf"] * 20)  # or each is had, and let go
     locks.close()
 
 
