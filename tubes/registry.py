@@ -84,11 +84,11 @@ def find_store(scheme: str) -> Callable[..., Any]:
         )
     try:
         return cast("Callable[..., Any]", entry.load())
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise StoreUnavailable(
             f"the store for {scheme!r} needs a package that is not installed: {error}"
         ) from error
-    except OSError as error:
+    except (ImportError, OSError) as error:
         raise StoreUnavailable(f"the store for {scheme!r} cannot be loaded: {error}") from error
 
 

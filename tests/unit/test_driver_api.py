@@ -721,9 +721,21 @@ print(tubes.registry.find_store("late").__name__)
     assert again == "SqliteStore"
 
 
-def test_a_store_whose_module_cannot_be_imported_is_unavailable_with_the_reason(package: Package) -> None:
-    """It may be there, and lack a library of the system's."""
-    package("odd", "raise ImportError('libodd.so.1: cannot open')", "odd = odd:Store", "tubes.stores")
+@pytest.mark.parametrize(
+    "code, why",
+    [
+        ("import oddity", "'odd+fast' needs a package that is not installed: No module named 'oddity'"),
+        (
+            "raise ImportError('libodd.so.1: cannot open')",
+            "'odd+fast' cannot be loaded: libodd.so.1: cannot open",
+        ),
+    ],
+    ids=["not there", "lacks a library of the system's"],
+)
+def test_a_store_whose_module_cannot_be_imported_is_unavailable_with_the_reason(
+    package: Package, code: str, why: str
+) -> None:
+    package("odd", code, "odd = odd:Store", "tubes.stores")
     program = """
 import tubes, tubes.registry
 tubes.registry._found.clear()  # those that were there when this interpreter was started
@@ -733,7 +745,7 @@ except tubes.StoreUnavailable as error:
     print(error)
 """
     [said] = package.run(program)
-    assert "'odd+fast' needs a package" in said and "libodd.so.1" in said
+    assert said == f"the store for {why}"
 
 
 def test_what_a_signal_s_handler_raises_while_a_type_is_loaded_is_not_the_type_s(package: Package) -> None:
