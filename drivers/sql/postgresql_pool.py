@@ -40,7 +40,8 @@ class Pool:
         self._idle: list[Wire] = []
         self._line: deque[threading.Lock] = deque()
         """Those who wait for a connection."""
-        self._opened = 0
+        self._places: list[None] = []
+        """One for each that is open or being opened: threads that change a number at once lose some changes."""
         self._wires: set[Wire] = set()
         """Those that were opened; lost ones until the next is."""
         self._is_over = False
@@ -69,7 +70,7 @@ class Pool:
                 try:
                     wire = self._one_more()
                 except StoreUnavailable as error:
-                    most, refusal = self._opened, error
+                    most, refusal = len(self._places), error
                     if not (most and self._may_get_one(error)):
                         raise
         return wire
@@ -80,7 +81,7 @@ class Pool:
         known = [wire for wire in self._wires.copy() if not wire.is_lost]
         if any(wire.seems_to_stand() for wire in known):
             return is_full or not isinstance(error.__cause__, Lost)
-        return is_full and self._opened > len(known)
+        return is_full and len(self._places) > len(known)
 
     def _one_more(self) -> Wire:
         """Open one, in the place that is kept for it, or have a spare one."""
@@ -92,7 +93,7 @@ class Pool:
             self._wires.add(wire)
             return wire
         except BaseException:
-            self._opened -= 1
+            self._places.pop()
             self._stir_first()
             raise
 
@@ -115,7 +116,7 @@ class Pool:
             wire.close()
             self.forget_idle()
         if wire.is_lost or self._is_over:
-            self._opened -= 1
+            self._places.pop()
             wire.close()
         else:
             self._idle.append(wire)
@@ -127,7 +128,7 @@ class Pool:
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
-                self._opened -= 1
+                self._places.pop()
         self._shared.close_spares()
 
     def close(self) -> list[Wire]:
@@ -143,7 +144,7 @@ class Pool:
             return None
         if wire.still_stands():
             return wire
-        self._opened -= 1
+        self._places.pop()
         self.forget_idle()
         return None
 
@@ -165,8 +166,8 @@ class Pool:
                     wire = self._idle_wire()
                     if wire is not None:
                         return wire
-                    if self._opened < most:
-                        self._opened += 1
+                    if len(self._places) < most:
+                        self._places.append(None)
                         return None
                     if refusal is not None and not self._may_get_one(refusal):
                         raise refusal

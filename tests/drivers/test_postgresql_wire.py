@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType, SimpleNamespace
@@ -21,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 from servers import conninfo, cut
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql import DIALECT
+from tubes.drivers.sql.postgresql_pool import Pool
 from tubes.drivers.sql.postgresql_tx import PostgresTx
 from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
 from tubes.drivers.sql.statements import Statement
@@ -375,7 +377,7 @@ def test_an_interrupt_while_a_transaction_is_rolled_back_costs_no_connection_s_p
             os.kill(backend, signal.SIGSTOP)
             db.execute("SELECT pg_terminate_backend(%s)", [backend])
             raise ConnectionError
-        assert pool._opened == len(pool._idle)
+        assert len(pool._places) == len(pool._idle)
         assert tube.put(2).data == 2
 
 
@@ -478,3 +480,29 @@ def test_who_waits_listens_at_once(
         eventually(lambda: connections(db) == 2)
         tube.put(1)
         waiting.join()
+
+
+@pytest.mark.slow
+def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None:
+    """Nobody holds the GIL, where there is none, between two steps of a count."""
+
+    class Opened:
+        is_inherited = is_read_only = is_lost = False
+
+        def still_stands(self) -> bool:
+            return True
+
+        def close(self) -> None:
+            pass
+
+    shared: Any = SimpleNamespace(take_spare=lambda kind: None, close_spares=lambda: None)
+    pool = Pool(cast("Any", Opened), ("full", 5.0, False), shared, "this")
+
+    def lose(_: int) -> None:
+        for _ in range(50_000):
+            with pool.lent() as wire:
+                wire.is_lost = True
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lose, range(3)))
+    assert len(pool._places) == len(pool._idle) == 0
