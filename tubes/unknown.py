@@ -46,4 +46,4 @@ class UnknownTakes:
             if taken in some and now - since >= LOOKS_FOR:
                 self._since.pop(taken, None)
         newest = max((since for _, since in known), default=now)
-        self._look_at = now + max(SOONEST, now - newest) if self._since.keys() <= some else now
+        self._look_at = now + max(SOONEST, now - newest) if {*self._since} <= some else now

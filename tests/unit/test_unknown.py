@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tubes.testing import FakeClock
-from tubes.unknown import LOOKS_FOR, SOONEST, UnknownTakes
+from tubes.unknown import LOOKS_FOR, SOONEST, Taken, UnknownTakes
 
 
 def test_a_take_is_looked_for_at_once_then_after_twice_as_long_each_time(clock: FakeClock) -> None:
@@ -56,3 +56,18 @@ def test_an_old_one_is_forgotten_and_a_new_one_is_not(clock: FakeClock) -> None:
     takes.looked_for(takes.due())
     clock.advance(SOONEST)
     assert takes.due() == {("me", 6)}
+
+
+def test_one_that_comes_in_the_middle_of_a_note_is_looked_for_at_once(clock: FakeClock) -> None:
+    """Where threads run at the same moment, another may add one between any two steps."""
+    takes, numbers = UnknownTakes(clock.monotonic), iter(range(100))
+
+    class Some(set[Taken]):
+        def __contains__(self, taken: object) -> bool:
+            takes.add("other", next(numbers))
+            return super().__contains__(taken)
+
+    takes.add("me", 5)
+    takes.add("me", 6)
+    takes.looked_for(Some([*takes.due(), *(("gone", number) for number in range(100))]))
+    assert takes.due() > {("me", 5), ("me", 6)}
