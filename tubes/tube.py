@@ -705,8 +705,14 @@ class Tube(OfOneProcess):
         return remove
 
     def _set_listeners(self) -> None:
+        """Again where another thread has changed them meanwhile: who comes last has seen what all have done."""
+        listeners: tuple[Listener, ...] | None = None
+        while listeners != (given := self._given_listeners()):
+            self._listeners = listeners = given
+
+    def _given_listeners(self) -> tuple[Listener, ...]:
         own = () if self._callback is None else (self._callback,)
-        self._listeners: tuple[Listener, ...] = (*own, *self._others)
+        return (*own, *self._others)
 
     # Called by the queue, and by `tubes.aio`
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -176,3 +178,23 @@ def test_who_removes_a_listener_twice_leaves_what_others_have_added() -> None:
         remove()
         tube.put("x")
     assert heard == ["x"]
+
+
+def test_a_listener_that_is_added_while_another_thread_adds_one_is_heard() -> None:
+    """The other thread has read those that there are, and has not noted them yet."""
+    heard: list[str] = []
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+
+        class Listeners(list[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                listeners = [*self[:]]
+                if len(listeners) == 1:
+                    with ThreadPoolExecutor(1) as other:
+                        other.submit(tube.add_listener, lambda task, event: heard.append("other")).result()
+                return iter(listeners)
+
+        tube._others = Listeners()
+        tube.add_listener(lambda task, event: heard.append("one"))
+        tube.put("x")
+    assert heard == ["one", "other"]
