@@ -39,7 +39,7 @@ class LockFile:
 
     _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
     _counting: ClassVar[Any] = threading.RLock()
-    """Held by whoever adds one, closes one, or looks for twins."""
+    """Held by whoever adds one, closes one, looks for twins, or calls."""
     _kept: ClassVar[list[tuple[int, Board]]] = []
     """What could not be closed, since another copy of this library gives proofs on it in this process."""
 
@@ -170,7 +170,8 @@ class LockFile:
     def call(self, key: Key, count: int) -> None:
         """Wake up to ``count`` other processes that wait for that."""
         try:
-            bells = self.board.call(key, count, self.is_alive, self._held)
+            with self._counting:  # else another thread may take the memory away in the middle of it
+                bells = self.board.call(key, count, self.is_alive, self._held)
         except (OSError, ValueError):  # another thread has closed it meanwhile: they look by themselves
             return
         for bell in bells:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,6 +148,31 @@ def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: P
     file = LockFile(str(tmp_path / "tubes"))
     file.close()
     file.call(1, 1)
+
+
+def test_who_closes_the_queue_waits_for_another_thread_that_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the GIL the memory would be taken away while it is read, which ends the process."""
+    file, ended = LockFile(str(tmp_path / "tubes")), list[str]()
+
+    def close() -> None:
+        file.close()
+        ended.append("close")
+
+    closing = threading.Thread(target=close)
+
+    def late(connection: int) -> bool:
+        closing.start()
+        closing.join(0.05)
+        return False
+
+    file.board.arm(1, 77, [5])
+    monkeypatch.setattr(file, "is_alive", late)
+    file.call(5, 1)
+    ended.append("call")
+    closing.join()
+    assert ended == ["call", "close"]
 
 
 def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
