@@ -12,6 +12,7 @@ import heapq
 import itertools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +32,14 @@ T = TypeVar("T")
 
 PATIENCE = 1.0
 """Seconds for which a cancelled call is waited for that cannot be interrupted, since the database is at it."""
+
+HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+LETS_GO_AFTER = 0.25
+"""Seconds after which a thread runs again while an answer of its own is on its way, where there is no GIL.
+
+Such a Python ends what a thread has made, and another has let go, only when the first one runs again.
+"""
 
 STALE_NAPS = 64
 """Ended waits whose timeouts are not over, before the list of timeouts is cleared of them."""
@@ -199,6 +208,8 @@ class Worker:
         self.is_idle = True
         self.under_way: set[Call[Any]] = set()
         """The calls that are not over: those that were cancelled may be at work for a while."""
+        self.answered: set[Call[Any]] = set()
+        """Those of them whose answers are on their way, as far as the thread knows; noted where there is no GIL."""
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._naps: list[tuple[float, int, Nap]] = []
         self._numbers = itertools.count()
@@ -237,6 +248,7 @@ class Worker:
     def forget(self, call: Call[Any]) -> None:
         """A call is over, and nothing is left to undo. A thread that is to end may have waited for that."""
         self.under_way.discard(call)
+        self.answered.discard(call)
         if self._is_over:
             self._inbox.put(lambda: None)
 
@@ -301,8 +313,9 @@ class Worker:
 
     def _until_next(self) -> float | None:
         if not self._naps:
-            return None
-        return min(max(self._naps[0][0] - real_monotonic(), 0.0), threading.TIMEOUT_MAX)
+            return LETS_GO_AFTER if self.answered else None
+        longest = LETS_GO_AFTER if self.answered else threading.TIMEOUT_MAX
+        return min(max(self._naps[0][0] - real_monotonic(), 0.0), longest)
 
     def _end_late_naps(self) -> None:
         while self._naps and (self._naps[0][2].is_over or self._naps[0][0] <= real_monotonic()):
@@ -413,6 +426,8 @@ class Call(Generic[T]):
             self._tell(self._fail, error)
         else:
             self._brought.append(result)
+            if not HAS_GIL:
+                self._worker.answered.add(self)
             self._worker.rest()
             if not self._tell(self._succeed, Parcel(self, result)):
                 self.take_back()
