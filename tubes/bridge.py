@@ -110,7 +110,7 @@ class Crew:
             yield own
             return
         task = asyncio.current_task()
-        worker = self._reserved[task] = self._spare.pop() if self._spare else _hired()
+        worker = self._reserved[task] = self._spare_one() or _hired()
         try:
             yield worker
         finally:
@@ -146,6 +146,12 @@ class Crew:
                         each.join()
 
             await self.run(close, otherwise=close, worker=worker)
+
+    def _spare_one(self) -> Worker | None:
+        try:
+            return self._spare.pop()
+        except IndexError:  # also where the loop of another thread has just had the last
+            return None
 
     def _give_back(self, worker: Worker) -> None:
         self._clearing.discard(worker)

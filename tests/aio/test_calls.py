@@ -208,6 +208,21 @@ async def test_closing_ends_waiting_takes(url: str) -> None:
 
 
 @awaited
+async def test_the_last_spare_thread_may_go_to_the_loop_of_another_thread() -> None:
+    """It was there a moment ago. Where there is no GIL, that loop may have it by now."""
+
+    class Spare(list[bridge.Worker]):
+        def __bool__(self) -> bool:
+            return True
+
+    crew = bridge.Crew(1)
+    crew._spare = Spare()
+    with crew.reserved():
+        assert await crew.run(lambda: "x") == "x"
+    await crew.close(lambda: None)
+
+
+@awaited
 async def test_a_close_waits_for_answers_that_the_loop_comes_to_late(url: str) -> None:
     before = threading.enumerate()
     queue = await connect(url)
