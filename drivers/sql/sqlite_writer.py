@@ -465,11 +465,15 @@ class SqliteWriter:
 
     def _gather(self, batch: list[_Member]) -> None:
         """Let those in line join, up to the first who must be alone."""
-        while len(batch) < MOST_AT_ONCE and self._line and not self._line[0].alone:
-            try:
-                batch.append(self._line.popleft())
-            except IndexError:  # it went away
+        while len(batch) < MOST_AT_ONCE:
+            first = self._first_in_line()
+            if first is None or first.alone:
                 return
+            try:
+                self._line.remove(first)
+            except ValueError:  # it went away, and who is first now may be one of those
+                continue
+            batch.append(first)
 
     def _run(self, member: _Member) -> None:
         tx = SharedTx(self, self.db)

@@ -7,11 +7,13 @@ import signal
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -567,3 +569,27 @@ def test_a_thread_that_always_came_too_late_is_handed_the_file(
     busy = tube.put("busy")
     thread.join()
     assert late[0].id < busy.id
+
+
+def test_who_gathers_those_in_line_takes_none_who_must_be_alone(connect: Connect) -> None:
+    """Who was looked at may go away at any moment, as one does whom a signal's handler interrupts."""
+    queue: Any = connect()
+    writer = queue.store.writer
+    leaving, alone = SimpleNamespace(alone=False), SimpleNamespace(alone=True)
+
+    class Line(deque[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+        def __getitem__(self, index: Any) -> Any:
+            first = super().__getitem__(index)
+            if first is leaving:
+                self.remove(first)
+            return first
+
+    for line, left in ([leaving, alone], [alone]), ([leaving], []), ([], []):
+        line_before, writer._line = writer._line, Line(line)
+        batch: list[Any] = []
+        writer._gather(batch)
+        assert (batch, [*writer._line]) == ([], left)
+        writer._line = line_before
