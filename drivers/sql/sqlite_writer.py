@@ -384,6 +384,14 @@ class SqliteWriter:
         except IndexError:
             return None
 
+    def _call_first(self, is_meant: Callable[[_Member], bool]) -> _Member | None:
+        """Return the first in line, who is out of it now, if that one is meant. Anybody may go away at any moment."""
+        while (first := self._first_in_line()) is not None and is_meant(first):
+            with suppress(ValueError):  # it went away
+                self._line.remove(first)
+                return first
+        return None
+
     def _leave_line(self, member: _Member) -> None:
         """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
         try:
@@ -403,13 +411,10 @@ class SqliteWriter:
         then does what stands in line too. Threads that hand over wait for each other's switches all the time.
         Only who must be alone is handed it, since it would never be gathered.
         """
-        first = self._first_in_line()
-        if first is not None and first.alone:
-            with suppress(ValueError):  # it went away
-                self._line.remove(first)
-                first.leads = True
-                first.stir()
-                return
+        if first := self._call_first(lambda member: member.alone):
+            first.leads = True
+            first.stir()
+            return
         self._turn.release()
         self._stir_first()
 
@@ -465,14 +470,7 @@ class SqliteWriter:
 
     def _gather(self, batch: list[_Member]) -> None:
         """Let those in line join, up to the first who must be alone."""
-        while len(batch) < MOST_AT_ONCE:
-            first = self._first_in_line()
-            if first is None or first.alone:
-                return
-            try:
-                self._line.remove(first)
-            except ValueError:  # it went away, and who is first now may be one of those
-                continue
+        while len(batch) < MOST_AT_ONCE and (first := self._call_first(lambda member: not member.alone)):
             batch.append(first)
 
     def _run(self, member: _Member) -> None:
@@ -544,12 +542,10 @@ class SqliteWriter:
     def _in_vain(self, began: float) -> StoreBusy:
         """The error of who has waited for the lock since then. Who has stood in line all that time gets it, too."""
         why = f"{self._what} was locked by another connection for more than {self._busy_timeout:g} s"
-        with suppress(IndexError):
-            while self._line[0].since <= began:
-                member = self._line.popleft()
-                member.error = StoreBusy(why)
-                member.is_settled = True
-                member.stir()
+        while first := self._call_first(lambda member: member.since <= began):
+            first.error = StoreBusy(why)
+            first.is_settled = True
+            first.stir()
         return StoreBusy(why)
 
     def _maybe_copying(self) -> AbstractContextManager[None]:

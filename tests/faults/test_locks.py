@@ -571,25 +571,37 @@ def test_a_thread_that_always_came_too_late_is_handed_the_file(
     assert late[0].id < busy.id
 
 
+class Line(deque[Any]):
+    """Whom one looks at may go away at any moment, as one does whom a signal's handler interrupts."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: Any) -> Any:
+        first = super().__getitem__(index)
+        if first.is_leaving:
+            self.remove(first)
+        return first
+
+
 def test_who_gathers_those_in_line_takes_none_who_must_be_alone(connect: Connect) -> None:
-    """Who was looked at may go away at any moment, as one does whom a signal's handler interrupts."""
     queue: Any = connect()
     writer = queue.store.writer
-    leaving, alone = SimpleNamespace(alone=False), SimpleNamespace(alone=True)
-
-    class Line(deque[Any]):
-        def __bool__(self) -> bool:
-            return True
-
-        def __getitem__(self, index: Any) -> Any:
-            first = super().__getitem__(index)
-            if first is leaving:
-                self.remove(first)
-            return first
-
+    leaving = SimpleNamespace(is_leaving=True, alone=False)
+    alone = SimpleNamespace(is_leaving=False, alone=True)
     for line, left in ([leaving, alone], [alone]), ([leaving], []), ([], []):
         line_before, writer._line = writer._line, Line(line)
         batch: list[Any] = []
         writer._gather(batch)
         assert (batch, [*writer._line]) == ([], left)
         writer._line = line_before
+
+
+def test_who_has_waited_in_vain_says_so_to_none_who_came_later(connect: Connect) -> None:
+    queue: Any = connect()
+    writer = queue.store.writer
+    leaving, late = SimpleNamespace(is_leaving=True, since=1.0), SimpleNamespace(is_leaving=False, since=3.0)
+    line_before, writer._line = writer._line, Line([leaving, late])
+    assert isinstance(writer._in_vain(2.0), tubes.StoreBusy)
+    assert [*writer._line] == [late]
+    writer._line = line_before
