@@ -295,7 +295,7 @@ class SqliteStore(SqlStore):
             with self._reading:
                 if self._is_parked:
                     self.writer.refuse_to_wait_for_oneself()
-                if self._is_stale:  # what was open when this began to wait is not
+                if self._is_stale or self._is_closed:  # what was open when this began to wait is not
                     return self._read(work)
                 reader = self._reader  # another one after a fork
                 tx = ReadTx(reader)

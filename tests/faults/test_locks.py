@@ -605,3 +605,30 @@ def test_who_has_waited_in_vain_says_so_to_none_who_came_later(connect: Connect)
     assert isinstance(writer._in_vain(2.0), tubes.StoreBusy)
     assert [*writer._line] == [late]
     writer._line = line_before
+
+
+def test_who_reads_while_another_thread_closes_the_queue_uses_nothing_that_is_closed(
+    connect: Connect,
+) -> None:
+    """It has begun, and waits for its turn to read."""
+    queue: Any = connect()
+    store, reading, waits = queue.store, queue.store._reading, threading.Event()
+    used: list[object] = []
+
+    class Reading:
+        def __enter__(self) -> None:
+            waits.set()
+            reading.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            reading.release()
+
+    with ThreadPoolExecutor(1) as other:
+        with reading:
+            store._reading = Reading()
+            looks = other.submit(store.read, used.append)
+            assert waits.wait(10)
+            queue.close()
+        with pytest.raises(tubes.StoreUnavailable, match="this queue is closed"):
+            looks.result(10)
+    assert used == []
