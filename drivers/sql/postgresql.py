@@ -81,6 +81,9 @@ The last: there is a table of versions, and it is no such one.
 LOCK_WAIT = 0.1
 """Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
 
+ENDS_WITHIN = 1.0
+"""Seconds that a server may take to end a connection which we have closed, where it has room for no other."""
+
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
@@ -198,7 +201,7 @@ class PostgresStore(SqlStore):
             settings["prepare_threshold"] = None  # psycopg would prepare what it sees more often
         engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=settings)
         try:
-            with engine.connect() as connection:
+            with _in_place_of_another(engine.connect) as connection:
                 lock_timeout = _milliseconds(self._busy_timeout)
                 migrations.bring_up(
                     connection, self._namespace, self._what, migrate=migrate, lock_timeout=lock_timeout
@@ -215,6 +218,7 @@ class PostgresStore(SqlStore):
             raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
         except OSError as error:  # no descriptor can be had
             raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+        self._pool.give_back(_in_place_of_another(self._pool.borrow))
 
     @staticmethod
     def migrate_sql(namespace: str) -> str:
@@ -612,6 +616,19 @@ class PostgresStore(SqlStore):
         cut_off()
         super().forked()
         self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
+
+
+def _in_place_of_another(connect: Callable[[], T]) -> T:
+    """Connect, where another connection has just been closed: the server may still be at the end of that one."""
+    until, tries = real_monotonic() + ENDS_WITHIN, 0
+    while True:
+        try:
+            return connect()
+        except (sa.exc.OperationalError, StoreUnavailable):
+            if real_monotonic() >= until:
+                raise
+        tries += 1
+        pause_after(tries)
 
 
 def _milliseconds(seconds: float) -> str:

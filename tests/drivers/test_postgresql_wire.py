@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
@@ -397,17 +397,40 @@ def test_a_queue_that_is_used_for_a_moment_has_one_connection(
     eventually(lambda: connections(db) == 0)
 
 
+@pytest.mark.parametrize("takes", [0.0, 0.2], ids=["at once", "after a while"])
 def test_a_server_with_room_for_one_connection_is_migrated_on_that(
-    postgres_db: str, monkeypatch: pytest.MonkeyPatch
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch, takes: float
 ) -> None:
+    """It ends a connection that was closed at once, or after a while, as where it is busy."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
     name = sa.make_url(postgres_db).database
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
+        others = (
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+        def let_go_on(pid: int) -> None:
+            with suppress(ProcessLookupError):  # another has let it
+                os.kill(pid, signal.SIGCONT)
+
+        def late(close: Callable[..., None]) -> Callable[..., None]:
+            def closed_late(*given: Any) -> None:
+                for (pid,) in db.execute(others).fetchall():
+                    os.kill(pid, signal.SIGSTOP)
+                    threading.Timer(takes, let_go_on, [pid]).start()
+                close(*given)
+
+            return closed_late
+
         cut(db)
+        if takes:
+            monkeypatch.setattr(Pool, "forget_idle", late(Pool.forget_idle))
+            monkeypatch.setattr(type(DIALECT), "do_close", late(type(DIALECT).do_close))
         db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 2".encode())  # this one and another
         try:
             with pytest.raises(tubes.SchemaMismatch, match="tubes migrate"):
                 tubes.connect(postgres_db, sweep=False)
+            eventually(lambda: not db.execute(others).fetchall())
             with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
                 assert queue.create_tube("jobs", "fifo").put(1).id == 1
         finally:
