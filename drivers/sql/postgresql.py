@@ -218,7 +218,7 @@ class PostgresStore(SqlStore):
             raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
         except OSError as error:  # no descriptor can be had
             raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-        self._pool.give_back(_in_place_of_another(self._pool.borrow))
+        self._pool.give_back(_in_place_of_another(self._pool.borrow))  # so that it is there for what follows
 
     @staticmethod
     def migrate_sql(namespace: str) -> str:
