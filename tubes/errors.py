@@ -18,7 +18,7 @@ TubeError
     ├── StoreUnavailable             the file, disk or server cannot be used (now)
     ├── StoreBusy                    a lock was held for too long, or the server ended the call
     ├── Conflict                     a conflict that retries did not settle
-    ├── OutcomeUnknown               the connection died during a commit
+    ├── OutcomeUnknown               the connection died during a commit, or the disk failed in it
     └── SchemaMismatch               the store's schema is not the one this version knows
 
 TubesWarning (UserWarning)           something that works, but hardly as meant
@@ -175,7 +175,7 @@ class Conflict(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The connection died during the commit: the change may have been made, or not.
+    """The connection died during the commit, or the disk failed in it: the change may have been made, or not.
 
     ``at_ms`` is the instant that a take would have noted, where that is another than the queue's clock says.
     """

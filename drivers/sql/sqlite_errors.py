@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 
-from tubes.errors import NoSuchTube, StoreBusy, StoreError, StoreUnavailable, TubeError
+from tubes.errors import NoSuchTube, OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable, TubeError
 
 _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full",
@@ -26,6 +26,13 @@ ENDED = (
     "SQLite has rolled back this transaction, or a statement in it, such as COMMIT or ROLLBACK, has ended it"
 )
 """Why a transaction is over before its end. SQLite does not tell which."""
+
+_AFTER_WRITING = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
+"""What a commit may fail with once all of it is in the log: the log is not synced, or its index in memory cannot grow.
+
+SQLite then forgets it. But whoever reads the log anew, after all that had it open were killed, finds a whole commit
+there, unless another has been written over it.
+"""
 
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")
 """What sqlite3 says where a file is damaged, or where somebody has stored bytes as text."""
@@ -67,3 +74,13 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
     if base in _REASONS:
         return StoreUnavailable(f"{what} cannot be used: {_REASONS[base]} ({error})")
     return StoreError(f"{what}: {error}")
+
+
+def of_commit(error: sqlite3.Error, what: str) -> TubeError:
+    """The same for what may have failed in the middle of a commit, which may not be undone."""
+    if getattr(error, "sqlite_errorcode", 0) not in _AFTER_WRITING:
+        return translated(error, what)
+    return OutcomeUnknown(
+        f"{what} cannot be used: the disk failed in a commit ({error}); what it was to change is as before, but if "
+        "all that have the file open are killed before another commit, it may have been made"
+    )

@@ -25,7 +25,7 @@ from tubes.errors import StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, postponed
 
 from .lending import Lender
-from .sqlite_errors import ENDED, is_busy, translated
+from .sqlite_errors import ENDED, is_busy, of_commit, translated
 from .sqlite_log import LogCopying, copy_all
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
@@ -178,7 +178,7 @@ class SqliteWriter:
             return result
         except sqlite3.Error as error:
             self._roll_back()
-            raise translated(error, self._what) from error
+            raise of_commit(error, self._what) from error
         except BaseException:
             self._roll_back()  # also what an interrupt came to before it was noted as open
             raise
@@ -219,6 +219,8 @@ class SqliteWriter:
                         self.db.execute("COMMIT")
                 except sqlite3.IntegrityError as error:  # of the user's own tables: ours are checked at once
                     raise StoreError(f"{self._what}: {error}") from error
+                except sqlite3.Error as error:
+                    raise of_commit(error, self._what) from error
             on_commit()
         except BaseException:
             self._roll_back()
@@ -494,7 +496,7 @@ class SqliteWriter:
                     except Exception as error:  # its own matter: that of the others is done
                         member.error = error
             elif isinstance(failure, sqlite3.Error):
-                member.error = translated(failure, self._what)
+                member.error = of_commit(failure, self._what)
                 member.error.__cause__ = failure
             elif isinstance(failure, _Spoiled):
                 member.error, member.retry = None, True

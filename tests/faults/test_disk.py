@@ -6,11 +6,12 @@ import importlib
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import DESCRIPTORS, TYPES, Connect, quiet, run
+from faults.harness import DESCRIPTORS, TYPES, Connect, heard, quiet, run
 
 import tubes
 
@@ -364,3 +365,88 @@ def test_readers_that_follow_one_another_do_not_let_the_log_grow(
     assert [task.data for task in tube.tasks("r")] == ["x" * 500_000] * 14
     for reader in readers:
         reader.close()
+
+
+NO_SYNC = """
+import ctypes, os, platform, signal, struct, sys, threading, tubes
+
+def fail_to_sync():
+    \"\"\"Have the kernel answer EIO to fsync and fdatasync in this process, from now on; tell whether it can.\"\"\"
+    numbers = {"x86_64": (74, 75), "aarch64": (82, 83)}.get(platform.machine())
+    if numbers is None:
+        return False
+    load, equals, answer, errno, allow = 0x20, 0x15, 0x06, 0x00050005, 0x7FFF0000
+    steps = [(load, 0, 0, 0), (equals, 1, 0, numbers[0]), (equals, 0, 1, numbers[1])]
+    steps += [(answer, 0, 0, errno), (answer, 0, 0, allow)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    given = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(program)))
+    system = ctypes.CDLL(None)
+    return not system.prctl(38, 1, 0, 0, 0) and not system.prctl(22, 2, given, 0, 0)
+
+queue = tubes.connect("sqlite:///" + sys.argv[1], durability="full", sweep=False)
+queue._sweeper.stop()
+tube = queue.create_tube("jobs", "fifo")
+tube.put("held")
+held = tube.take(timeout=0)
+synced = fail_to_sync()
+
+def in_a_transaction():
+    with queue.transaction() as unit:
+        tube.put("late", unit=unit)
+
+def together():
+    errors = []
+    def put(data):
+        try:
+            tube.put(data)
+        except tubes.TubeError as error:
+            errors.append(error)
+    with queue.store.writer.held():  # all stand in line meanwhile
+        threads = [threading.Thread(target=put, args=(data,)) for data in ("late", "later")]
+        for thread in threads:
+            thread.start()
+        while len(queue.store.writer._line) < 2:
+            pass
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 2 and type(errors[0]) is type(errors[1])
+    raise errors[0]
+
+calls = {
+    "put": lambda: tube.put("late"),
+    "put_many": lambda: tube.put_many(["late", "later"]),
+    "ack": lambda: tube.ack(held),
+    "transaction": in_a_transaction,
+    "shared": together,
+}
+try:
+    calls[sys.argv[2]]()
+except tubes.TubeError as error:
+    stored = [task.data for state in "rt" for task in tube.tasks(state)]
+    print(type(error).__name__ if synced else "no such filter", *stored, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        ("put", "held late"),
+        ("put_many", "held late later"),
+        ("ack", ""),
+        ("transaction", "held late"),
+        ("shared", "held late later"),
+    ],
+)
+def test_a_commit_that_the_disk_does_not_sync_may_have_been_made(
+    db: Path, process: Callable[..., Any], call: str, left: str
+) -> None:
+    """It is not there as long as the process lives; but it is in the log, and who reads that anew finds it there."""
+    unsynced = process(NO_SYNC, db, call)
+    said = heard(unsynced)
+    unsynced.wait()
+    if said in ("", "no such filter"):
+        pytest.skip("this kernel lets no process refuse itself a sync")
+    assert said == "OutcomeUnknown held"
+    with tubes.connect(f"sqlite:///{db}") as queue:
+        assert " ".join(task.data for state in "tr" for task in queue.tube.jobs.tasks(state)) == left
