@@ -32,7 +32,7 @@ from . import sqlite_joined
 from .driver import SqlDriver
 from .examiner import Examined, sql_checks
 from .joined import join
-from .sqlite_errors import base_code, translated
+from .sqlite_errors import base_code, is_busy, translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import Alone, LockFile
 from .sqlite_names import check_one_name, warn_of_other_hosts
@@ -241,6 +241,17 @@ class SqliteStore(SqlStore):
         """
         self.writer.execute("SELECT 1 FROM sqlite_master").fetchall()
         return bool(db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
+
+    def _check_writes(self, db: sqlite3.Connection) -> None:
+        """Raise sqlite3's error for a connection that only reads.
+
+        SQLite opens a file for that which cannot be opened for writing just then, and does not try again.
+        """
+        try:
+            db.execute(f'UPDATE "{self._namespace}_tube" SET id = id WHERE 0')
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
 
     @staticmethod
     def migrate_sql(namespace: str) -> str:
@@ -574,10 +585,12 @@ class SqliteStore(SqlStore):
             db = self._connect()
             self.writer.use(db)
             self._prepare(db)
+            self._check_writes(db)
             self._reader = self._connect()
         except Exception:  # the next call says why, or begins anew, in another session
             self._is_stale = True
             self._locks.let_go(self._connection)
+            self.writer.db.close()
             raise
         finally:
             if self._shared is not None:

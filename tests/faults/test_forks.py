@@ -773,6 +773,36 @@ for queue in queues:
     assert run(code, db).splitlines() == ["StoreUnavailable", "[]", "[]"]
 
 
+READ_ONLY_MEANWHILE = """
+import os, sys, tubes
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+queue = tubes.connect("sqlite:///" + sys.argv[1], durability="off", sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+os.chmod(sys.argv[1], 0o444)
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+try:
+    tube.put("never")
+except tubes.StoreUnavailable as error:
+    assert "read-only" in str(error), error
+os.chmod(sys.argv[1], 0o666)
+tube.put("kept")
+queue.close()
+with tubes.connect("sqlite:///" + sys.argv[1]) as other:
+    print(*(task.data for task in other.tube.jobs.tasks("r")))
+print(sum(os.path.realpath("/dev/fd/" + fd) == sys.argv[1] for fd in os.listdir("/dev/fd")))
+"""
+
+
+def test_a_file_that_was_read_only_during_a_fork_is_written_to_when_it_may_be_again(public: Path) -> None:
+    """SQLite goes on reading what it could not open for writing. And nothing of such a try stays open."""
+    assert run(READ_ONLY_MEANWHILE, public / "queue.db").split() == ["kept", "0"]
+
+
 def test_a_fork_waits_for_no_long_look(connect: Connect) -> None:
     """Such as the doctor's at a large file. The child is told that the file was in use; the parent goes on."""
     queue = connect(busy_timeout=0.1, sweep=False)
