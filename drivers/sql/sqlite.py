@@ -409,7 +409,10 @@ class SqliteStore(SqlStore):
         if not self._left and not self.read(self._is_known):
             self._locks.let_go(self._connection)
             self.lost_sessions.add(self.session)
-            self._begin_session(is_first=False)
+            try:
+                self._begin_session(is_first=False)
+            except OSError as error:  # the lock file
+                raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
 
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
         """``lately``: of all who look again and again, one looks at the locks at a time.

@@ -115,7 +115,10 @@ class LockFile:
             return
         with self._counting:
             if not any(connection in twin._held for twin in self._twins()):
-                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+                with suppress(
+                    OSError
+                ):  # the system may be out of locks: then it ends with the file, or the process
+                    fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
         if connection == self._mine:  # others call the one that is armed, if it lives
             self.board.disarm(connection)
             self._mine = next(iter(self._held), 0)
@@ -188,7 +191,8 @@ class LockFile:
                 twins[0]._left_behind += opened
                 return
             for connection in self._held:
-                fcntl.lockf(opened[-1][0], fcntl.LOCK_UN, 1, LIVES + connection)
+                with suppress(OSError):
+                    fcntl.lockf(opened[-1][0], fcntl.LOCK_UN, 1, LIVES + connection)
             if has_locks(opened[-1][0], os.getpid(), LIVES):
                 self._kept.append(opened.pop())
             for fd, board in opened:

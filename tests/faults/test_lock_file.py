@@ -10,11 +10,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from faults.harness import Connect, Crew, eventually, heard, run, tell
+from faults.harness import Connect, Crew, eventually, heard, quiet, run, tell
 
 import tubes
 
@@ -569,3 +570,30 @@ def test_who_was_left_with_a_replaced_database_keeps_nobody_out_of_the_new_one(
     assert task is not None and queues[1].tube.jobs.take(timeout=0.3) is None
     queues[0].close()
     assert queues[1].tube.jobs.take(timeout=5) is not None
+
+
+def test_a_lock_that_cannot_be_had_or_given_up_is_an_error_of_ours(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the system is out of locks. A queue that has lost its session takes when it can have one again."""
+
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    queue = quiet(connect)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    with closing(sqlite3.connect(db)) as other, other:
+        other.execute("DELETE FROM tubes_connection")
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.lockf", fails)
+        for _ in range(2):
+            with pytest.raises(tubes.StoreUnavailable, match="No locks available"):
+                queue.sweep()
+    queue.sweep()
+    task = tube.take(timeout=0)
+    assert task is not None and tube.ack(task).data == "x"
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.lockf", fails)
+        queue.close()
+    assert str(db) not in [os.path.realpath(f"/dev/fd/{fd}") for fd in os.listdir("/dev/fd")]
