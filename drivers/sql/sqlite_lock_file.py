@@ -115,10 +115,7 @@ class LockFile:
             return
         with self._counting:
             if not any(connection in twin._held for twin in self._twins()):
-                with suppress(
-                    OSError
-                ):  # the system may be out of locks: then it ends with the file, or the process
-                    fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, LIVES + connection)
+                _let_go(self._fd, connection)
         if connection == self._mine:  # others call the one that is armed, if it lives
             self.board.disarm(connection)
             self._mine = next(iter(self._held), 0)
@@ -191,8 +188,7 @@ class LockFile:
                 twins[0]._left_behind += opened
                 return
             for connection in self._held:
-                with suppress(OSError):
-                    fcntl.lockf(opened[-1][0], fcntl.LOCK_UN, 1, LIVES + connection)
+                _let_go(opened[-1][0], connection)
             if has_locks(opened[-1][0], os.getpid(), LIVES):
                 self._kept.append(opened.pop())
             for fd, board in opened:
@@ -230,6 +226,12 @@ class Alone:
 
     def call(self, key: Key, count: int) -> None:
         """There are no other processes."""
+
+
+def _let_go(fd: int, connection: int) -> None:
+    """End the proof. A system that is out of locks cannot: then it ends with the file, or with the process."""
+    with suppress(OSError):
+        fcntl.lockf(fd, fcntl.LOCK_UN, 1, LIVES + connection)
 
 
 def _is_same(path: str, fd: int) -> bool:

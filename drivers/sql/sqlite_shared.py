@@ -111,8 +111,17 @@ class SharedFile:
         return [shared for key, shared in list(self._all.items()) if key[:2] == self.key[:2]]
 
     def is_in_place(self) -> bool:
-        """Tell whether the database is still the file that its path leads to."""
-        return file_at(self.path) == self.key[:2]
+        """Tell whether the database is still the file that its path leads to, as far as one can see.
+
+        A path that cannot be followed just now may be followed again, to the same file.
+        """
+        try:
+            status = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) == self.key[:2]
 
     def prove_life(self) -> None:
         """Take the locks of this process again."""

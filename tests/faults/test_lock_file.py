@@ -455,6 +455,31 @@ def test_a_database_that_is_deleted_under_a_queue_is_an_error(connect: Connect, 
     assert again.put(1).id == 1
 
 
+OUT_OF_REACH = """
+import os, sys, tubes
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+folder = sys.argv[1]
+os.mkdir(folder)
+queue = tubes.connect(f"sqlite:///{folder}/queue.db", durability="off", sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+tube.put("x")
+task = tube.take(timeout=0)
+os.chmod(folder, 0)
+queue.sweep()
+tube.put("y")
+os.chmod(folder, 0o700)
+print(tube.ack(task).data, tube.take(timeout=0).data)
+"""
+
+
+def test_a_folder_that_is_out_of_reach_for_a_while_ends_no_session(public: Path) -> None:
+    """What is open stays in use: that a path cannot be followed does not say that the file is gone."""
+    assert run(OUT_OF_REACH, public / "away").split() == ["x", "y"]
+
+
 def test_a_database_whose_folder_was_renamed_is_opened_by_its_new_path(tmp_path: Path) -> None:
     """Also where the process has it open by the old one, by which it cannot be used any more."""
     old, new = tmp_path / "old", tmp_path / "new"
