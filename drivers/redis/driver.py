@@ -113,13 +113,17 @@ class RedisDriver:
     def create_space(self, tx: RedisTx, tube: TubeRecord) -> None:
         """The store has made it."""
 
+    def make(self, tx: RedisTx, *, anew: bool = False) -> None:
+        """Make it where it is not there. ``anew``: it was, and sessions that live may hold what it gave."""
+        self._do(tx, scripts.OPEN, self.after, int(anew))
+
     def start(self, tx: RedisTx) -> None:
         if self.check_reachable is None:
-            self._do(tx, scripts.OPEN, self.after)
+            self.make(tx)
         else:
             with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is the matter
                 self.check_reachable()
-                self._do(tx, scripts.OPEN, self.after)
+                self.make(tx, anew=True)
 
     def stop(self) -> None:
         """Nothing to stop."""

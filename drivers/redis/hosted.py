@@ -138,12 +138,12 @@ class RedisTube:
         """Make it. One of its name may have been dropped since the options, and the last id, were looked at."""
         check_pri(tube.options.get("pri", 0))
         self._redis.after = max(tube.options["after"], self._store.last_given())
-        self._do(self._redis.start)
+        self._do(self._redis.make)
 
     def start(self, tx: Any) -> None:
         with suppress(StoreError):  # a queue opens all the same, and the tube's verbs say what is the matter
             self.check_reachable()
-            self._do(self._redis.start)
+            self._do(self._redis.make, anew=True)
 
     def stop(self) -> None:
         with self._opening:
@@ -312,7 +312,7 @@ class RedisTube:
         except NoSuchTube:
             if not self._host.read(lambda tx: self._host.has_tube(tx, self._tube)):
                 raise  # Redis itself may have forgotten that it was dropped
-            self._do(self._redis.start)
+            self._do(self._redis.make, anew=True)
             return self._do(step, *args, **kwargs)
 
     def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

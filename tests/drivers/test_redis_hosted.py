@@ -27,7 +27,7 @@ import tubes
 from tubes import Queue
 from tubes.clock import SystemClock
 from tubes.testing import FakeClock
-from tubes.testing.suite import UNKNOWN_ID, Connect, MakeTube
+from tubes.testing.suite import UNKNOWN_ID, Connect, MakeTube, take
 from tubes.tube import Tube
 
 
@@ -366,6 +366,31 @@ def test_who_takes_where_a_server_has_lost_everything_goes_on(
         hot.put("x", utube="a")
         thread.join(20)
         assert [task and task.data for task in got] == ["x"]
+
+
+@pytest.mark.parametrize("verb", ["put", "take", "open"])
+def test_who_holds_what_a_server_has_lost_acks_nothing_else(
+    verb: str, tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+) -> None:
+    """The queue's session lives, so that only the id can tell what it took before from what it takes now."""
+    server, store = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, sweep=False) as queue:
+        hot = queue.create_tube("hot", "redis", url=server.url)
+        assert hot.put("lost").id == 1
+        lost = take(hot)
+        server.command("FLUSHALL")
+        if verb == "take":
+            assert hot.take(0) is None
+        elif verb == "open":
+            with tubes.connect(store, sweep=False) as other:
+                assert other.tube.hot.put("first").id > lost.id
+            hot.ack(take(hot))
+        hot.put("x")
+        task = take(hot)
+        assert task.id > lost.id
+        with pytest.raises(tubes.LeaseLost):
+            hot.ack(lost)
+        assert hot.ack(task).data == "x"
 
 
 def test_a_server_that_only_reads_is_an_error_of_ours(
