@@ -428,6 +428,60 @@ def test_nobody_dies_of_a_server_that_was_away(
     assert heard(worker) == "-"
 
 
+@pytest.mark.slow
+def test_nobody_dies_of_a_server_that_refuses_to_write(
+    connect: Connect, url: str, server: RedisServer, process: Callable[..., Any]
+) -> None:
+    """For longer than the dead are waited for: it says so, answers who looks, and who waits waits on."""
+    tube = connect().create_tube("jobs", "fifo")
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    thread, got = waiting(tube)
+    server.command("CONFIG SET", "min-replicas-to-write", 1)
+    refused = time.monotonic()
+    while time.monotonic() < refused + 1.5:
+        with pytest.raises(tubes.StoreUnavailable, match="NOREPLICAS"):
+            tube.put("x")
+        with pytest.raises(tubes.StoreUnavailable, match="NOREPLICAS"):
+            tubes.connect(url)
+        assert tube.statistics()["tasks"]["taken"] == 1
+        time.sleep(0.02)
+    tell(worker, "ack")
+    assert heard(worker) == "StoreUnavailable"
+    server.command("CONFIG SET", "min-replicas-to-write", 0)
+    assert tube.take(timeout=0.7) is None
+    tell(worker, "ack")
+    assert heard(worker) == "-"
+    tube.put("came")
+    thread.join(20)
+    assert [task and task.data for task in got] == ["came"]
+
+
+@pytest.mark.slow
+def test_what_a_restored_server_does_not_know_is_refused(connect: Connect, server: RedisServer) -> None:
+    """Sessions, tubes and takes since the backup. What was taken in it goes to who looks for the dead."""
+    early = connect()
+    tube = early.create_tube("jobs", "fifo")
+    tube.put_many(["taken", "free"])
+    assert [task.data for task in tube.take_many(1, timeout=0)] == ["taken"]
+    with lost_end(server):
+        late = connect()
+        made = late.create_tube("late", "fifo")
+        held = late.tube.jobs.take(timeout=0)
+        assert held is not None
+        early.close()
+    with pytest.raises(tubes.NoSuchTube):
+        put_when_it_can(made, "x")
+    with pytest.raises(tubes.LeaseLost):
+        late.tube.jobs.ack(held)
+    assert [task and task.data for task in (late.tube.jobs.take(timeout=5) for _ in "ab")] == [
+        "free",
+        "taken",
+    ]
+
+
 # Clients end, stop, fork, or are interrupted
 
 
