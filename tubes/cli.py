@@ -550,7 +550,8 @@ def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
 def kick(name: str, count: int, as_json: bool) -> None:
     """Make buried tasks ready again.
 
-    Up to COUNT (default 1) of them; prints how many that were.
+    Up to COUNT (default 1) of them; prints how many that were. COUNT is how many, and no task's id: those that are
+    next in order are kicked.
 
     \b
       tubes kick jobs 100
