@@ -33,12 +33,11 @@ from tubes.cli_output import (
     write_line,
     write_out,
 )
-from tubes.cli_pipes import Putting, Taking, base64_payload, shown
+from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, shown
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
 from tubes.clock import pause
 from tubes.errors import suggestion
 from tubes.options import tube_name
-from tubes.payload import parse
 from tubes.registry import find_store
 from tubes.task import STORED, State
 
@@ -342,6 +341,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     \b
       tubes put jobs '{"url": "http://example.org/"}'
       tubes put jobs '"text"' --delay 10
+      tubes put jobs -- -5
       generate | tubes put jobs
       echo aGVsbG8= | tubes put jobs --bytes
 
@@ -351,7 +351,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     With --json, the tasks are printed as they are stored; else the id of a single one.
     """
     given = {option: value for option, value in options.items() if value is not None}
-    read = base64_payload if as_bytes else parse
+    read = base64_payload if as_bytes else json_value
     with target.connect() as queue:
         tube = queue.get_tube(name)
         if data is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import select
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import tubes
 from tubes.cli_output import line, progress, say, write_line
 from tubes.interrupts import guarded
+from tubes.payload import parse
 from tubes.task import Task
 
 BATCH = 500
@@ -39,6 +41,15 @@ def shown(task: Task) -> dict[str, Any]:
     }
 
 
+def json_value(text: str) -> Any:
+    """Return what JSON text means, or raise ValueError."""
+    try:
+        return parse(text)
+    except json.JSONDecodeError as error:
+        hint = """; a text has quotes of its own, '"text"'""" if error.pos == 0 else ""
+        raise ValueError(f"not JSON ({error}){hint}") from error
+
+
 def base64_payload(text: str) -> bytes:
     """Return the payload that base64 text means, or raise ValueError."""
     try:
@@ -51,10 +62,10 @@ class Putting:
     """Puts the lines of standard input."""
 
     def __init__(
-        self, tube: tubes.Tube, parse: Callable[[str], Any], options: dict[str, Any], is_json: bool
+        self, tube: tubes.Tube, read: Callable[[str], Any], options: dict[str, Any], is_json: bool
     ) -> None:
         self._tube = tube
-        self._parse = parse
+        self._read = read
         self._options = options
         self._is_json = is_json
         self._batch = 1 if tube.features.bounded else BATCH  # a full tube takes what it has room for
@@ -91,7 +102,7 @@ class Putting:
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
-                self._waiting.append((number, self._parse(text)))
+                self._waiting.append((number, self._read(text)))
         except ValueError as error:
             self._report(number, error)
         if len(self._waiting) >= self._batch:

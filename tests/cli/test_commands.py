@@ -385,7 +385,8 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["create", "x", "redis", "--option", "url"], USAGE, "'url' is no NAME=VALUE"),
         (["create", "x", "redis", "--option", "url=sqlite://"], USAGE, "redis://host:6379/0"),
         (["create", "x", "redis", "--option", "server=redis://"], USAGE, "no option 'server'"),
-        (["put", "jobs", "{bad"], USAGE, "Expecting property name"),
+        (["put", "jobs", "{bad"], USAGE, "not JSON (Expecting property name"),
+        (["put", "jobs", "hello"], USAGE, """a text has quotes of its own, '"text"': hello"""),
         (["put", "jobs", "NaN"], USAGE, "not a finite number"),
         (
             ["put", "jobs", "1", "--delay", "3"],
