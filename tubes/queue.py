@@ -258,6 +258,9 @@ class Queue(processes.OfOneProcess):
             tube.on_task_change(on_task_change)
         if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options
             _warn_of_no_ttr(name)
+        others = _others(options, stored, record.options)
+        if others:
+            _warn_of_others(name, others)
         return tube
 
     def get_tube(self, name: str) -> Tube:
@@ -826,6 +829,23 @@ def _readable(record: TubeRecord) -> TubeRecord:
 
 def _may_lose_tasks(options: Mapping[str, Any]) -> bool:
     return options.get("ttl_ms") is not None and options.get("ttr_ms") is None
+
+
+def _others(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Which of the options that were given, and are ``asked`` for as stored, the tube has otherwise."""
+    unsaid = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0}
+    has = unsaid | dict(stored)
+    names = {option: option.removesuffix("_ms") for option in asked}
+    return [name for option, name in names.items() if name in given and has.get(option) != asked[option]]
+
+
+def _warn_of_others(name: str, options: Sequence[str]) -> None:
+    warnings.warn(  # no values: an option of a type's own may be a URL with a password
+        f"tube {name!r} is there, with another {', '.join(options)} than is given here, and keeps what it has; to have "
+        "others, give them with each put, or make a tube of another name",
+        TubesWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_no_ttr(name: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -57,6 +58,14 @@ class TestRedisInSqlite(ServerKit):
         with pytest.raises(tubes.NotSupported, match="several calls"):
             tube.put("x", connection=object())
         assert tube.statistics()["tasks"]["total"] == 0
+
+    def test_what_it_is_given_beside_its_options_is_no_other_option(self, queue: Queue, tube: Tube) -> None:
+        """Its number in Redis is drawn anew whenever its options are looked at."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", tubes.TubesWarning)
+            assert queue.create_tube(tube.name, self.type, if_not_exists=True, **self.options) is tube
+        with pytest.warns(tubes.TubesWarning, match="with another capacity than"):
+            queue.create_tube(tube.name, self.type, if_not_exists=True, capacity=7, **self.options)
 
 
 def test_a_handler_may_call_in_the_middle_of_a_call(tmp_path: Path, redis_db: str) -> None:

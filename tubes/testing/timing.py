@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -322,6 +323,22 @@ class Timing(Suite):
         with pytest.warns(TubesWarning, match="ttr"):
             tube = make_tube("lives", ttl=20)
         assert [(task.ttl, task.ttr) for task in (tube.put("x"), tube.put("x", ttl=9))] == [(20, 20), (9, 20)]
+
+    @needs("timed")
+    def test_who_gives_a_tube_that_is_there_other_options_is_told_which(
+        self, queue: Queue, make_tube: MakeTube
+    ) -> None:
+        tube = make_tube("both", ttl=20, ttr=5)
+
+        def again(**options: Any) -> Tube:
+            return queue.create_tube("both", self.type, if_not_exists=True, **self.options, **options)
+
+        with pytest.warns(TubesWarning, match="with another ttl, ttr than is given here"):
+            assert again(ttl=30, ttr=timedelta(seconds=6)) is tube
+        assert (tube.put("x").ttl, tube.put("x").ttr) == (20, 5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", TubesWarning)
+            assert again() is again(ttl=20) is again(ttr=timedelta(seconds=5)) is again(ttl=None) is tube
 
     # Touch
 
