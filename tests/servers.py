@@ -144,6 +144,21 @@ class PostgresServer:
         return copied
 
 
+class PostgresStandby(PostgresServer):
+    """A copy of a server that follows it, until it is promoted: hot, as it comes."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        self._primary = primary.folder
+        super().__init__(primary.binaries)
+
+    def _make(self) -> None:
+        to_copy = ("-h", str(self._primary), "-U", "postgres", "--checkpoint=fast", "--no-sync")
+        self._run("pg_basebackup", *to_copy, "--write-recovery-conf", "-D", "data")
+        with (self.folder / "data" / "postgresql.conf").open("a") as settings:
+            settings.write(f"unix_socket_directories = '{self.folder}'\n")
+        self.start()
+
+
 def find_postgres() -> Path:
     """The folder of a server's binaries; the newest where there are several."""
     on_path = shutil.which("postgres")

@@ -1,0 +1,74 @@
+"""PostgreSQL: a standby is promoted in the place of its primary, while producers, takers and holders are at work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from faults.harness import Connect, eventually, waiting
+from faults.serving import Load
+from servers import OWNER, PostgresServer, PostgresStandby
+
+import tubes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def primary() -> Iterator[PostgresServer]:
+    """A server of its own, which is not to come back."""
+    made = PostgresServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def standby(primary: PostgresServer) -> Iterator[PostgresStandby]:
+    """A commit on the primary waits for it."""
+    made = PostgresStandby(primary)
+    with psycopg.connect(user="postgres", host=str(primary.folder), autocommit=True) as db:
+        db.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        db.execute("SELECT pg_reload_conf()")
+        eventually(lambda: db.execute("SELECT FROM pg_stat_replication WHERE sync_state = 'sync'").fetchall())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(primary: PostgresServer, standby: PostgresStandby) -> str:
+    """Either server, whichever may be written to."""
+    made = (
+        f"postgresql+psycopg://{OWNER}@/postgres?host={primary.folder},{standby.folder}"
+        "&target_session_attrs=read-write&dead_after=2"
+    )
+    tubes.connect(made, migrate=True).close()
+    return made
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_all_go_on_at_the_standby_and_lose_nothing(
+    connect: Connect, primary: PostgresServer, standby: PostgresStandby, mode: str
+) -> None:
+    """In order, or after a crash. Who waits goes on waiting, and what is held stays so; temporary tubes are empty."""
+    queue, queues = connect(), [connect(), connect()]
+    queue.create_tube("jobs", "utubettl")
+    bounded = queue.create_tube("bounded", "limfifottl", temporary=True, capacity=1)
+    bounded.put("gone")
+    held = queue.create_tube("held", "fifo")
+    held.put("held")
+    task = held.take(timeout=0)
+    assert task is not None
+    thread, got = waiting(queue.create_tube("awaited", "fifo"))
+    with Load(queues) as load:
+        eventually(lambda: len(load.acked) > 20)
+        primary.stop(mode)
+        standby.promote()
+        before = len(load.acked)
+        eventually(lambda: len(load.acked) > before + 20)
+    assert held.ack(task).data == "held"
+    queue.tube.awaited.put("came")
+    thread.join(20)
+    assert [one and one.data for one in got] == ["came"]
+    assert bounded.put("new", timeout=0).data == "new"
+    load.settle(connect)
