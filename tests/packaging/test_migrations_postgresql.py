@@ -332,11 +332,43 @@ def test_what_the_how_to_drops_is_everything(postgres_db: str, db: psycopg.Conne
     assert {kind: found for kind, found in catalogue(db).items() if found} == {}
 
 
+def rights_of(role: str) -> list[str]:
+    """What the how-to grants to it."""
+    grants = (block.text for block in blocks(HOW_TO, "sql") if block.text.startswith("GRANT"))
+    return [grant for grant in grants if f"TO {role};" in grant]
+
+
+def test_the_how_tos_rights_are_enough_to_look_and_not_to_put(
+    own_postgres_db: str, postgres_server: PostgresServer
+) -> None:
+    server = sa.make_url(own_postgres_db).set(username="postgres").render_as_string(hide_password=False)
+    bring_up(own_postgres_db)
+    with psycopg.connect(conninfo(server), autocommit=True) as db:
+        db.execute("CREATE ROLE monitor LOGIN")
+        try:
+            (grants,) = rights_of("monitor")
+            db.execute(grants.encode())
+            with tubes.connect(own_postgres_db) as queue:
+                queue.create_tube("jobs", "utubettl").put("x", utube="a")
+            with tubes.connect(
+                sa.make_url(own_postgres_db).set(username="monitor").render_as_string()
+            ) as queue:
+                jobs = queue.tube.jobs
+                assert [task.data for task in (*jobs.tasks("r"), jobs.peek(1))] == ["x", "x"]
+                assert jobs.statistics()["tasks"]["ready"] == 1
+                assert [*Doctor(queue, deep=True).examine()] == []
+                for change in (lambda: jobs.put("y", utube="a"), lambda: jobs.take(timeout=0), jobs.truncate):
+                    with pytest.raises(tubes.StoreUnavailable, match="access is denied"):
+                        change()
+        finally:
+            db.execute("DROP OWNED BY monitor; DROP ROLE monitor")
+
+
 @pytest.mark.parametrize("is_for_public", [True, False], ids=["as it comes", "nothing is for PUBLIC"])
 def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
     own_postgres_db: str, postgres_server: PostgresServer, is_for_public: bool
 ) -> None:
-    grants = [block.text for block in blocks(HOW_TO, "sql") if block.text.startswith("GRANT")]
+    grants = rights_of("application")
     server = sa.make_url(own_postgres_db).set(username="postgres").render_as_string(hide_password=False)
     application = sa.make_url(own_postgres_db).set(username="application").render_as_string()
     bring_up(own_postgres_db)
