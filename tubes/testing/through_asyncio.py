@@ -52,6 +52,10 @@ Call = tuple[Coroutine[Any, Any, Any], Future[Any]]
 """What is to be awaited, and where its answer goes."""
 
 
+_running: set[asyncio.Task[Any] | None] = set()
+"""A loop itself does not hold a task that waits, which is then collected together with who would end it."""
+
+
 class Performer:
     """An asyncio task that awaits what one thread gives it: who is one caller there is one here."""
 
@@ -68,9 +72,14 @@ class Performer:
 
     @staticmethod
     async def _run(inbox: asyncio.Queue[Call | None]) -> None:
-        while (given := await inbox.get()) is not None:
-            await _answered(*given)
-            del given
+        task = asyncio.current_task()
+        _running.add(task)
+        try:
+            while (given := await inbox.get()) is not None:
+                await _answered(*given)
+                del given
+        finally:
+            _running.discard(task)
 
     def __del__(self) -> None:  # its thread has ended
         with suppress(RuntimeError):
