@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
@@ -166,6 +166,18 @@ def iterated(option: str, values: Iterable[Any]) -> Iterator[Any]:
         raise BadOption(
             f"{option} must be an iterable, not {values!r}", option=option, value=values
         ) from error
+
+
+def payloads(datas: Iterable[Any]) -> list[Any]:
+    """The payloads of a batch; BadOption for what is one by itself, of which a walk would store the parts."""
+    if isinstance(datas, Mapping | bytes | bytearray | memoryview):
+        kind = type(datas).__name__
+        raise BadOption(
+            f"datas must be an iterable of payloads, not one: put a {kind} with put(), or several in a list",
+            option="datas",
+            value=datas,
+        )
+    return [*iterated("datas", datas)]
 
 
 def check_names(

@@ -153,7 +153,7 @@ class Tube(OfOneProcess):
         """Store several tasks in one commit, all with the same options: all of them, or none."""
         manner = self._put_manner(options)
         settings = self._settings.of(options)
-        items = [new_item(carried + settings) for carried in encode_many([*checked.iterated("datas", datas)])]
+        items = [new_item(carried + settings) for carried in encode_many(checked.payloads(datas))]
         return self._tasks(self._put(items, *manner)) if items else []
 
     def _put_manner(self, options: PutOptions) -> tuple[float | None, Unit | None]:

@@ -222,6 +222,13 @@ class Api(Suite):
         assert [tube.peek(task.id) for task in tasks] == tasks
         assert tube.put_many([]) == []
 
+    @pytest.mark.parametrize(
+        "data", [{"a": 1}, b"abc", bytearray(b"abc")], ids=["dict", "bytes", "bytearray"]
+    )
+    def test_put_many_of_one_payload_does_not_store_its_parts(self, tube: Tube, data: Any) -> None:
+        assert f"put a {type(data).__name__} with put()" in refused(tube.put_many, data)
+        assert tube.statistics()["tasks"]["total"] == 0
+
     def test_ack_many_acks_what_is_held_and_returns_that(self, tube: Tube) -> None:
         first = tube.put("a")
         task = take(tube)
