@@ -89,6 +89,18 @@ class Target:
         return tubes.connect(self.url, namespace=self.namespace, sweep=sweep, migrate=migrate)
 
 
+class Seconds(click.types.FloatParamType):
+    """A duration."""
+
+    name = "number of seconds"
+
+
+class Number(click.IntRange):
+    """How many."""
+
+    name = "number"
+
+
 target = Target()
 """One command, one store; set from the options before any command runs."""
 
@@ -195,8 +207,8 @@ def command(name: str) -> Callable[[F], F]:
 @command("create")
 @name_argument
 @click.argument("type", default="fifo")
-@click.option("--ttl", type=float, metavar="SECONDS", help="How long its tasks live.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="A taken task comes back after this.")
+@click.option("--ttl", type=Seconds(), metavar="SECONDS", help="How long its tasks live.")
+@click.option("--ttr", type=Seconds(), metavar="SECONDS", help="A taken task comes back after this.")
 @click.option("--pri", type=int, metavar="N", help="Priority of its tasks, 0 first.")
 @click.option("--capacity", type=int, metavar="N", help="Most tasks that it holds.")
 @click.option(
@@ -250,9 +262,7 @@ def create(
 @click.option(
     "--state", type=click.Choice([state.name.lower() for state in STORED]), help="Only tasks in this state."
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most tasks of a state."
-)
+@click.option("--limit", type=Number(min=1), default=100, show_default=True, help="Most tasks of a state.")
 @as_json
 def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the tubes, or the tasks of one.
@@ -326,11 +336,13 @@ def exit_if_away(missing: Mapping[str, str]) -> None:
 @name_argument
 @click.argument("data", required=False)
 @click.option("--pri", type=int, metavar="N", help="Priority, 0 first.")
-@click.option("--ttl", type=float, metavar="SECONDS", help="How long the task lives.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="It comes back when it was taken for so long.")
-@click.option("--delay", type=float, metavar="SECONDS", help="It becomes ready after this.")
+@click.option("--ttl", type=Seconds(), metavar="SECONDS", help="How long the task lives.")
+@click.option("--ttr", type=Seconds(), metavar="SECONDS", help="It comes back when it was taken for so long.")
+@click.option("--delay", type=Seconds(), metavar="SECONDS", help="It becomes ready after this.")
 @click.option("--utube", metavar="NAME", help="The sub-queue.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="How long to wait for room in a full tube.")
+@click.option(
+    "--timeout", type=Seconds(), metavar="SECONDS", help="How long to wait for room in a full tube."
+)
 @click.option("--bytes", "as_bytes", is_flag=True, help="The input is base64 of payloads that are bytes.")
 @as_json
 def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: Any) -> None:
@@ -373,11 +385,11 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 
 @command("take")
 @name_argument
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Most tasks.  [default: 1]")
+@click.option("--count", type=Number(min=1), metavar="N", help="Most tasks.  [default: 1]")
 @click.option("--all", "take_all", is_flag=True, help="No limit: end when none has come within --timeout.")
 @click.option(
     "--timeout",
-    type=float,
+    type=Seconds(),
     metavar="SECONDS",
     help="Wait so long for each; 0: do not wait.  [default: for ever]",
 )
@@ -391,7 +403,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 )
 @click.option(
     "--session-ttr",
-    type=float,
+    type=Seconds(),
     metavar="SECONDS",
     help=f"Without --ack: how long the tasks stay taken after this command.  [default: {KEPT_FOR:.0f}]",
 )
@@ -483,7 +495,7 @@ def ack(name: str, ids: tuple[int, ...], session: str, as_json: bool) -> None:
 @name_argument
 @ids_argument
 @in_session
-@click.option("--delay", type=float, metavar="SECONDS", help="Ready again only after this.")
+@click.option("--delay", type=Seconds(), metavar="SECONDS", help="Ready again only after this.")
 @as_json
 def release(name: str, ids: tuple[int, ...], session: str, delay: float | None, as_json: bool) -> None:
     """Give back tasks that a session holds.
@@ -545,7 +557,7 @@ def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
 
 @command("kick")
 @name_argument
-@click.argument("count", type=click.IntRange(min=0), default=1)
+@click.argument("count", type=Number(min=0), default=1)
 @as_json
 def kick(name: str, count: int, as_json: bool) -> None:
     """Make buried tasks ready again.
@@ -672,17 +684,13 @@ def migrate(sql: bool, as_json: bool) -> None:
 @cli.command("demo")
 @click.option(
     "--pages",
-    type=click.IntRange(min=50),
+    type=Number(min=50),
     default=1500,
     show_default=True,
     help="Pages to crawl; those under way are finished too.",
 )
-@click.option(
-    "--workers", type=click.IntRange(2, 64), default=4, show_default=True, help="Crawlers, a process each."
-)
-@click.option(
-    "--hosts", type=click.IntRange(2, 64), default=4, show_default=True, help="Hosts of the web site."
-)
+@click.option("--workers", type=Number(2, 64), default=4, show_default=True, help="Crawlers, a process each.")
+@click.option("--hosts", type=Number(2, 64), default=4, show_default=True, help="Hosts of the web site.")
 @click.option(
     "--type", default="utube", show_default=True, help="The tube's type; fifo shows what utube is for."
 )

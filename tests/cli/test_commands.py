@@ -388,6 +388,8 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["put", "jobs", "{bad"], USAGE, "not JSON (Expecting property name"),
         (["put", "jobs", "hello"], USAGE, """a text has quotes of its own, '"text"': hello"""),
         (["put", "jobs", "NaN"], USAGE, "not a finite number"),
+        (["put", "jobs", "1", "--delay", "1m"], USAGE, "'1m' is not a valid number of seconds"),
+        (["kick", "jobs", "all"], USAGE, "'all' is not a valid number."),
         (
             ["put", "jobs", "1", "--delay", "3"],
             USAGE,
