@@ -338,7 +338,7 @@ def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
 
     def waits_for_lock() -> bool:
         asked = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-        return bool(db.execute(asked, [wire.backend_pid]).fetchall())
+        return is_waiting_for_server() and bool(db.execute(asked, [wire.backend_pid]).fetchall())
 
     with db.transaction():
         db.execute("LOCK TABLE numbers")
