@@ -123,7 +123,7 @@ class RedisDriver:
         else:
             with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is the matter
                 self.check_reachable()
-                self.make(tx, anew=True)
+                self.make(tx)
 
     def stop(self) -> None:
         """Nothing to stop."""

@@ -3,8 +3,8 @@
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the last id that tubes gave which were dropped before this one was made: ids never come again · 5 1 where it
--- was made before, and sessions outlive it, as on another node: if it is lost, nobody knows which ids it gave, and they
--- go on after the time in ms.
+-- was made before, for sessions of another store: if it is lost, nobody knows which ids it gave, and they go on after
+-- the time in ms.
 -- Reply: 1, or 0 where it was dropped.
 -- Cost: O(1).
 if call('HEXISTS', META, 'dropped') == 1 then return 0 end
