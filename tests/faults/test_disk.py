@@ -445,7 +445,7 @@ def test_a_commit_that_the_disk_does_not_sync_may_have_been_made(
     unsynced = process(NO_SYNC, db, call)
     said = heard(unsynced)
     unsynced.wait()
-    if said in ("", "no such filter"):
+    if said in ("", "no such filter"):  # nothing that one could install
         pytest.skip("this kernel lets no process refuse itself a sync")
     assert said == "OutcomeUnknown held"
     with tubes.connect(f"sqlite:///{db}") as queue:

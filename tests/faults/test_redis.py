@@ -404,16 +404,22 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task and task.data for task in got] == ["came"]
 
 
+def holding(tube: tubes.Tube, process: Callable[..., Any], url: str) -> Any:
+    """A process that has a task."""
+    tube.put("held")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "held"
+    return worker
+
+
 @pytest.mark.slow
 def test_nobody_dies_of_a_server_that_was_away(
     connect: Connect, url: str, server: RedisServer, process: Callable[..., Any]
 ) -> None:
     """For longer than the dead are waited for: nobody could show that they live, and nobody lost what they held."""
     tube = connect().create_tube("jobs", "fifo")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
+    worker = holding(tube, process, url)
     with pytest.raises(tubes.StoreUnavailable):
         server.stop("fast")
         tube.take(timeout=0)
@@ -434,10 +440,7 @@ def test_nobody_dies_of_a_server_that_refuses_to_write(
 ) -> None:
     """For longer than the dead are waited for: it says so, answers who looks, and who waits waits on."""
     tube = connect().create_tube("jobs", "fifo")
-    tube.put("held")
-    worker = process(WORKER, url)
-    tell(worker, "take")
-    assert heard(worker) == "held"
+    worker = holding(tube, process, url)
     thread, got = waiting(tube)
     server.command("CONFIG SET", "min-replicas-to-write", 1)
     refused = time.monotonic()
@@ -447,7 +450,7 @@ def test_nobody_dies_of_a_server_that_refuses_to_write(
         with pytest.raises(tubes.StoreUnavailable, match="NOREPLICAS"):
             tubes.connect(url)
         assert tube.statistics()["tasks"]["taken"] == 1
-        time.sleep(0.02)
+        time.sleep(0.02)  # real time: that of beats
     tell(worker, "ack")
     assert heard(worker) == "StoreUnavailable"
     server.command("CONFIG SET", "min-replicas-to-write", 0)
