@@ -78,6 +78,17 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
+def other_options(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Which of the options that were given, and are ``asked`` for as stored, a tube has otherwise.
+
+    ``unsaid``: what one has that says nothing of it.
+    """
+    unsaid = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0}
+    has = unsaid | dict(stored)
+    names = {option: option.removesuffix("_ms") for option in asked}
+    return [name for option, name in names.items() if name in given and has.get(option) != asked[option]]
+
+
 def release_delay(options: ReleaseOptions, features: Features, where: str) -> int:
     """The milliseconds of a release's delay."""
     delay = options.get("delay")

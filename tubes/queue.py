@@ -35,7 +35,7 @@ from tubes.errors import (
     UnknownDriver,
 )
 from tubes.events import Deliveries, Listener, check_listener
-from tubes.feature_options import check_tube_options, stored_options
+from tubes.feature_options import check_tube_options, other_options, stored_options
 from tubes.interrupts import guarded, is_interrupted
 from tubes.options import Seconds
 from tubes.registry import find_driver, find_store
@@ -258,7 +258,7 @@ class Queue(processes.OfOneProcess):
             tube.on_task_change(on_task_change)
         if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options
             _warn_of_no_ttr(name)
-        others = _others(options, stored, record.options)
+        others = other_options(options, stored, record.options)
         if others:
             _warn_of_others(name, others)
         return tube
@@ -829,14 +829,6 @@ def _readable(record: TubeRecord) -> TubeRecord:
 
 def _may_lose_tasks(options: Mapping[str, Any]) -> bool:
     return options.get("ttl_ms") is not None and options.get("ttr_ms") is None
-
-
-def _others(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """Which of the options that were given, and are ``asked`` for as stored, the tube has otherwise."""
-    unsaid = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0}
-    has = unsaid | dict(stored)
-    names = {option: option.removesuffix("_ms") for option in asked}
-    return [name for option, name in names.items() if name in given and has.get(option) != asked[option]]
 
 
 def _warn_of_others(name: str, options: Sequence[str]) -> None:
