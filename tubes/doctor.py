@@ -231,7 +231,7 @@ class Doctor:
         curable = [finding for finding in findings if finding.remedy is not None]
         if check.rescues:
             if curable:
-                self._queue.rescue()
+                self._queue.rescuer.rescue()
                 yield from self._rescued(check, curable)
             return
         ready: Counter[str] = Counter()

@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import random
-import sys
 import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from tubes import options as checked
 from tubes import processes
 from tubes.clock import Clock, SystemClock, real_monotonic
-from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
+from tubes.driver import Driver, TubeRecord
 from tubes.errors import (
     BadOption,
-    IncompleteDriver,
     NoSuchTube,
-    OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
     TubeBusy,
-    TubeError,
     TubeExists,
     TubesWarning,
-    UnknownDriver,
 )
 from tubes.events import Deliveries, Listener, check_listener
-from tubes.feature_options import check_tube_options, other_options, stored_options
+from tubes.feature_options import other_options
 from tubes.interrupts import guarded, is_interrupted
+from tubes.making import make_driver, options_to_store, start_driver, stop_driver
+from tubes.open_tubes import OpenTubes, apart_from_others
 from tubes.options import Seconds
 from tubes.registry import find_driver, find_store
+from tubes.rescuer import Rescuer
 from tubes.stats import FLUSH_AFTER
 from tubes.store import Store, Unit
 from tubes.sweeper import SWEEP_EVERY, Sweeper
 from tubes.task import State
+from tubes.transactions import Transactions
 from tubes.tube import Tube
 from tubes.waiting import room, seconds_until
-
-LOOK_EVERY = 0.05
-"""Seconds between two looks for dead sessions by consumers that find enough to do."""
-
-RESCUED_AT_ONCE = 10
-"""Ended sessions whose tasks are given back until the next look which there are, drawn by lot where there are more.
-
-Many processes that see the same ones end, as where a host with many workers dies, divide them among themselves so.
-"""
 
 UNKNOWN_EVERY = 10.0
 """Seconds between two looks in the background for tasks of sessions that nobody knows, which read all that is taken.
@@ -126,7 +113,7 @@ def connect(
     queue: Queue | None = None
     try:
         queue = Queue(store, sweep=sweep)
-        queue._open_all()
+        queue._open_tubes.open_all()
         if sweep:
             guarded(queue.sweep_in_background)
         return queue
@@ -177,20 +164,15 @@ class Queue(processes.OfOneProcess):
         self.clock = store.clock
         self.tube = Tubes(self)
         self.deliveries = Deliveries()
+        self._open_tubes = OpenTubes(self)
+        self.rescuer = Rescuer(store, self._open_tubes)
+        self._transactions = Transactions(self)
         self.is_closed = False
-        self._is_over = False
-        """Whether the drivers are being stopped, so that no more tubes are opened."""
         self._sweeps = sweep
-        self._tubes: dict[str, Tube] = {}
         self._lock = threading.RLock()
         self._sweeper = Sweeper(self._background)
-        self._look_at = 0.0
         self._look_for_unknown_at = 0.0
         self._next_sweep_ms: float = math.inf
-        self._is_rescue_left = False
-        self._units: weakref.WeakSet[Unit] = weakref.WeakSet()
-        self._inside: list[int] = []
-        """The threads that are inside ``transaction``."""
         processes.opened(self)
 
     # Tubes
@@ -220,7 +202,7 @@ class Queue(processes.OfOneProcess):
             check_listener(on_task_change)
         checked.check_flag("temporary", temporary)
         checked.check_flag("if_not_exists", if_not_exists)
-        stored = self._stored_options(definition, type, name, options)
+        stored = options_to_store(self.store, definition, type, name, options)
         is_warned = _may_lose_tasks(stored) and name not in self.tubes()
         if is_warned:  # now: it may be an error
             _warn_of_no_ttr(name)
@@ -235,25 +217,25 @@ class Queue(processes.OfOneProcess):
                 record = self._record(tx, name)  # a drop was cut short, and has been ended now
             if record is None:
                 record = self.store.add_tube(tx, name, type, stored, temporary)
-                made.append(self._make_driver(definition, record))
+                made.append(make_driver(self.store, definition, record))
                 made[-1].create_space(tx, record)
-                _start(record, partial(made[-1].start, tx))  # else a tube would be left that nobody can open
+                start_driver(record, partial(made[-1].start, tx))  # else nobody could open what is made
                 return record
             if not if_not_exists:
                 raise TubeExists(name)
             if record.type != type:
                 raise TubeExists(name, f" as a {record.type}, not a {type}")
-            made.append(self._make_driver(definition, record))
+            made.append(make_driver(self.store, definition, record))
             if not is_there:
                 made[-1].start(tx)  # where it lies, it was never made, or all was lost
             return record
 
         try:
             record = guarded(self.store.transact, step)
-            tube = self._opened(record, made.pop())
+            tube = self._open_tubes.open(record, made.pop())
         finally:
             for unused in made:  # of what was rolled back
-                _stop(unused)
+                stop_driver(unused)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
         if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options
@@ -267,15 +249,14 @@ class Queue(processes.OfOneProcess):
         """Return a tube that exists; NoSuchTube if not, UnknownDriver if its type is not registered."""
         if not isinstance(name, str):
             raise BadOption(f"a tube is given by its name, not {name!r}", option="name", value=name)
-        tube = self._tubes.get(name)
+        tube = self._open_tubes.get(name)
         if tube is not None and self.store.read(lambda tx: self.store.has_tube(tx, tube.record)):
             return tube
         self.check_open()
         records = {record.name: record for record in self.records()}
         if name not in records:
             raise NoSuchTube(name, records)
-        record = _readable(records[name])
-        return self._opened(record, self._make_driver(find_driver(record.type), record))
+        return self._open_tubes.open(_readable(records[name]))
 
     def tubes(self) -> list[str]:
         """The names of all tubes in the store, in the order of their creation (``queue.tube()``)."""
@@ -310,7 +291,7 @@ class Queue(processes.OfOneProcess):
             self.store.remove_tube(tx, dropped.record)
 
         guarded(self.store.transact, step)
-        self._forget(dropped)
+        self._open_tubes.forget(dropped)
         for key in dropped.record.id, room(dropped.record.id):
             self.store.wake(key, 2**31)
 
@@ -323,7 +304,7 @@ class Queue(processes.OfOneProcess):
         if name is not None:
             return self.get_tube(name).statistics()
         stats: dict[str, Any] = {}
-        for tube in self._open_all():
+        for tube in self._open_tubes.open_all():
             try:
                 tube.place.check_reachable()  # else each tube of a node that hangs is waited for
                 stats[tube.name] = tube.statistics()
@@ -352,7 +333,7 @@ class Queue(processes.OfOneProcess):
                 raise BadOption(f"a session is a UUID, not {session!r}", option="session") from error
             guarded(self.store.join, wanted.hex)
             self._tell_of_session()
-            self.rescue()
+            self.rescuer.rescue()
         return UUID(self.store.session)
 
     def configure(self, **settings: Any) -> None:
@@ -365,144 +346,28 @@ class Queue(processes.OfOneProcess):
 
     def _tell_of_session(self) -> None:
         """A driver that keeps sessions of its own must know of ours."""
-        for tube in list(self._tubes.values()):
+        for tube in self._open_tubes:
             follow = getattr(tube.driver, "follow_session", None)
             if follow is not None:
                 with suppress(StoreError):  # its server is away: it hears of it later
                     follow()
 
-    def look_for_the_dead(self, taker: Tube) -> None:
-        """Rescue what ended sessions hold, if the last look was a while ago; what a busy consumer can afford."""
-        now = real_monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
-            self.rescue_for(taker, lately=True)
-
-    def rescue_for(self, taker: Tube, *, lately: bool = False) -> int:
-        """Before a take there: give back what dead sessions hold, so that the taker can get it."""
-        if self.store.deaths_suspected(lately=lately):
-            return self.rescue(taker)
-        return taker.rescue() if taker.ended else 0
-
-    def rescue(self, taker: Tube | None = None) -> int:
-        """Release what ended sessions hold, in every open tube; return how many tasks that were.
-
-        With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
-        sessions hold that nobody knows, are left to a later sweep.
-        """
-        store, is_thorough = self.store, taker is None
-        released, seen = 0, {*store.set_aside}
-        while True:
-            ended = guarded(partial(store.ended_sessions, self.clock.now_ms(), thoroughly=is_thorough))
-            left = [session for session in ended if session not in seen]
-            chosen = left if len(left) <= RESCUED_AT_ONCE else random.sample(left, RESCUED_AT_ONCE)
-            seen.update(chosen)
-            if chosen:
-                released += self._rescue_from(chosen, taker)
-            if len(chosen) == len(left):
-                return released
-
-    def _rescue_from(self, ended: Sequence[str], taker: Tube | None) -> int:
-        """Release what these hold, and forget them, or set them aside.
-
-        A session is set aside where it may hold more: in a tube that is not open here, of a type that nobody has
-        registered, until one is opened; or in one that has it in ``ended``, as some tasks are locked or the tube's
-        server is away, until a sweep has given these back. Then a look finds it again, and forgets it.
-        """
-        store, released = self.store, 0
-        tubes, all_ended = self._open_all(), {*ended}
-        left = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}
-        holders = self._told("holders", [tube for tube in tubes if tube not in left])
-        for tube in tubes:
-            tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
-            if tube not in left:
-                with _apart_from_others(tube):
-                    released += tube.rescue()
-            self._is_rescue_left |= bool(tube.ended)
-        if len(tubes) < len(self.records()) or any(tube.ended for tube in tubes):
-            store.set_aside.update(ended)
-        else:
-            guarded(store.transact, lambda tx: store.forget_sessions(tx, ended))
-        return released
-
     # Transactions
 
-    @contextmanager
-    def transaction(self) -> Iterator[Unit]:
+    def transaction(self) -> AbstractContextManager[Unit]:
         """Make several calls one: each takes ``unit=``. Committed when the block ends, rolled back if it raises.
 
         Callbacks and wake-ups come after the commit, and never after a rollback. Statements of your own go through
         ``unit.connection``. On SQLite other threads' writes wait.
         """
-        self.check_open()
-        unit: Unit | None = None
-        is_inside = False
-
-        def committed() -> None:
-            if unit is not None:
-                self._line_up(unit)
-
-        block, thread = self.store.transaction(committed), threading.get_ident()
-
-        def enter() -> None:
-            nonlocal unit, is_inside
-            tx = block.__enter__()
-            self._inside.append(thread)
-            is_inside = True
-            unit = self._new_unit(tx)
-
-        def leave(*error: Any) -> None:
-            nonlocal is_inside
-            is_inside = False
-            self._inside.remove(thread)
-            if unit is not None:
-                unit.end()
-            try:
-                block.__exit__(*error)
-            except OutcomeUnknown:
-                for tube, changes in () if unit is None else unit.changes():
-                    tube.doubt(changes)
-                raise
-            if unit is not None and error[0] is None:
-                self._publish(unit)
-
-        try:
-            guarded(enter)
-            yield cast("Unit", unit)
-            guarded(leave, None, None, None)
-        except BaseException:
-            if is_inside:
-                guarded(leave, *sys.exc_info())
-            raise
-        self.deliveries.deliver()
+        return self._transactions.block()
 
     def join_transaction(self, connection: Any) -> Unit:
         """Return the unit of the transaction that is open on a connection of the user's, who commits it.
 
         What the verbs do with ``connection=``; it may be passed to others as ``unit=`` until then.
         """
-        self.check_open()
-        return self.store.join_transaction(connection, partial(self._new_unit, is_joined=True))
-
-    def _new_unit(self, tx: Any, *, is_joined: bool = False) -> Unit:
-        unit = Unit(self.store, tx, self._unit_ended, is_joined=is_joined)
-        self._units.add(unit)
-        return unit
-
-    def _unit_ended(self, unit: Unit, committed: bool) -> None:
-        if committed:
-            self._line_up(unit)
-            if not self.is_closed:
-                guarded(self._publish, unit)
-            self.deliveries.deliver()
-
-    def _line_up(self, unit: Unit) -> None:
-        for tube, changes in unit.changes():
-            tube.line_up(changes)
-
-    def _publish(self, unit: Unit) -> None:
-        for tube, changes in unit.changes():
-            tube.publish(changes)
+        return self._transactions.join(connection)
 
     # Time
 
@@ -520,35 +385,20 @@ class Queue(processes.OfOneProcess):
         self.check_open()
         look = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)
         is_suspected = guarded(look)
-        changed = self.rescue() if is_suspected else 0
+        changed = self.rescuer.rescue() if is_suspected else 0
         failed: list[Exception] = []
         dues: list[int] = []
-        tubes = self._open_all()
-        seen = self._told("next_dues", [tube for tube in tubes if tube.features.timed])
+        tubes = self._open_tubes.open_all()
+        seen = self._open_tubes.told("next_dues", [tube for tube in tubes if tube.features.timed])
         for tube in tubes:
-            with _apart_from_others(tube, failed):
+            with apart_from_others(tube, failed):
                 expired, due = tube.expire(seen)
                 changed += expired
                 if due is not None:
                     dues.append(due)
-        if self._is_rescue_left and not any(tube.ended for tube in tubes):
-            self._is_rescue_left = False
-            self.store.set_aside.clear()  # the next look finds them, and forgets them
+        self.rescuer.swept(tubes)
         self.flush_counts()
         return changed, dues, failed
-
-    def _told(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
-        """What the store tells of many tubes at once, by their ids: of those that it can tell of."""
-        ask = getattr(self.store, what, None)
-        asked = [tube.record for tube in tubes if tube.place.is_realised]
-        if ask is None or not asked:
-            return {}
-        try:
-            return cast("Mapping[int, Any]", self.store.read(lambda tx: ask(tx, asked)))
-        except Exception as error:
-            if isinstance(error, StoreError) and type(error) is not StoreError:
-                raise
-            return {}  # something is wrong with one of them: each is asked by itself
 
     def due_at(self, due_ms: int) -> None:
         """A task is due then: let the sweeper come in time."""
@@ -612,7 +462,7 @@ class Queue(processes.OfOneProcess):
             self.is_closed = True
         self.store.waiters.wake_all()
         # It may wait for the call that a handler interrupted, or for this thread's own transaction
-        is_waited_for = not (is_interrupted() or threading.get_ident() in self._inside)
+        is_waited_for = not (is_interrupted() or self._transactions.is_inside(threading.get_ident()))
         try:
             self._sweeper.stop(wait=is_waited_for)
         finally:  # a signal's handler may end that wait
@@ -624,11 +474,7 @@ class Queue(processes.OfOneProcess):
             self._give_back()
         finally:
             self.store.close()
-            with self._lock:
-                self._is_over = True
-                left = list(self._tubes.values())
-            for tube in left:
-                _stop(tube.driver)
+            self._open_tubes.close()
             processes.closed(self)
 
     def _give_back(self) -> None:
@@ -642,7 +488,7 @@ class Queue(processes.OfOneProcess):
             pass
         with suppress(StoreError):
             if self.store.leave():
-                self.rescue()
+                self.rescuer.rescue()
                 self.flush_counts()
 
     def check_open(self) -> None:
@@ -663,162 +509,24 @@ class Queue(processes.OfOneProcess):
     def forked(self) -> None:
         """Called in a forked child: nothing of the parent's is used again, or closed."""
         self.store.forked()
-        for unit in list(self._units):
-            unit.forked()
-        self._units = weakref.WeakSet()
+        self._transactions.forked()
         self._lock = threading.RLock()
-        for tube in self._tubes.values():
-            tube.place.forked()
+        self._open_tubes.forked()
         self.deliveries = Deliveries()
         self._sweeper = Sweeper(self._background)
         self._next_sweep_ms = math.inf
 
     # Within
 
-    def _open_all(self) -> list[Tube]:
-        """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
-
-        The others wait until their type is registered, as do those whose driver cannot be had here: the package that it
-        needs is not installed, say; or whose entry cannot be read, or which is damaged itself. Who asks for such a tube
-        is told why.
-        """
-        before = list(self._tubes.values())
-        records = self.records()
-        for record in records:
-            if self._open_tube(record) is None and not record.unreadable:
-                try:
-                    self._opened(record, self._make_driver(find_driver(record.type), record))
-                except (UnknownDriver, IncompleteDriver, BadOption):
-                    pass
-                except StoreError as error:
-                    if type(error) is not StoreError:
-                        raise
-        ids = {record.id for record in records}
-        for tube in before:
-            if tube.record.id not in ids and not self.store.waiters.count(tube.record.id):
-                self._forget(tube)
-        return [opened for record in records if (opened := self._open_tube(record)) is not None]
-
-    def _forget(self, tube: Tube) -> None:
-        """It was dropped."""
-        with self._lock:
-            if self._tubes.get(tube.name) is not tube:
-                return  # who has taken it out stops it
-            del self._tubes[tube.name]
-        _stop(tube.driver)
-
-    def _open_tube(self, record: TubeRecord) -> Tube | None:
-        """This very tube, not one of its name that was dropped, if it is open."""
-        tube = self._tubes.get(record.name)
-        return tube if tube is not None and tube.record.id == record.id else None
-
-    def _opened(self, record: TubeRecord, driver: Driver) -> Tube:
-        """Open a tube, unless another thread has done so.
-
-        The lock is never held while one waits for the store: who has that, in a transaction, may want the lock.
-        """
-        tube = self._open_tube(record)
-        if tube is not None:
-            _stop(driver)
-            return tube
-        opened = Tube(self, record, driver)
-        _start(record, opened.place.start)
-        unused: Driver | None = driver
-        with self._lock:
-            tube = self._open_tube(record)
-            if tube is None and not self._is_over:
-                self.store.set_aside.clear()
-                dropped = self._tubes.get(record.name)  # and made anew, by others
-                self._tubes[record.name] = tube = opened
-                unused = None if dropped is None else dropped.driver
-        if unused is not None:
-            _stop(unused)
-        if tube is None:
-            raise StoreUnavailable("this queue is closed")
-        return tube
-
     def _record(self, tx: Any, name: str) -> TubeRecord | None:
         record = self.store.tube_named(tx, name)
         return None if record is None else _readable(record)
-
-    def _make_driver(self, definition: Any, record: TubeRecord) -> Driver:
-        if isinstance(definition, TubeType):
-            return self.store.realise(definition, record)
-        try:
-            driver = cast("Driver", definition(self.store, record))
-        except TubeError:
-            raise
-        except Exception as error:  # whatever its maker raises
-            raise UnknownDriver(record.type, why=f": its driver cannot be made ({_named(error)})") from error
-        check_driver(driver)
-        return driver
-
-    def _stored_options(
-        self, definition: Any, type: str, name: str, options: dict[str, Any]
-    ) -> dict[str, Any]:
-        has_features = isinstance(getattr(definition, "features", None), Features)  # else what it makes knows
-        if isinstance(definition, TubeType) or not has_features:  # refused before there is a tube
-            definition = self._make_driver(definition, TubeRecord(0, name, type, {}, False))
-        own: Sequence[str] = getattr(definition, "tube_options", ())
-        where = f"{type} tube {name!r}"
-        check_tube_options(options, definition.features, own, where)
-        stored: dict[str, Any] = {}
-        if own:
-            given = {name: options[name] for name in own if name in options}
-            stored = _as_read_again(definition.check_tube_options(given), where)
-        return stored | stored_options(options)
-
-
-def _as_read_again(stored: Any, where: str) -> dict[str, Any]:
-    """A type's own options as everybody will read them. What nobody could read makes a tube that nobody can open."""
-    try:
-        return checked.check_stored_options(json.loads(json.dumps(dict(stored), allow_nan=False)))
-    except (TypeError, ValueError) as error:
-        raise BadOption(f"the options of {where} cannot be stored: {error}") from error
-
-
-@contextmanager
-def _apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iterator[None]:
-    """Let what is wrong with this tube alone not keep a walk over all tubes from the others; note it in ``failed``."""
-    try:
-        yield
-    except NoSuchTube:  # dropped elsewhere since
-        pass
-    except Exception as error:
-        if isinstance(error, StoreError) and not tube.place.fails_alone(error):
-            raise
-        if failed is not None:
-            error.add_note(f"in {tube!r}")
-            failed.append(error)
 
 
 def _tell(failed: Sequence[Exception]) -> None:
     """Raise one of the errors of a walk: a driver's own fault sooner than that its server is away, as its calls say."""
     for error in sorted(failed, key=lambda error: isinstance(error, StoreError)):
         raise error
-
-
-def _start(record: TubeRecord, start: Callable[[], object]) -> None:
-    """Start a tube's driver. Where it raises, the tube is like one whose driver cannot be had here."""
-    try:
-        start()
-    except TubeError:
-        raise
-    except Exception as error:
-        raise UnknownDriver(record.type, why=f": its driver cannot be started ({_named(error)})") from error
-
-
-def _named(error: Exception) -> str:
-    """What it says and which it is: a KeyError says nothing but the key."""
-    return f"{type(error).__name__}: {error}"
-
-
-def _stop(driver: Driver) -> None:
-    """Stop a driver; what one raises is not for the others to bear."""
-    try:
-        driver.stop()
-    except Exception:
-        log.exception("the driver %r cannot be stopped", driver)
 
 
 def _readable(record: TubeRecord) -> TubeRecord:

@@ -292,7 +292,7 @@ class Tube(OfOneProcess):
             raise
 
     def _take_or_wait(self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None) -> None:
-        self._queue.look_for_the_dead(self)
+        self._queue.rescuer.look(self)
         try:
             self._take_now(limit, kept, ack)
             if not kept and wait != 0.0:
@@ -351,7 +351,7 @@ class Tube(OfOneProcess):
             settled = len(changes) - is_acked
             while not kept and settled:  # more may be due than one step settles
                 settled = len(run(step))
-            if not kept and unit is None and queue.rescue_for(self):
+            if not kept and unit is None and queue.rescuer.rescue_for(self):
                 run(step)
             if not kept:
                 self._check_exists(unit)

@@ -19,7 +19,7 @@ INTERNAL = {
     },
     tubes.Queue: {
         "check_open", "counted", "due_at", "flush_counts", "forked", "join_transaction",
-        "look_for_the_dead", "rescue", "rescue_for", "sweep_in_background",
+        "sweep_in_background",
     },
 }  # fmt: skip
 """What the framework's own modules call, and users do not."""

@@ -144,9 +144,6 @@ INTERNAL = {
         "flush_counts",
         "forked",
         "join_transaction",
-        "look_for_the_dead",
-        "rescue",
-        "rescue_for",
         "sweep_in_background",
     },
 }

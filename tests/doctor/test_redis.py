@@ -889,9 +889,9 @@ def test_the_dead_are_rescued_again_where_a_damaged_task_stopped_that(patient: P
     patient.take(1, 2, owner=NOBODY)
     record = patient.do("HGET", "tasks", id(1))
     patient.do("HDEL", "tasks", id(1))
-    assert patient.opened[0].rescue() == 0
+    assert patient.opened[0].rescuer.rescue() == 0
     patient.do("HSET", "tasks", id(1), record)
-    assert patient.connect().rescue() == 2
+    assert patient.connect().rescuer.rescue() == 2
     assert len(drain(tube)) == 9
 
 

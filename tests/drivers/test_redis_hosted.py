@@ -260,7 +260,7 @@ def test_the_tubes_of_a_queue_look_at_the_sessions_there_once(
                 tube = queue.create_tube(f"hot{count}{number}", "redis", url=redis_db)
                 tube.put(number)
                 assert tube.take(timeout=0) is not None
-            stores = [cast(Any, tube.driver)._store for tube in queue._open_all()]
+            stores = [cast(Any, tube.driver)._store for tube in queue._open_tubes.open_all()]
             hub, asked = stores[0]._hub, list[Any]()
             sessions = type(stores[0])._sessions
 

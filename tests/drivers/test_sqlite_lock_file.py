@@ -246,7 +246,7 @@ def test_of_those_who_take_and_sweep_one_at_a_time_looks_whether_the_others_live
     def looked(work: Callable[[tubes.Queue], object]) -> int:
         looks.clear()
         for queue in queues:
-            queue._look_at = 0.0
+            queue.rescuer._look_at = 0.0
             work(queue)
         return len(looks)
 

@@ -448,7 +448,7 @@ def test_a_fork_while_another_thread_connects_leaves_a_child_that_works(
 
 def test_a_child_opens_tubes_though_another_thread_was_about_to(connect: Connect) -> None:
     queue = connect(sweep=False)
-    lock: Any = queue._lock
+    lock: Any = queue._open_tubes._lock
 
     def child() -> Any:
         signal.alarm(5)

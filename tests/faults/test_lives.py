@@ -398,7 +398,7 @@ def test_where_no_descriptor_is_left_only_waiting_is_refused(db: Path) -> None:
 def test_who_creates_and_who_is_in_a_transaction_do_not_wait_for_each_other(connect: Connect) -> None:
     connect(sweep=False).create_tube("jobs", "fifo")
     queue = connect(sweep=False)
-    queue._tubes.clear()  # as for a tube that another process has just created
+    queue._open_tubes._tubes.clear()  # as for a tube that another process has just created
     inside, asked = threading.Event(), threading.Event()
 
     def transact() -> None:

@@ -1352,7 +1352,7 @@ def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Conne
         seer._beats.see = lambda seen, _, n=beats_ago: [
             (store._connection, seen.get(store._connection, 0) - n)
         ]
-        other.rescue()
+        other.rescuer.rescue()
         assert store.read(store._is_known) is not is_removed
 
 
@@ -1410,7 +1410,7 @@ def test_nothing_that_a_beat_needs_is_locked_while_sessions_are_ended(
     monkeypatch.setattr(store._beats, "see", lambda beats, _: [(id, beats[id]) for id in silent & {*beats}])
     monkeypatch.setattr(store, "_end_lonely", looks)
     if verb == "rescue":
-        queue.rescue()
+        queue.rescuer.rescue()
     else:
         with pytest.raises(tubes.NoSuchSession):
             queue.identify(uuid.uuid4())

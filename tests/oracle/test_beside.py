@@ -106,7 +106,7 @@ def test_tubes_that_others_dropped_are_forgotten(connect: Callable[[], tubes.Que
         other.sweep()
     one.drop_tube("tube_1")
     other.sweep()
-    assert sorted(other._tubes) == ["tube_0", "tube_2", "tube_3", "tube_4"]
+    assert sorted(tube.name for tube in other._open_tubes) == ["tube_0", "tube_2", "tube_3", "tube_4"]
 
 
 def test_a_task_that_lives_ten_thousand_years_can_be_seen(connect: Callable[[], tubes.Queue]) -> None:

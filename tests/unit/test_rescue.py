@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tubes
-from tubes.queue import RESCUED_AT_ONCE
+from tubes.rescuer import RESCUED_AT_ONCE
 
 MANY = 2 * RESCUED_AT_ONCE + 5
 
@@ -58,9 +58,9 @@ def test_two_draw_others_by_lot(queue: tubes.Queue, monkeypatch: pytest.MonkeyPa
         drawn.append(ended)
         return len(ended)
 
-    monkeypatch.setattr(queue, "_rescue_from", rescued)
-    queue.rescue()
-    queue.rescue()
+    monkeypatch.setattr(queue.rescuer, "_rescue_from", rescued)
+    queue.rescuer.rescue()
+    queue.rescuer.rescue()
     first, second = drawn[0], drawn[3]
     assert len(drawn) == 6 and {*first} != {*second}
     assert len({session for step in drawn[:3] for session in step}) == MANY

@@ -74,7 +74,7 @@ def test_what_a_take_holds_that_fails_when_it_is_committed_is_given_back(
         raise error
 
     tube.put("x")
-    monkeypatch.setattr("tubes.queue.LOOK_EVERY", math.inf)
+    monkeypatch.setattr("tubes.rescuer.LOOK_EVERY", math.inf)
     monkeypatch.setattr(getattr(tube, owner), name, fail)
     with pytest.raises(type(error)):
         tube.take(timeout=0)
@@ -104,7 +104,7 @@ def test_statistics_of_all_leave_out_no_tube_because_the_store_is_away(
 @pytest.fixture
 def held(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> tubes.Task | None:
     """A taken task. However long it is until the next take, that looks for the dead only when it finds nothing."""
-    monkeypatch.setattr("tubes.queue.LOOK_EVERY", math.inf)
+    monkeypatch.setattr("tubes.rescuer.LOOK_EVERY", math.inf)
     tube.put("held")
     return tube.take(timeout=0)
 
@@ -117,7 +117,7 @@ def test_an_ack_stands_when_the_look_for_more_meets_a_store_that_is_away(
     def is_away(*_: object) -> None:
         raise tubes.StoreUnavailable("no such server")
 
-    monkeypatch.setattr(tube._queue, "rescue_for", is_away)
+    monkeypatch.setattr(tube._queue.rescuer, "rescue_for", is_away)
     assert tube.take(timeout=0, ack=held) is None
     assert tube.statistics()["calls"]["ack"] == 1
     with pytest.raises(tubes.StoreUnavailable):
@@ -165,7 +165,7 @@ def no_take_is_committed(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_ack_stands_and_what_was_not_committed_is_not_taken(
     tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(tube._queue, "rescue_for", lambda taker: bool(taker.put("of the dead")))
+    monkeypatch.setattr(tube._queue.rescuer, "rescue_for", lambda taker: bool(taker.put("of the dead")))
     request.getfixturevalue("no_take_is_committed")
     assert tube.take(timeout=0, ack=held) is None
     assert tube.statistics()["tasks"]["ready"] == 1
@@ -479,7 +479,7 @@ def test_a_tube_that_another_has_dropped_is_forgotten_and_its_driver_stopped(
         monkeypatch.setattr(tube.driver, "stop", lambda: stopped.append(tube.name))
         other.tube.jobs.drop()
         queue.sweep()
-        assert (stopped, list(queue._tubes)) == (["jobs"], [])
+        assert (stopped, list(queue._open_tubes)) == (["jobs"], [])
 
 
 def test_a_task_of_another_tube_is_refused_in_a_batch_too(tube: tubes.Tube) -> None:

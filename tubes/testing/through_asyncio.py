@@ -213,7 +213,7 @@ class FacingQueue(_Facing):
             _perform(self._and_callbacks(block.__aexit__(None, None, None)))
 
     def _has_callbacks(self) -> bool:
-        return any(tube._listeners for tube in list(self._awaited._plain._tubes.values()))
+        return any(tube._listeners for tube in self._awaited._plain._open_tubes)
 
     def __enter__(self) -> FacingQueue:
         return self

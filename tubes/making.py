@@ -1,0 +1,78 @@
+"""Makes the drivers of tubes, starts and stops them, and tells of what one of somebody's own raises."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from tubes import options as checked
+from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
+from tubes.errors import BadOption, TubeError, UnknownDriver
+from tubes.feature_options import check_tube_options, stored_options
+from tubes.store import Store
+
+log = logging.getLogger("tubes.queue")
+
+
+def make_driver(store: Store, definition: Any, record: TubeRecord) -> Driver:
+    """Make a tube's driver of what is registered for its type."""
+    if isinstance(definition, TubeType):
+        return store.realise(definition, record)
+    try:
+        driver = cast("Driver", definition(store, record))
+    except TubeError:
+        raise
+    except Exception as error:  # whatever its maker raises
+        raise UnknownDriver(record.type, why=f": its driver cannot be made ({_named(error)})") from error
+    check_driver(driver)
+    return driver
+
+
+def start_driver(record: TubeRecord, start: Callable[[], object]) -> None:
+    """Start a tube's driver. Where it raises, the tube is like one whose driver cannot be had here."""
+    try:
+        start()
+    except TubeError:
+        raise
+    except Exception as error:
+        raise UnknownDriver(record.type, why=f": its driver cannot be started ({_named(error)})") from error
+
+
+def stop_driver(driver: Driver) -> None:
+    """Stop a driver; what one raises is not for the others to bear."""
+    try:
+        driver.stop()
+    except Exception:
+        log.exception("the driver %r cannot be stopped", driver)
+
+
+def options_to_store(
+    store: Store, definition: Any, type: str, name: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Check what is given for a new tube, against its type; return it as the catalogue keeps it."""
+    has_features = isinstance(getattr(definition, "features", None), Features)  # else what it makes knows
+    if isinstance(definition, TubeType) or not has_features:  # refused before there is a tube
+        definition = make_driver(store, definition, TubeRecord(0, name, type, {}, False))
+    own: Sequence[str] = getattr(definition, "tube_options", ())
+    where = f"{type} tube {name!r}"
+    check_tube_options(options, definition.features, own, where)
+    stored: dict[str, Any] = {}
+    if own:
+        given = {name: options[name] for name in own if name in options}
+        stored = _as_read_again(definition.check_tube_options(given), where)
+    return stored | stored_options(options)
+
+
+def _as_read_again(stored: Any, where: str) -> dict[str, Any]:
+    """A type's own options as everybody will read them. What nobody could read makes a tube that nobody can open."""
+    try:
+        return checked.check_stored_options(json.loads(json.dumps(dict(stored), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise BadOption(f"the options of {where} cannot be stored: {error}") from error
+
+
+def _named(error: Exception) -> str:
+    """What it says and which it is: a KeyError says nothing but the key."""
+    return f"{type(error).__name__}: {error}"

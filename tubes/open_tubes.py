@@ -1,0 +1,154 @@
+"""The tubes that a queue has open, each with its driver: opened when they are asked for, forgotten when dropped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from tubes.driver import Driver, TubeRecord
+from tubes.errors import (
+    BadOption,
+    IncompleteDriver,
+    NoSuchTube,
+    StoreError,
+    StoreUnavailable,
+    UnknownDriver,
+)
+from tubes.making import make_driver, start_driver, stop_driver
+from tubes.registry import find_driver
+from tubes.tube import Tube
+
+if TYPE_CHECKING:
+    from tubes.queue import Queue
+
+
+class OpenTubes:
+    """Those of one queue, by name.
+
+    The lock is never held while one waits for the store: who has that, in a transaction, may want the lock.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._store = queue.store
+        self._tubes: dict[str, Tube] = {}
+        self._lock = threading.RLock()
+        self._is_over = False
+        """Whether the drivers are being stopped, so that no more tubes are opened."""
+
+    def __iter__(self) -> Iterator[Tube]:
+        return iter(list(self._tubes.values()))
+
+    def get(self, name: str) -> Tube | None:
+        """The tube of that name, if it is open, which may have been dropped elsewhere since."""
+        return self._tubes.get(name)
+
+    def open(self, record: TubeRecord, driver: Driver | None = None) -> Tube:
+        """Open a tube, with its driver if that is made already, unless another thread has done so."""
+        tube = self._get_same(record)
+        if tube is not None:
+            if driver is not None:
+                stop_driver(driver)
+            return tube
+        if driver is None:
+            driver = make_driver(self._store, find_driver(record.type), record)
+        opened = Tube(self._queue, record, driver)
+        start_driver(record, opened.place.start)
+        unused: Driver | None = driver
+        with self._lock:
+            tube = self._get_same(record)
+            if tube is None and not self._is_over:
+                self._store.set_aside.clear()
+                dropped = self._tubes.get(record.name)  # and made anew, by others
+                self._tubes[record.name] = tube = opened
+                unused = None if dropped is None else dropped.driver
+        if unused is not None:
+            stop_driver(unused)
+        if tube is None:
+            raise StoreUnavailable("this queue is closed")
+        return tube
+
+    def open_all(self) -> list[Tube]:
+        """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
+
+        The others wait until their type is registered, as do those whose driver cannot be had here: the package that it
+        needs is not installed, say; or whose entry cannot be read, or which is damaged itself. Who asks for such a tube
+        is told why.
+        """
+        before = list(self)
+        records = self._queue.records()
+        tubes = [tube for record in records if (tube := self._open_if_possible(record)) is not None]
+        ids = {record.id for record in records}
+        for tube in before:
+            if tube.record.id not in ids and not self._store.waiters.count(tube.record.id):
+                self.forget(tube)
+        return tubes
+
+    def forget(self, tube: Tube) -> None:
+        """It was dropped."""
+        with self._lock:
+            if self._tubes.get(tube.name) is not tube:
+                return  # who has taken it out stops it
+            del self._tubes[tube.name]
+        stop_driver(tube.driver)
+
+    def close(self) -> None:
+        """Stop all drivers; no more tubes are opened."""
+        with self._lock:
+            self._is_over = True
+            left = list(self)
+        for tube in left:
+            stop_driver(tube.driver)
+
+    def forked(self) -> None:
+        """Called in a forked child: a thread of the parent's may have held a lock."""
+        self._lock = threading.RLock()
+        for tube in self:
+            tube.place.forked()
+
+    def told(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
+        """What the store tells of many tubes at once, ``next_dues`` or ``holders``, by their ids: of those it can."""
+        ask = getattr(self._store, what, None)
+        asked = [tube.record for tube in tubes if tube.place.is_realised]
+        if ask is None or not asked:
+            return {}
+        try:
+            return cast("Mapping[int, Any]", self._store.read(lambda tx: ask(tx, asked)))
+        except Exception as error:
+            if isinstance(error, StoreError) and type(error) is not StoreError:
+                raise
+            return {}  # something is wrong with one of them: each is asked by itself
+
+    def _get_same(self, record: TubeRecord) -> Tube | None:
+        """This very tube, not one of its name that was dropped, if it is open."""
+        tube = self._tubes.get(record.name)
+        return tube if tube is not None and tube.record.id == record.id else None
+
+    def _open_if_possible(self, record: TubeRecord) -> Tube | None:
+        if record.unreadable:
+            return self._get_same(record)
+        try:
+            return self.open(record)
+        except (UnknownDriver, IncompleteDriver, BadOption):
+            return None
+        except StoreError as error:
+            if type(error) is not StoreError:
+                raise
+            return None
+
+
+@contextmanager
+def apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iterator[None]:
+    """Let what is wrong with this tube alone not keep a walk over all tubes from the others; note it in ``failed``."""
+    try:
+        yield
+    except NoSuchTube:  # dropped elsewhere since
+        pass
+    except Exception as error:
+        if isinstance(error, StoreError) and not tube.place.fails_alone(error):
+            raise
+        if failed is not None:
+            error.add_note(f"in {tube!r}")
+            failed.append(error)

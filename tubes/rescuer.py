@@ -1,0 +1,93 @@
+"""Gives back what ended sessions hold: who takes does that, and the sweep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+from tubes.clock import real_monotonic
+from tubes.interrupts import guarded
+from tubes.open_tubes import OpenTubes, apart_from_others
+from tubes.store import Store
+from tubes.tube import Tube
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks for dead sessions by consumers that find enough to do."""
+
+RESCUED_AT_ONCE = 10
+"""Ended sessions whose tasks are given back until the next look which there are, drawn by lot where there are more.
+
+Many processes that see the same ones end, as where a host with many workers dies, divide them among themselves so.
+"""
+
+
+class Rescuer:
+    """Of one queue."""
+
+    def __init__(self, store: Store, tubes: OpenTubes) -> None:
+        self._store = store
+        self._tubes = tubes
+        self._look_at = 0.0
+        self._is_any_left = False
+        """Whether an open tube has a session in ``ended`` whose tasks could not all be given back."""
+
+    def look(self, taker: Tube) -> None:
+        """Rescue for a take there, if the last look was a while ago; what a busy consumer can afford."""
+        now = real_monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            self.rescue_for(taker, lately=True)
+
+    def rescue_for(self, taker: Tube, *, lately: bool = False) -> int:
+        """Before a take there: give back what dead sessions hold, so that the taker can get it."""
+        if self._store.deaths_suspected(lately=lately):
+            return self.rescue(taker)
+        return taker.rescue() if taker.ended else 0
+
+    def rescue(self, taker: Tube | None = None) -> int:
+        """Release what ended sessions hold, in every open tube; return how many tasks that were.
+
+        With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
+        sessions hold that nobody knows, are left to a later sweep.
+        """
+        store, is_thorough = self._store, taker is None
+        released, seen = 0, {*store.set_aside}
+        while True:
+            ended = guarded(partial(store.ended_sessions, store.clock.now_ms(), thoroughly=is_thorough))
+            left = [session for session in ended if session not in seen]
+            chosen = left if len(left) <= RESCUED_AT_ONCE else random.sample(left, RESCUED_AT_ONCE)
+            seen.update(chosen)
+            if chosen:
+                released += self._rescue_from(chosen, taker)
+            if len(chosen) == len(left):
+                return released
+
+    def swept(self, tubes: Sequence[Tube]) -> None:
+        """All tubes have been tried again: where nothing is left, a look finds what was set aside, and forgets it."""
+        if self._is_any_left and not any(tube.ended for tube in tubes):
+            self._is_any_left = False
+            self._store.set_aside.clear()
+
+    def _rescue_from(self, ended: Sequence[str], taker: Tube | None) -> int:
+        """Release what these hold, and forget them, or set them aside.
+
+        A session is set aside where it may hold more: in a tube that is not open here, of a type that nobody has
+        registered, until one is opened; or in one that has it in ``ended``, as some tasks are locked or the tube's
+        server is away, until a sweep has given these back. Then a look finds it again, and forgets it.
+        """
+        store, released = self._store, 0
+        tubes, all_ended = self._tubes.open_all(), {*ended}
+        put_off = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}
+        holders = self._tubes.told("holders", [tube for tube in tubes if tube not in put_off])
+        for tube in tubes:
+            tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
+            if tube not in put_off:
+                with apart_from_others(tube):
+                    released += tube.rescue()
+            self._is_any_left |= bool(tube.ended)
+        if len(tubes) < len(store.read(store.tubes)) or any(tube.ended for tube in tubes):
+            store.set_aside.update(ended)
+        else:
+            guarded(store.transact, lambda tx: store.forget_sessions(tx, ended))
+        return released
