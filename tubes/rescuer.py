@@ -10,7 +10,7 @@ from tubes.clock import real_monotonic
 from tubes.interrupts import guarded
 from tubes.open_tubes import OpenTubes, apart_from_others
 from tubes.store import Store
-from tubes.tube import Tube
+from tubes.taking import Takes
 
 LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
@@ -32,20 +32,20 @@ class Rescuer:
         self._is_any_left = False
         """Whether an open tube has a session in ``ended`` whose tasks could not all be given back."""
 
-    def look(self, taker: Tube) -> None:
+    def look(self, taker: Takes) -> None:
         """Rescue for a take there, if the last look was a while ago; what a busy consumer can afford."""
         now = real_monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
             self.rescue_for(taker, lately=True)
 
-    def rescue_for(self, taker: Tube, *, lately: bool = False) -> int:
+    def rescue_for(self, taker: Takes, *, lately: bool = False) -> int:
         """Before a take there: give back what dead sessions hold, so that the taker can get it."""
         if self._store.deaths_suspected(lately=lately):
             return self.rescue(taker)
         return taker.rescue() if taker.ended else 0
 
-    def rescue(self, taker: Tube | None = None) -> int:
+    def rescue(self, taker: Takes | None = None) -> int:
         """Release what ended sessions hold, in every open tube; return how many tasks that were.
 
         With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
@@ -63,13 +63,13 @@ class Rescuer:
             if len(chosen) == len(left):
                 return released
 
-    def swept(self, tubes: Sequence[Tube]) -> None:
+    def swept(self, tubes: Sequence[Takes]) -> None:
         """All tubes have been tried again: where nothing is left, a look finds what was set aside, and forgets it."""
         if self._is_any_left and not any(tube.ended for tube in tubes):
             self._is_any_left = False
             self._store.set_aside.clear()
 
-    def _rescue_from(self, ended: Sequence[str], taker: Tube | None) -> int:
+    def _rescue_from(self, ended: Sequence[str], taker: Takes | None) -> int:
         """Release what these hold, and forget them, or set them aside.
 
         A session is set aside where it may hold more: in a tube that is not open here, of a type that nobody has

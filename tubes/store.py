@@ -20,7 +20,7 @@ from tubes.waiting import Key, Lease, Waiters
 
 if TYPE_CHECKING:
     from tubes.driver import Change, Driver, TubeRecord, TubeType
-    from tubes.tube import Tube
+    from tubes.steps import Steps
 
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
@@ -211,7 +211,7 @@ class Unit(OfOneProcess):
         """Whether it is on a connection of the user's, whose driver waits as it does and sees to signals itself."""
         self._store = store
         self._ended = ended
-        self._changes: list[tuple[Tube, Sequence[Change]]] = []
+        self._changes: list[tuple[Steps, Sequence[Change]]] = []
         self._lock = threading.RLock()
 
     @property
@@ -231,7 +231,7 @@ class Unit(OfOneProcess):
         if not self.is_open:
             raise BadOption("this transaction is over", option="unit")
 
-    def run(self, step: Callable[[Any], Sequence[Change]], tube: Tube) -> Sequence[Change]:
+    def run(self, step: Callable[[Any], Sequence[Change]], tube: Steps) -> Sequence[Change]:
         """Run a driver's step in it, and keep the changes that it made."""
         with self._lock:
             return self._whole(self._run, step, tube)
@@ -255,7 +255,7 @@ class Unit(OfOneProcess):
         self.is_open = False
         self._lock = threading.RLock()
 
-    def changes(self) -> Sequence[tuple[Tube, Sequence[Change]]]:
+    def changes(self) -> Sequence[tuple[Steps, Sequence[Change]]]:
         """All changes so far, in order."""
         return self._changes
 
@@ -280,7 +280,7 @@ class Unit(OfOneProcess):
     def _whole(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return work(*args) if self._is_joined else guarded(work, *args)
 
-    def _run(self, step: Callable[[Any], Sequence[Change]], tube: Tube) -> Sequence[Change]:
+    def _run(self, step: Callable[[Any], Sequence[Change]], tube: Steps) -> Sequence[Change]:
         changes = self._read(step)
         if changes:
             self._changes.append((tube, changes))

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from tubes.clock import Signal
+from tubes.clock import Clock, Signal
 
 Key = int
 """What is waited for: a tube's id for its tasks, ``room(id)`` for room in it."""
@@ -40,6 +40,21 @@ def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
         return max(due_ms - now_ms, 0) / 1000
     overdue = (tried_ms - due_ms) / 1000
     return min(overdue, HELD_UP) if overdue > A_MOMENT else 0.0
+
+
+class Deadline:
+    """When who waits gives up; with a timeout of ``None`` never."""
+
+    def __init__(self, clock: Clock, timeout: float | None) -> None:
+        self._clock = clock
+        self._at = None if timeout is None else clock.monotonic() + timeout
+
+    def left(self) -> float | None:
+        """The seconds until then; 0.0: it is over."""
+        if self._at is None:
+            return None
+        left = self._at - self._clock.monotonic()
+        return left if left > 1e-6 else 0.0  # sums of floats are that exact
 
 
 class Waiters:

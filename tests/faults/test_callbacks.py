@@ -113,7 +113,7 @@ def test_a_callback_that_is_set_while_a_call_begins_hears_of_it_then_or_never(
             setter.join()
         return guarded(work, *args)
 
-    monkeypatch.setattr("tubes.tube.guarded", set_meanwhile)
+    monkeypatch.setattr("tubes.steps.guarded", set_meanwhile)
     tube.put("first")
     assert heard in ([], [1])
     known = len(heard)

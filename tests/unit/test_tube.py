@@ -33,7 +33,8 @@ def tube(queue: tubes.Queue) -> tubes.Tube:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes many steps takes few tasks."""
-    monkeypatch.setattr("tubes.tube.STEP_LIMIT", 3)
+    for module in ("tubes.tube", "tubes.taking"):
+        monkeypatch.setattr(f"{module}.STEP_LIMIT", 3)
 
 
 @pytest.mark.parametrize(("count", "kicked"), [(2, 2), (3, 3), (7, 7), (8, 8), (100, 8)])

@@ -1,0 +1,343 @@
+"""A tube as it takes: for who calls, for who waits; and gives back what those had who are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tubes import options as checked
+from tubes.driver import STEP_LIMIT, Change, Driver, Ref, TasksLocked, TubeRecord, ack_and_take_of
+from tubes.errors import (
+    BadOption,
+    NoSuchTube,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    TubeError,
+)
+from tubes.interrupts import guarded, interruptible
+from tubes.options import Seconds
+from tubes.steps import Steps, taken_by
+from tubes.store import Unit
+from tubes.task import ACK, TAKE, State, Task
+from tubes.waiting import Deadline, seconds_until
+
+if TYPE_CHECKING:
+    from tubes.queue import Queue
+
+RECONNECT_AFTER = 0.25
+"""Seconds between two looks of a waiting take while the store cannot be reached."""
+
+NONE_SEEN: Mapping[int, int | None] = {}
+
+
+class Takes(Steps):
+    """The middle part of a ``Tube``: what is taken, and what becomes ready again because nobody has it, or in time."""
+
+    def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
+        super().__init__(queue, record, driver)
+        self._own_ack_and_take = ack_and_take_of(driver)
+        self.ended: set[str] = set()
+        """Ended sessions whose tasks are still to be released here."""
+
+    # Taking
+
+    def _take(
+        self,
+        limit: int,
+        timeout: Seconds | None,
+        ack: Task | int | None,
+        unit: Unit | None,
+        connection: Any,
+    ) -> list[Task]:
+        wait = checked.timeout_seconds(timeout)
+        if wait != 0.0 and (unit is not None or connection is not None):
+            raise BadOption("a take inside a transaction cannot wait: pass timeout=0", option="timeout")
+        unit = self._unit(unit, connection)
+        kept: list[Task] = []
+        try:
+            if unit is None:
+                guarded(self._take_or_wait, limit, kept, wait, ack)
+            else:
+                self._take_now(limit, kept, ack, unit)
+            return kept
+        except BaseException as error:
+            # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
+            # answers to them, and this does nothing.
+            if kept and not isinstance(error, StoreError):
+                self.give_back(kept, unit)
+            raise
+
+    def _take_or_wait(self, limit: int, kept: list[Task], wait: float | None, ack: Task | int | None) -> None:
+        self._queue.rescuer.look(self)
+        try:
+            self._take_now(limit, kept, ack)
+            if not kept and wait != 0.0:
+                try:
+                    self._wait_and_take(limit, kept, wait)
+                except StoreError as error:
+                    is_over = self._queue.is_closed and isinstance(error, StoreUnavailable)
+                    if ack is None and not is_over:
+                        raise
+                    kept.clear()  # closed meanwhile; or the ack stands, so that the next call has the error
+        finally:
+            self._queue.deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
+
+    def _take_now(
+        self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
+    ) -> None:
+        """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it.
+
+        The callbacks of that are the caller's to deliver, where it is no unit's.
+        """
+        if self._unknown and unit is None:
+            self._give_back_unknown()
+        to_ack = None if ack is None else self._ref(ack)
+        settled = len(self._take_step(limit, kept, to_ack, unit))
+        if kept:
+            return
+        if to_ack is None:
+            self._settle_and_take(limit, kept, settled, unit)
+            return
+        try:
+            self._settle_and_take(limit, kept, settled - 1, unit)
+        except StoreError:
+            if unit is not None:
+                raise
+            kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
+
+    def _settle_and_take(self, limit: int, kept: list[Task], settled: int, unit: Unit | None) -> None:
+        """Try again, where a step has found so much that was due and nothing to take, or somebody is dead."""
+        while not kept and settled:  # more may be due than one step settles
+            settled = len(self._take_step(limit, kept, None, unit))
+        if not kept and unit is None and self._queue.rescuer.rescue_for(self):
+            self._take_step(limit, kept, None, unit)
+        if not kept:
+            self._check_exists(unit)
+
+    def _take_step(
+        self, limit: int, kept: list[Task], to_ack: Ref | None, unit: Unit | None
+    ) -> Sequence[Change]:
+        """Run the step of a take, and commit it."""
+        driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
+        is_realised = self.place.is_realised
+        owner, now = "", 0
+
+        def step(tx: Any) -> Sequence[Change]:
+            nonlocal owner, now
+            kept.clear()
+            if queue.is_closed:
+                if to_ack is not None:
+                    queue.check_open()
+                return ()
+            owner, now = store.session, clock.now_ms()
+            if to_ack is None:
+                changes = driver.take(tx, limit, owner=owner, now=now)
+            else:
+                changes = self._ack_and_take(tx, to_ack, limit, owner, now)
+            if not is_realised:
+                self._checked(changes)
+            for event, raw, _ in changes:
+                if event is TAKE:
+                    kept.append(self._task(raw))
+            return changes
+
+        try:
+            changes = self._commit(step) if unit is None else self._run(step, unit)
+        except Exception as error:
+            # A step of one statement has committed what it took, if what came after that failed, such as decoding
+            if isinstance(error, OutcomeUnknown):
+                self._unknown.add(owner, now if error.at_ms is None else error.at_ms)
+            elif unit is None and not isinstance(error, TubeError):
+                self._unknown.add(owner, now)
+            raise
+        if to_ack is not None and not any(event is ACK for event, _, _ in changes):
+            raise self._not_taken(to_ack)
+        return changes
+
+    def _ack_and_take(self, tx: Any, ref: Ref, limit: int, owner: str, now: int) -> Sequence[Change]:
+        """Ack, and take in the same step. A refused ack is not among the changes, and then nothing is taken."""
+        driver = self.driver
+        if self._own_ack_and_take is not None:
+            return self._own_ack_and_take(tx, (ref,), limit, owner=owner, now=now)
+        tx.begin()
+        acked = driver.ack(tx, (ref,), owner=owner, now=now)
+        if not acked:
+            return acked
+        taken = driver.take(tx, limit, owner=owner, now=now)
+        if not self.place.is_realised:
+            self._checked(acked)
+            self._checked(taken)
+        return [*acked, *taken]
+
+    # Waiting
+
+    def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
+        """Stand in line for tasks; see ``Waiters`` for who takes and who looks when.
+
+        ``calls``: what it was called for and has not come to. Where it leaves without, others are called instead.
+        """
+        waiters, clock, key = self._store.waiters, self._clock, self._id
+        deadline = Deadline(clock, timeout)
+        self._queue.sweep_in_background()
+        signal = waiters.enter(key)
+        calls = 0
+        try:
+            while True:
+                is_last = deadline.left() == 0.0
+                is_first, is_called = waiters.heed(key, signal)
+                calls = int(is_called)
+                most = limit if is_first else 1  # who came earlier was called for one of the others
+                due = self._try_in_line(most, kept, is_called, is_first, is_last)
+                if kept or self._queue.is_closed:
+                    return
+                calls = 0
+                if is_first:
+                    waiters.looked_in_vain(key, signal)
+                if is_last:
+                    return
+                self._queue.deliveries.deliver()  # what was due
+                pause = deadline.left()  # a look takes time
+                if is_first and due is not None:  # the first in line sees to what is due, the others wait on
+                    pause = due if pause is None else min(pause, due)
+                interruptible(clock.wait, signal, pause)
+        finally:
+            calls += waiters.leave(key, signal, [(task.id, task.attempts) for task in kept])
+            waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
+            if calls > len(kept):
+                self._store.call_instead(key, calls - len(kept))
+
+    def _try_in_line(
+        self, limit: int, kept: list[Task], is_called: bool, is_first: bool, is_last: bool
+    ) -> float | None:
+        """Take, if this is the one to do so; where nothing came of it, return the seconds until something may."""
+        try:
+            if is_called:
+                self._take_now(limit, kept)
+            if not kept and (is_called or is_first or is_last):
+                return self._look_and_take(limit, kept, is_last=is_last)
+            return None
+        except (StoreUnavailable, StoreBusy, OutcomeUnknown):
+            if not self.place.reconnects or self._queue.is_closed or is_last:
+                raise
+            kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown
+            return RECONNECT_AFTER
+
+    def _look_and_take(self, limit: int, kept: list[Task], *, is_last: bool) -> float | None:
+        """Take where there is something to do; if nothing came of it, return the seconds until there may be."""
+        if self._unknown:
+            self._give_back_unknown()
+        is_ready, due = self._look()
+        tried = self._clock.now_ms()
+        is_anything_due = is_ready or (due is not None and due <= tried) or self.ended
+        if is_anything_due or self._store.deaths_suspected(lately=not is_last):
+            self._take_now(limit, kept)
+            if not kept:
+                due = self._look()[1]
+        return None if due is None else seconds_until(due, tried, self._clock.now_ms())
+
+    def _look(self) -> tuple[bool, int | None]:
+        """Without a write: whether a task is ready, and the instant of the next thing that time does here."""
+        driver = self.driver
+
+        def look(tx: Any) -> tuple[bool, int | None]:
+            is_ready = driver.can_take(tx)
+            if not (is_ready or self.place.has_tube(tx)):
+                raise NoSuchTube(self.name)
+            return is_ready, driver.next_due(tx)
+
+        return self.place.read(look)
+
+    # Giving back
+
+    def give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
+        """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it.
+
+        What was taken in a transaction goes back in it. One that is over was rolled back, or has waited for this; one
+        in which it fails cannot be committed.
+        """
+        if unit is not None and not unit.is_open:
+            return
+        try:
+            self._give_back(tasks, unit)
+        except StoreError:
+            if unit is None:
+                for task in tasks:
+                    self._unknown.add(*taken_by(task))
+
+    def _give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
+        def release(session: str, refs: Sequence[Ref], tx: Any) -> Sequence[Change]:
+            return self.driver.release(tx, refs, delay_ms=0, owner=session, now=self._clock.now_ms())
+
+        of_session: dict[str, list[Ref]] = {}
+        for task in tasks:
+            of_session.setdefault(taken_by(task)[0], []).append(Ref(task.id, task.token))
+        for session, refs in of_session.items():
+            self._run(partial(release, session, refs), unit)
+
+    def _give_back_unknown(self) -> None:
+        """Release what was taken, maybe, by takes of which nobody knows how they ended: nobody was told of these tasks.
+
+        They are known by session and millisecond of the take. Should another thread have taken one in that very
+        millisecond, it loses its lease.
+        """
+        unknown, after = self._unknown.due(), -1
+        while unknown:
+            tasks = [self._task(raw) for raw in self._read(partial(self._taken_after, after))]
+            self._give_back([task for task in tasks if taken_by(task) in unknown])
+            if len(tasks) < STEP_LIMIT:
+                self._unknown.looked_for(unknown)
+                return
+            after = tasks[-1].id
+
+    def _taken_after(self, after: int, tx: Any) -> Sequence[Any]:
+        return self.driver.tasks_by_state(tx, State.TAKEN, after=after, limit=STEP_LIMIT)
+
+    # What is due, and what ended sessions hold
+
+    def expire(self, seen: Mapping[int, int | None] = NONE_SEEN) -> tuple[int, int | None]:
+        """Do what time asks for, and what a rescue has left; return how many tasks that changed, and what is due next.
+
+        ``seen``: what is due next in several tubes, by their ids; one that is not there is asked.
+        """
+        expired = self.rescue()
+        if self._unknown:
+            self._give_back_unknown()
+        due = seen[self._id] if self._id in seen and not expired else self.next_due_ms()
+        while due is not None and due <= self._clock.now_ms():
+            changes = self._run(self._expiry)
+            expired += len(changes)
+            if not changes:
+                break
+            due = self.next_due_ms()
+        return expired, due
+
+    def rescue(self) -> int:
+        """Release what the sessions in ``ended`` hold; return how many tasks that were.
+
+        What others have locked stays there for the next time: who takes does not wait for them.
+        """
+        self.place.check_reachable()
+        released = 0
+        for session in [*self.ended]:
+            with suppress(TasksLocked):
+                while count := self._release_some(session):
+                    released += count
+                self.ended.discard(session)
+        return released
+
+    def next_due_ms(self) -> int | None:
+        """The instant of the next thing that time does here."""
+        return self.place.read(self.driver.next_due) if self.features.timed else None
+
+    def _release_some(self, owner: str | None) -> int:
+        """Release up to ``STEP_LIMIT`` of the tasks that a session holds; ``None``: that anybody holds."""
+        return len(
+            self._run(lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms()))
+        )
+
+    def _expiry(self, tx: Any) -> Sequence[Change]:
+        return self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms())
