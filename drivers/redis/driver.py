@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from tubes.driver import (
@@ -24,6 +24,7 @@ from tubes.task import ACK, STATES, Event, State, Task, done, make_task, session
 
 from . import scripts
 from .scripts import OF_PLAIN, PLAIN_KEYS, Argument, Keys, Script
+from .tx import RedisTx
 from .wire import NO_TUBE, Refused
 
 HIGHEST_PRI = 2**53
@@ -46,20 +47,6 @@ NO_LEASES: Leases = {}
 
 Raw = tuple[int, bytes, bytes]
 """A task as scripts answer it: id, record (see tube.lua), payload."""
-
-
-class RedisTx(Protocol):
-    """One step at the store. It is no transaction: each script is one by itself.
-
-    ``most``: how many tasks a script may answer with. The server is given time for these, and for its arguments.
-    """
-
-    looked: dict[int, int | None]
-    """What ``look`` has found for tubes during this call: when time does something next."""
-
-    def begin(self) -> None: ...
-    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any: ...
-    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any: ...
 
 
 class RedisDriver:

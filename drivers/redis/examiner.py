@@ -28,10 +28,11 @@ from ..examining import (
     portions,
 )
 from . import scripts
-from .driver import RedisDriver, RedisTx
+from .driver import RedisDriver
 from .nodes import Cursor
 from .scripts import Argument
 from .sessions import Sessions
+from .tx import RedisTx
 
 SCAN_LIMIT = 100
 """Things that one script looks at, about: nobody else is served meanwhile."""

@@ -47,6 +47,7 @@ from .hub import Hub
 from .nodes import Cursor, Nodes
 from .scripts import TUBE_KEYS, Argument, Keys, Script
 from .sessions import Sessions, pairs
+from .tx import RedisTx
 from .urls import described, parsed
 from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
@@ -75,35 +76,6 @@ class NotAdmitted(Exception):
 
 class Again(Exception):
     """Somebody else was faster: look again."""
-
-
-class StoreTx:
-    """One step at the store; see ``RedisTx``. ``in_order``: until its end nobody else's step is done in that tube."""
-
-    __slots__ = ("_held", "_store", "looked")
-
-    def __init__(self, store: RedisStore, *, in_order: bool = False) -> None:
-        self._store = store
-        self._held: list[threading.RLock] | None = [] if in_order else None
-        self.looked: dict[int, int | None] = {}
-
-    def begin(self) -> None:
-        """Each script is a transaction. Drivers that need one open may have no scripts: they have one order for all."""
-        if self._held is not None:
-            self._held.append(self._store.hold(self._store.order_of_all))
-
-    def end(self) -> None:
-        """The next one may come."""
-        while self._held:
-            self._held.pop().release()
-
-    def write(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
-        if self._held is not None:
-            self._held.append(self._store.hold(self._store.order_of(driver)))
-        return self._store.run(driver, script, given, most, is_repeatable=False)
-
-    def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
-        return self._store.run(driver, script, given, most, is_repeatable=True)
 
 
 class Spared(threading.local):
@@ -263,8 +235,8 @@ class RedisStore(Renewable):
             tries += 1
             try:
                 if on_commit is None:
-                    return work(StoreTx(self))
-                tx = StoreTx(self, in_order=True)
+                    return work(RedisTx(self))
+                tx = RedisTx(self, in_order=True)
                 try:
                     result = work(tx)
                     on_commit(result)
@@ -312,7 +284,7 @@ class RedisStore(Renewable):
 
         def look() -> T:
             try:
-                return work(StoreTx(self))
+                return work(RedisTx(self))
             except Refused as error:
                 raise self._translated(error) from error
 
