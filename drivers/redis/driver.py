@@ -102,7 +102,7 @@ class RedisDriver:
 
     def make(self, tx: RedisTx, *, anew: bool = False) -> None:
         """Make it where it is not there. ``anew``: it was, and sessions that live may hold what it gave."""
-        self._do(tx, scripts.OPEN, self.after, int(anew))
+        self.do(tx, scripts.OPEN, self.after, int(anew))
 
     def start(self, tx: RedisTx) -> None:
         if self.check_reachable is None:
@@ -116,7 +116,7 @@ class RedisDriver:
         """Nothing to stop."""
 
     def drop(self, tx: RedisTx) -> None:
-        taken, _ = self._do(tx, scripts.DROP)
+        taken, _ = self.do(tx, scripts.DROP)
         if taken:
             raise TubeBusy(self.name, f"{taken} of its tasks are taken")
 
@@ -197,21 +197,21 @@ class RedisDriver:
         return self._changes(self._steps(tx, scripts.RELEASE_OWNER, now, (owner or "-", limit)))
 
     def truncate(self, tx: RedisTx, limit: int) -> int:
-        removed: int = self._do(tx, scripts.TRUNCATE, limit)
+        removed: int = self.do(tx, scripts.TRUNCATE, limit)
         return removed
 
     # Looking
 
     def peek(self, tx: RedisTx, ids: Sequence[int]) -> Sequence[Raw]:
-        return _raws(self._look(tx, scripts.PEEK, *map(_text, ids)))
+        return _raws(self.look(tx, scripts.PEEK, *map(_text, ids)))
 
     def tasks_by_state(self, tx: RedisTx, state: State, *, after: int, limit: int) -> Sequence[Raw]:
-        given = (self.flags, 0, 0, state.value, "" if after < 0 else _text(after), limit)
-        return _raws(tx.read(self, scripts.LIST, given, limit))
+        begin = "" if after < 0 else _text(after)
+        return _raws(self.look(tx, scripts.LIST, state.value, begin, limit, most=limit))
 
     def can_take(self, tx: RedisTx) -> bool:
         try:
-            is_ready, due = self._look(tx, scripts.LOOK)
+            is_ready, due = self.look(tx, scripts.LOOK)
         except Refused as error:
             if error.code == NO_TUBE:
                 return False
@@ -227,7 +227,7 @@ class RedisDriver:
         return tx.looked.get(self.number)
 
     def count(self, tx: RedisTx) -> Mapping[State, int]:
-        counts = self._look(tx, scripts.COUNT)
+        counts = self.look(tx, scripts.COUNT)
         return dict(zip((State.READY, State.TAKEN, State.DELAYED, State.BURIED), counts, strict=True))
 
     def normalize_task(self, raw: Any) -> Task:
@@ -238,6 +238,16 @@ class RedisDriver:
             return self._task(id, record.split(b" ", 10), payload)
         except UNREADABLE as error:
             raise self._damaged(id, error) from error
+
+    # Any script. ``given`` comes after the three words that each gets, see tube.lua; as if nobody waited here
+
+    def do(self, tx: RedisTx, script: Script, *given: Argument, now: int = 0) -> Any:
+        """Run one that writes."""
+        return tx.write(self, script, (self.flags, now, 0, *given))
+
+    def look(self, tx: RedisTx, script: Script, *given: Argument, most: int = 0) -> Any:
+        """Run one that only reads; ``most``: see ``RedisTx``."""
+        return tx.read(self, script, (self.flags, 0, 0, *given), most)
 
     # Within
 
@@ -255,12 +265,6 @@ class RedisDriver:
 
     def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0) -> Any:
         return tx.write(self, script, (self.flags, now, self._waiting(), *given), most)
-
-    def _do(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
-        return tx.write(self, script, (self.flags, 0, 0, *given))
-
-    def _look(self, tx: RedisTx, script: Script, *given: Argument) -> Any:
-        return tx.read(self, script, (self.flags, 0, 0, *given))
 
     def _add_acks(self, given: list[Argument], refs: Sequence[Ref], owner: str | None) -> Leases:
         """What is known of a task need not be read again."""

@@ -30,7 +30,6 @@ from ..examining import (
 from . import scripts
 from .driver import RedisDriver
 from .nodes import Cursor
-from .scripts import Argument
 from .sessions import Sessions
 from .tx import RedisTx
 
@@ -136,11 +135,11 @@ class Examined:
         return RedisDriver(type, tube, self.namespace, lambda: 0, self.after(tube.id))
 
     def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
-        return Survey(*tx.read(driver, scripts.SURVEY, (driver.flags, 0, 0)))
+        return Survey(*driver.look(tx, scripts.SURVEY))
 
     def wrong_types(self, tx: RedisTx, driver: RedisDriver) -> Sequence[tuple[str, str, str]]:
         """The keys of a tube that are of another type than they must be: each with its type and the right one."""
-        found = [word.decode() for word in tx.read(driver, scripts.TYPES, (driver.flags, 0, 0))]
+        found = [word.decode() for word in driver.look(tx, scripts.TYPES)]
         return list(zip(found[::3], found[1::3], found[2::3], strict=True))
 
     def unknown_sessions(self, tx: RedisTx) -> Sequence[str]:
@@ -279,7 +278,7 @@ class OwnersCheck(RedisCheck):
         if self._store.wrong_types(tx, driver):
             return  # as Types tells
         while True:
-            flat = tx.read(driver, scripts.HOLDERS, (driver.flags, 0, 0, after, limit))
+            flat = driver.look(tx, scripts.HOLDERS, after, limit)
             for owner, count, is_admitted in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
                 if owner != b"-":  # taken by nobody: a task's own matter
                     yield Holding(owner.decode(errors="replace"), count, bool(is_admitted))
@@ -320,8 +319,7 @@ class Admissions(OwnersCheck):
         ):
             return False
         if not dry:
-            driver = self._store.driver(tube)
-            tx.write(driver, scripts.ADMIT, (driver.flags, now, 0, finding.session))
+            self._store.driver(tube).do(tx, scripts.ADMIT, finding.session)
         return True
 
 
@@ -464,7 +462,7 @@ class Starts(RedisCheck):
             survey = self._store.survey(tx, driver)
             if survey.gave and not survey.has_keys:
                 findings.append(self._dropped(tube))
-            findings += _findings(tube, "meta", tx.read(driver, scripts.EXAMINE, _looking(driver, "meta"))[2])
+            findings += _findings(tube, "meta", driver.look(tx, scripts.EXAMINE, "meta", "", 1)[2])
         return Look(findings, seen=len(tubes))
 
     def _dropped(self, tube: TubeRecord) -> Finding:
@@ -542,8 +540,8 @@ class Things(RedisCheck):
         return size
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        given = _looking(self._driver, self._where, after or b"", min(limit, SCAN_LIMIT))
-        after, seen, wrong, payloads = tx.read(self._driver, scripts.EXAMINE, given)
+        given = self._where, after or "", min(limit, SCAN_LIMIT)
+        after, seen, wrong, payloads = self._driver.look(tx, scripts.EXAMINE, *given)
         findings = [*_findings(self._tube, self._where, wrong), *self._unreadable(tx, payloads)]
         return Look([finding for finding in findings if self._is_new(finding)], after or None, seen)
 
@@ -567,14 +565,12 @@ class Things(RedisCheck):
         return _mend(tx, self._driver, finding, now=now, dry=dry)
 
 
-def _looking(driver: RedisDriver, where: str, after: bytes = b"", limit: int = 1) -> Sequence[Argument]:
-    return driver.flags, 0, 0, where, after, limit
-
-
 def _mend(tx: RedisTx, driver: RedisDriver, finding: Finding, *, now: int, dry: bool) -> bool:
     where, what, _ = finding.key
-    given = (driver.flags, now, 0, where, what, finding.rule, 0 if dry else 1, driver.after)
-    return bool((tx.read if dry else tx.write)(driver, scripts.MEND, given))
+    given = where, what, finding.rule
+    if dry:
+        return bool(driver.look(tx, scripts.MEND, *given, 0, driver.after))
+    return bool(driver.do(tx, scripts.MEND, *given, 1, driver.after, now=now))
 
 
 def _findings(tube: TubeRecord, where: str, wrong: Sequence[bytes]) -> list[Finding]:

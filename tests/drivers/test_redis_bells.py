@@ -47,7 +47,7 @@ class Strangers:
 def ask(queue: tubes.Queue, tube: tubes.Tube, script: Any, *given: Any) -> Any:
     """Run a script of that tube's, as any client may."""
     driver: Any = tube.driver
-    return queue.store.transact(lambda tx: driver._do(tx, script, *given))
+    return queue.store.transact(lambda tx: driver.do(tx, script, *given))
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class TestRedisUtubettl(RedisKit):
         assert len(tube.take_many(3, 0)) == 3
         for released, is_listed in (2, True), (1, False):
             changes = queue.store.transact(lambda tx: driver.release_owner(tx, owner, 2, now=now))
-            listed = queue.store.read(lambda tx: driver._look(tx, scripts.ADMITTED))  # type: ignore[attr-defined]
+            listed = queue.store.read(lambda tx: driver.look(tx, scripts.ADMITTED))  # type: ignore[attr-defined]
             assert (len(changes), owner.encode() in listed) == (released, is_listed)
 
     def test_nothing_of_a_temporary_tube_is_left_when_the_server_is_another(
@@ -59,6 +59,6 @@ class TestRedisUtubettl(RedisKit):
             was = {key.decode().removeprefix(tag) for key in client.scan_iter(match=f"{tag}*")}
             assert {"tasks", "states", "ready", "line", "busy", "held", "buried", "due"} <= was | {"ready"}
             client.zadd(f"{tag}ready", {"0" * 16: 0})
-            assert queue.store.transact(lambda tx: driver._do(tx, scripts.EMPTY, "another")) == 1
+            assert queue.store.transact(lambda tx: driver.do(tx, scripts.EMPTY, "another")) == 1
             left = {key.decode().removeprefix(tag) for key in client.scan_iter(match=f"{tag}*")}
         assert left <= {"meta", "sessions", "calls"}
