@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from tubes.doctor import LOOK_LIMIT, Check, Finding, Kind, Look
@@ -109,6 +109,11 @@ class Survey(NamedTuple):
         """Whether there is more than what a drop leaves behind."""
         return bool(self.next) or any(self[2:10])
 
+    @property
+    def was_dropped(self) -> bool:
+        """Whether there is that alone."""
+        return bool(self.gave) and not self.has_keys
+
 
 @dataclass(frozen=True)
 class Examined:
@@ -128,6 +133,10 @@ class Examined:
     after: Callable[[int], int]
     ask: Callable[..., Any]
     sessions: Callable[[], Sessions]
+
+    def tube(self, tx: RedisTx, number: int) -> TubeRecord | None:
+        """The tube of that number, if it is in the catalogue still."""
+        return next((tube for tube in self.tubes(tx) if tube.id == number), None)
 
     def driver(self, tube: TubeRecord) -> RedisDriver:
         """Of a tube whose type may be unknown here."""
@@ -255,23 +264,23 @@ class Holding(NamedTuple):
 
 
 class OwnersCheck(RedisCheck):
-    """Looks at who holds tasks, one tube a step; who holds them first, and then who is known."""
+    """Looks at who holds tasks, one tube a step."""
 
     name = "owners"
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        left = (tube for tube in self._store.tubes(tx) if after is None or tube.id > after)
-        tubes = sorted(left, key=lambda tube: tube.id)
-        if not tubes:
+        left = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
+        if not left:
             return Look(())
-        found = []
-        holdings = [*self._holdings(tx, tubes[0], limit)]
-        sessions = cache(self._store.sessions)
-        for holding in holdings:
-            finding = self._judge(tx, tubes[0], holding, sessions, now)
-            if finding is not None:
-                found.append(finding)
-        return Look(found, tubes[0].id if tubes[1:] else None, seen=len(holdings))
+        tube, *further = sorted(left, key=lambda tube: tube.id)
+        holdings = [*self._holdings(tx, tube, limit)]
+        findings = [*self._findings(tx, tube, holdings, now)]
+        return Look(findings, tube.id if further else None, seen=len(holdings))
+
+    def _findings(
+        self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
+    ) -> Iterator[Finding]:
+        raise NotImplementedError
 
     def _holdings(self, tx: RedisTx, tube: TubeRecord, limit: int) -> Iterator[Holding]:
         driver, after = self._store.driver(tube), b""
@@ -286,11 +295,6 @@ class OwnersCheck(RedisCheck):
                 return
             after = flat[-3]
 
-    def _judge(
-        self, tx: RedisTx, tube: TubeRecord, holding: Holding, sessions: Callable[[], Sessions], now: int
-    ) -> Finding | None:
-        raise NotImplementedError
-
 
 class Admissions(OwnersCheck):
     """Sessions that hold tasks of a tube and are not on its list: nobody would give back what they hold.
@@ -301,18 +305,18 @@ class Admissions(OwnersCheck):
     def patience(self) -> float:
         return PATIENCE
 
-    def _judge(
-        self, tx: RedisTx, tube: TubeRecord, holding: Holding, sessions: Callable[[], Sessions], now: int
-    ) -> Finding | None:
-        if holding.is_admitted:
-            return None
-        what = f"{holding.tasks} taken by session {holding.owner}, which is not on the tube's list"
+    def _findings(
+        self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
+    ) -> Iterator[Finding]:
         remedy = "add it there, so that it is seen to when it is dead"
-        return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=holding.owner, key=tube.id)
+        for owner, tasks, is_admitted in holdings:
+            if not is_admitted:
+                what = f"{tasks} taken by session {owner}, which is not on the tube's list"
+                yield Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner, key=tube.id)
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         assert finding.session is not None
-        tube = next((tube for tube in self._store.tubes(tx) if tube.id == finding.key), None)
+        tube = self._store.tube(tx, finding.key)
         if tube is None or not any(
             each.owner == finding.session and not each.is_admitted
             for each in self._holdings(tx, tube, LOOK_LIMIT)
@@ -338,13 +342,17 @@ class Owners(OwnersCheck):
     def patience(self) -> float:
         return max(PATIENCE, self._watch())
 
-    def _judge(
-        self, tx: RedisTx, tube: TubeRecord, holding: Holding, sessions: Callable[[], Sessions], now: int
-    ) -> Finding | None:
-        why = self._why_dead(tx, holding.owner, sessions(), now) if holding.is_admitted else ""
-        if not why:
-            return None
-        return held_by_the_dead(tube, holding.owner, holding.tasks, why)
+    def _findings(
+        self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
+    ) -> Iterator[Finding]:
+        admitted = [holding for holding in holdings if holding.is_admitted]
+        if not admitted:
+            return
+        sessions = self._store.sessions()  # after who holds tasks: whoever has begun meanwhile is known
+        for owner, tasks, _ in admitted:
+            why = self._why_dead(tx, owner, sessions, now)
+            if why:
+                yield held_by_the_dead(tube, owner, tasks, why)
 
     def _why_dead(self, tx: RedisTx, owner: str, sessions: Sessions, now: int) -> str:
         if owner not in sessions.ends:
@@ -460,28 +468,31 @@ class Starts(RedisCheck):
             if self._store.wrong_types(tx, driver):
                 continue  # as Types tells
             survey = self._store.survey(tx, driver)
-            if survey.gave and not survey.has_keys:
+            if survey.was_dropped:
                 findings.append(self._dropped(tube))
             findings += _findings(tube, "meta", driver.look(tx, scripts.EXAMINE, "meta", "", 1)[2])
         return Look(findings, seen=len(tubes))
 
     def _dropped(self, tube: TubeRecord) -> Finding:
         what = "it was dropped, and is in the catalogue"
-        return Finding(Kind.GHOST, what, "remove it there", tube=tube.name, rule="dropped", key=tube.id)
+        return Finding(
+            Kind.GHOST, what, "remove it there", tube=tube.name, rule="dropped", key=("meta", b"", tube.id)
+        )
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        number = finding.key if finding.rule == "dropped" else finding.key[2]
-        tube = next((tube for tube in self._store.tubes(tx) if tube.id == number), None)
+        _, _, number = finding.key
+        tube = self._store.tube(tx, number)
         if tube is None:
             return False
         driver = self._store.driver(tube)
+        if finding.rule != "dropped":
+            return _mend(tx, driver, finding, now=now, dry=dry)
         survey = self._store.survey(tx, driver)
-        if finding.rule == "dropped":
-            is_gone = bool(survey.gave) and not survey.has_keys
-            if is_gone and not dry:
-                self._store.ask(scripts.REMOVE_TUBE, tube.name, tube.id, survey.gave)
-            return is_gone
-        return _mend(tx, driver, finding, now=now, dry=dry)
+        if not survey.was_dropped:
+            return False
+        if not dry:
+            self._store.ask(scripts.REMOVE_TUBE, tube.name, tube.id, survey.gave)
+        return True
 
 
 class Counts(RedisCheck):

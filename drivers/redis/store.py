@@ -708,14 +708,14 @@ class RedisStore(Renewable):
         watch = Watch(self._beats, lambda tx: self._dead(self._sessions()), self._connection)
         return redis_checks(
             Examined(
-                self._namespace,
-                features,
-                self.tubes,
-                self._add_tube,
-                self._numbers,
-                self._after_of,
-                self._ask,
-                self._sessions,
+                namespace=self._namespace,
+                features=features,
+                tubes=self.tubes,
+                add_tube=self._add_tube,
+                numbers=self._numbers,
+                after=self._after_of,
+                ask=self._ask,
+                sessions=self._sessions,
             ),
             self.read,
             deep=deep,
