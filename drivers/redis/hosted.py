@@ -35,7 +35,7 @@ from . import scripts
 from .driver import RedisDriver, check_pri
 from .listener import Source
 from .nodes import AWAY_FOR, Nodes
-from .scripts import QUEUE_KEYS, Keys
+from .scripts import Keys
 from .store import HOSTED, RedisStore, new_number, wrong_key
 from .urls import check_url, described, parsed, without_passwords
 from .wire import WRONG_TYPE, Refused, Wire
@@ -436,7 +436,7 @@ def _last_given(nodes: Nodes, keys: Keys) -> int:
     """The last id that a dropped tube gave, by the keys of its queue: a new one's begin after it."""
 
     def ask(wire: Wire) -> bytes:
-        return bytes(wire.command("HGET", keys[QUEUE_KEYS.index("last")], "task") or b"")
+        return bytes(wire.command("HGET", keys.named("last"), "task") or b"")
 
     stored = nodes.call(keys, ask, is_repeatable=True)
     return int(stored) if _LAST.fullmatch(stored) else 0

@@ -26,7 +26,7 @@ from ..retries import Lost
 from ..stirring import Stirred
 from .driver import RedisDriver
 from .nodes import Nodes
-from .scripts import TUBE_KEYS, UNWAIT, WAIT, Keys
+from .scripts import UNWAIT, WAIT, Keys
 from .wire import Refused, Wire, only_reads
 
 FLOOR = 0.5
@@ -89,7 +89,7 @@ class Ear:
     @property
     def bell(self) -> str:
         """The list that is waited at."""
-        return self.keys[TUBE_KEYS.index("room" if self.kind == "r" else "bell")]
+        return self.keys.named("room" if self.kind == "r" else "bell")
 
 
 class Listener(Stirred):

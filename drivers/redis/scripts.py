@@ -81,6 +81,10 @@ class Keys(tuple[str, ...]):
         """``{tubes}:tubes`` and so on."""
         return cls(f"{{{namespace}}}", QUEUE_KEYS)
 
+    def named(self, name: str) -> str:
+        """One of them, by what it is called in tube.lua or queue.lua."""
+        return f"{self.tag}:{name}"
+
     @cached_property
     def packed(self) -> bytes:
         """As a script is sent them."""

@@ -45,7 +45,7 @@ from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
 from .hub import Hub
 from .nodes import Cursor, Nodes
-from .scripts import TUBE_KEYS, Argument, Keys, Script
+from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
 from .urls import described, parsed
@@ -447,10 +447,11 @@ class RedisStore(Renewable):
     def _finish_drop(self, tube: TubeRecord) -> None:
         """Who dropped it may have died, or not have got the answer, before it was taken out of the catalogue."""
         keys = Keys.of_tube(self._namespace, tube.id)
-        meta = keys[TUBE_KEYS.index("meta")]
-        if self._hub.nodes.call(
-            keys, lambda wire: wire.command("HEXISTS", meta, "dropped"), is_repeatable=True
-        ):
+
+        def is_marked(wire: Wire) -> Any:
+            return wire.command("HEXISTS", keys.named("meta"), "dropped")
+
+        if self._hub.nodes.call(keys, is_marked, is_repeatable=True):
             self.remove_tube(None, tube)
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
