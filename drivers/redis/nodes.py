@@ -45,35 +45,8 @@ class Nodes:
         self.patience = patience
         self.longest = patience + 1
         """Seconds that an answer is waited for, but for one to a large batch."""
-        try:
-            # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
-            pool = ConnectionPool.from_url(url, protocol=2)
-        except UNFIT as error:  # its message may show a part of the password, but for one
-            if unfit := re.match(r"Invalid value for \W(\w+)\W in connection URL", str(error)):
-                raise _unfit(unfit[1]) from None
-            raise no_url() from None
-        except exceptions.RedisError as error:
-            raise BadOption(f"bad store URL: {error}", option="url") from error
-        self._class: Callable[..., AbstractConnection] = pool.connection_class
-        if not isinstance(self._class, type):
-            raise _unfit("connection_class")
-        self._settings: dict[str, Any] = pool.connection_kwargs | {
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),
-            "retry_on_error": [],
-            "health_check_interval": 0,
-            "socket_timeout": self.longest,
-            "socket_connect_timeout": patience,
-            "decode_responses": False,
-        }
-        if not self._settings.keys() & {"lib_name", "lib_version"}:
-            self._settings |= _client_info()
-        if issubclass(pool.connection_class, SSLConnection):
-            # redis-py 6.0 would check the name also where no certificate is asked for, which Python refuses
-            is_checked = self._settings.get("ssl_cert_reqs") != "none"
-            self._settings.setdefault("ssl_check_hostname", is_checked)
-            # else OpenSSL asks for it on the terminal, and waits
-            self._settings.setdefault("ssl_password", "")
+        self._class, self._settings = _connecting(url)
+        self._settings |= {"socket_timeout": self.longest, "socket_connect_timeout": patience}
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}
@@ -177,13 +150,7 @@ class Nodes:
                 return answer
             except NOT_NOW as error:
                 failure: Exception = error
-                self.redirected(error)
-                if only_reads(error) and wire is not None:
-                    self._leave_replica(address, wire)
-                if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
-                    self._look_round(address)
-                if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
-                    self._note_away(address, until)
+                self._heed(error, address, wire, until)
             except Lost as error:
                 failure = error
                 losses += 1
@@ -241,6 +208,16 @@ class Nodes:
         self._is_closed = True
         for address in list(self._idle):
             self._forget_idle(address)
+
+    def _heed(self, error: Exception, address: Address | None, wire: Wire | None, until: float) -> None:
+        """A node will do it later, or another one will."""
+        self.redirected(error)
+        if only_reads(error) and wire is not None:
+            self._leave_replica(address, wire)
+        if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
+            self._look_round(address)
+        if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
+            self._note_away(address, until)
 
     def _check_not_away(self, address: Address | None) -> None:
         if real_monotonic() < self._away.get(address, 0.0):
@@ -344,6 +321,37 @@ class Nodes:
                     wire.close()
             except (Lost, Refused, exceptions.RedisError):
                 continue
+
+
+def _connecting(url: str) -> tuple[type[AbstractConnection], dict[str, Any]]:
+    """What a connection is made of: redis-py's class and its settings, by a URL; BadOption where it can be none."""
+    try:
+        # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
+        pool = ConnectionPool.from_url(url, protocol=2)
+    except UNFIT as error:  # its message may show a part of the password, but for one
+        if unfit := re.match(r"Invalid value for \W(\w+)\W in connection URL", str(error)):
+            raise _unfit(unfit[1]) from None
+        raise no_url() from None
+    except exceptions.RedisError as error:
+        raise BadOption(f"bad store URL: {error}", option="url") from error
+    kind: Any = pool.connection_class
+    if not isinstance(kind, type):
+        raise _unfit("connection_class")
+    settings: dict[str, Any] = pool.connection_kwargs | {
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "health_check_interval": 0,
+        "decode_responses": False,
+    }
+    if not settings.keys() & {"lib_name", "lib_version"}:
+        settings |= _client_info()
+    if issubclass(kind, SSLConnection):
+        # redis-py 6.0 would check the name also where no certificate is asked for, which Python refuses
+        settings.setdefault("ssl_check_hostname", settings.get("ssl_cert_reqs") != "none")
+        # else OpenSSL asks for it on the terminal, and waits
+        settings.setdefault("ssl_password", "")
+    return kind, settings
 
 
 def _unfit(option: str) -> BadOption:

@@ -29,13 +29,14 @@ def check_url(url: str) -> None:
     except ValueError:
         raise no_url() from None
     base, _, query = url.partition("?")
-    place = base.partition("://")[2].partition("/")
+    user_and_host, _, path = base.partition("://")[2].partition("/")
     is_socket = base.startswith("unix:")
-    torn_by_path = "@" in place[2] and not (is_socket and place[0][-1:] in ("", "@"))
+    is_file = is_socket and user_and_host[-1:] in ("", "@")  # whose name may have an @
+    torn_by_path = "@" in path and not is_file
     torn_by_query = "@" in query and "=" not in query.partition("@")[0]
     if "#" in url or torn_by_path or torn_by_query:
         raise no_url()
-    if not is_socket and not _DATABASE.fullmatch(place[2]):
+    if not is_socket and not _DATABASE.fullmatch(path):
         raise BadOption(
             "the store's URL names no database: its path is a number, as in redis://host:6379/0", option="url"
         )
