@@ -32,11 +32,12 @@ from tubes.store import Store
 from tubes.task import State, Task
 
 from . import scripts
+from .catalogue import new_number
 from .driver import RedisDriver, check_pri
 from .listener import Source
 from .nodes import AWAY_FOR, Nodes
 from .scripts import Keys
-from .store import HOSTED, RedisStore, new_number, wrong_key
+from .store import HOSTED, RedisStore, wrong_key
 from .urls import check_url, described, parsed, without_passwords
 from .wire import WRONG_TYPE, Refused, Wire
 

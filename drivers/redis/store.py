@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-import secrets
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import lru_cache, partial
-from math import inf
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from tubes.clock import Clock, ServerClock, SystemClock, real_monotonic
@@ -31,7 +28,6 @@ from tubes.errors import (
     TubeError,
 )
 from tubes.interrupts import guarded
-from tubes.options import check_stored_options, whole
 from tubes.stats import Deltas
 from tubes.store import Unit
 from tubes.waiting import Key, Lease
@@ -41,6 +37,7 @@ from ..renewal import Renewable
 from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import scripts
+from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
 from .hub import Hub
@@ -134,11 +131,11 @@ class RedisStore(Renewable):
         self._hub = Hub.enter((self._url, self._namespace, self._patience))
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
-            is_told = not self._is_durable or all(self._hub.nodes.each(self._check_durable))
+            is_unsaid = self._is_durable and not all(self._hub.nodes.each(self._tells_how_it_syncs))
             self._warn()
             self._learn_time()
             self._begin_session(self._new_session())
-            if not is_told:
+            if is_unsaid:
                 self._check_synced()
             guarded(self._hub.listener.add_beat, self._beat, self._beats.every)
         except BaseException as error:
@@ -149,8 +146,11 @@ class RedisStore(Renewable):
                 raise damage or StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
 
-    def _check_durable(self, wire: Wire) -> bool:
-        """Whether a server says how it writes to its disk. Before a write WAITAOF has nothing to wait for."""
+    def _tells_how_it_syncs(self, wire: Wire) -> bool:
+        """Whether a server says how it writes to its disk; NotSupported where it does not write there.
+
+        Where that is unsaid, a first write shows it. Before one WAITAOF has nothing to wait for.
+        """
         try:
             wire.command("WAITAOF", 1, 0, 1)
         except Refused as error:
@@ -367,7 +367,7 @@ class RedisStore(Renewable):
 
     def _entries(self, *name: str) -> Iterator[Entry]:
         flat = self._ask(scripts.TUBES, *name)
-        return map(_entry, flat[::2], flat[1::2])
+        return map(read_entry, flat[::2], flat[1::2])
 
     def add_tube(
         self, tx: Any, name: str, type: str, options: Mapping[str, Any], temporary: bool
@@ -384,8 +384,7 @@ class RedisStore(Renewable):
         Where its node goes away in the middle it stays there: others may have opened it, as whoever finds it does.
         """
         self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # changes nothing; fails where nobody can write
-        entry = json.dumps({"type": tube.type, "options": dict(tube.options), "temporary": tube.temporary})
-        given = tube.name, tube.id, entry
+        given = tube.name, tube.id, written_entry(tube)
         after: bytes = self._evaluate(self._keys, scripts.ADD_TUBE, given, is_durable=self._is_durable)
         if after:
             self._after[tube.id] = int(after)
@@ -671,12 +670,8 @@ class RedisStore(Renewable):
         failed: StoreError | None = None
         try:
             while deltas:
-                tube, calls = deltas[0]
-                keys = Keys.of_tube(self._namespace, tube)
-                given = [word for event, count in calls.items() for word in (str(event), count)]
                 try:
-                    self._hub.nodes.check_reachable(keys)
-                    self.read(partial(self._add_calls, keys, given))
+                    self._add_calls(*deltas[0])
                 except OutcomeUnknown:
                     del deltas[0]  # once more would count twice what was counted
                     raise
@@ -691,8 +686,15 @@ class RedisStore(Renewable):
         if failed is not None:
             raise failed
 
-    def _add_calls(self, keys: Keys, given: Sequence[Argument], tx: Any) -> None:
-        self._evaluate(keys, scripts.ADD_CALLS, ("", 0, 0, *given), is_repeatable=False)
+    def _add_calls(self, tube: int, calls: Mapping[str, int]) -> None:
+        keys = Keys.of_tube(self._namespace, tube)
+        given = ("", 0, 0, *(word for event, count in calls.items() for word in (str(event), count)))
+
+        def add(tx: Any) -> None:
+            self._evaluate(keys, scripts.ADD_CALLS, given, is_repeatable=False)
+
+        self._hub.nodes.check_reachable(keys)
+        self.read(add)  # which translates what is refused
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         counts = pairs(self._run_on(tube, scripts.CALLS))
@@ -726,7 +728,7 @@ class RedisStore(Renewable):
 
     def _numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
         """The numbers of the tubes to which the next keys belong, about so many; and where to go on."""
-        place = re.compile(rf"{{{self._namespace}:([1-9][0-9]{{0,15}})}}:")  # as new_number gives them
+        place = re.compile(rf"{{{self._namespace}:({NUMBER})}}:")
         keys, after = self._hub.nodes.scan(f"{{{self._namespace}:*", after, limit)
         found = [place.match(key.decode(errors="replace")) for key in keys]
         return {int(each[1]) for each in found if each}, after
@@ -749,29 +751,6 @@ class RedisStore(Renewable):
         Hub.forget_all()  # a hook of the program's may use the queue before the hub's own hook is called
 
 
-class Entry(NamedTuple):
-    """An entry of the catalogue: which one it was, the tube, and the id after which its tasks' begin."""
-
-    order: float
-    tube: TubeRecord
-    after: int = 0
-
-
-@lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second
-def _entry(name: bytes, stored: bytes) -> Entry:
-    number = 0
-    try:
-        entry = json.loads(stored)
-        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-            raise ValueError(f"it is no object with a type, but {entry!r}")
-        number, order, after = (whole(each, entry.get(each)) for each in ("id", "order", "after"))
-        options, temporary = check_stored_options(entry.get("options")), bool(entry.get("temporary"))
-        return Entry(order, TubeRecord(number, name.decode(), entry["type"], options, temporary), after)
-    except (ValueError, RecursionError) as error:
-        shown = name.decode(errors="backslashreplace")
-        return Entry(inf, TubeRecord(number, shown, "", {}, False, str(error)))
-
-
 _COUNT = re.compile("0|[1-9][0-9]{0,17}")
 """What a server can add to, which others may have overwritten; see rules.lua."""
 
@@ -779,11 +758,6 @@ _NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
 """What a server says where it can add nothing to what is stored."""
 
 _warned: set[str] = set()
-
-
-def new_number() -> int:
-    """Return a number for a tube that no other has."""
-    return secrets.randbelow(2**52) + 1
 
 
 def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:

@@ -1347,10 +1347,10 @@ def test_counts_are_stored_once_though_those_of_another_tube_cannot_be(
     store: Any = queue.store
     stored = store._add_calls
 
-    def refuses_the_second(keys: Any, given: Any, tx: Any) -> None:
-        if keys == scripts.Keys.of_tube("tubes", second.record.id):
+    def refuses_the_second(tube: int, calls: Any) -> None:
+        if tube == second.record.id:
             raise tubes.StoreUnavailable("no")
-        stored(keys, given, tx)
+        stored(tube, calls)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "_add_calls", refuses_the_second)
@@ -1373,9 +1373,9 @@ def test_counts_of_a_damaged_tube_hold_up_no_others_and_are_kept(
     store: Any = queue.store
     stored = store._add_calls
 
-    def does_not_know(keys: Any, given: Any, tx: Any) -> None:
-        stored(keys, given, tx)
-        if keys == scripts.Keys.of_tube("tubes", unknown.record.id):
+    def does_not_know(tube: int, calls: Any) -> None:
+        stored(tube, calls)
+        if tube == unknown.record.id:
             raise tubes.OutcomeUnknown("it was stored")
 
     with monkeypatch.context() as patch:
