@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -278,21 +278,27 @@ def check_driver(driver: object) -> None:
     """
     if isinstance(driver, TubeType) or (callable(driver) and not isinstance(driver, type)):
         return
-    needed = [*api_methods()]
-    if getattr(driver, "is_hosted", False):
-        needed.append("ack_and_take")
-    if getattr(driver, "tube_options", ()):
-        needed.append("check_tube_options")
-    missing = [name for name in needed if not callable(getattr(driver, name, None))]
-    if isinstance(driver, type):
-        declared = any("features" in vars(base) or "features" in _annotated(base) for base in driver.__mro__)
-    else:
-        declared = isinstance(getattr(driver, "features", None), Features)
-    if not declared:
-        missing.insert(0, "features")
+    missing = [] if _has_features(driver) else ["features"]
+    missing += [name for name in _needed_of(driver) if not callable(getattr(driver, name, None))]
     if missing:
-        name = driver.__name__ if isinstance(driver, type) else type(driver).__name__
-        raise IncompleteDriver(name, missing)
+        kind = driver if isinstance(driver, type) else type(driver)
+        raise IncompleteDriver(kind.__name__, missing)
+
+
+def _has_features(driver: object) -> bool:
+    """Whether it has features. A class has them too whose instances will: then it annotates them."""
+    if isinstance(driver, type):
+        return any("features" in vars(base) or "features" in _annotated(base) for base in driver.__mro__)
+    return isinstance(getattr(driver, "features", None), Features)
+
+
+def _needed_of(driver: object) -> Iterator[str]:
+    """The methods that it must have: all of the API's, and those to which what else it has obliges it."""
+    yield from api_methods()
+    if getattr(driver, "is_hosted", False):
+        yield "ack_and_take"
+    if getattr(driver, "tube_options", ()):
+        yield "check_tube_options"
 
 
 def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
