@@ -117,6 +117,19 @@ def sub_queue(value: object) -> str:
     """
     if value is None:
         return ""
+    if not isinstance(value, str):
+        return _number_as_text(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadOption(f"utube {value!r} is not valid text", option="utube", value=value) from error
+    if "\0" in value:
+        raise _no_sub_queue(value)
+    return _MARK + value if not value or value[0] == _MARK else str.__str__(value)
+
+
+def _number_as_text(value: object) -> str:
+    """The name of a sub-queue that is given as a number, or as a yes or no."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -124,14 +137,11 @@ def sub_queue(value: object) -> str:
             return int.__repr__(value)  # that of a member of an enumeration, too
     if isinstance(value, float) and math.isfinite(value):
         return _digits(value, 14)
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadOption(f"utube {value!r} is not valid text", option="utube", value=value) from error
-        if "\0" not in value:
-            return _MARK + value if not value or value[0] == _MARK else str.__str__(value)
-    raise BadOption(f"utube must be text without NUL, not {_shown(value)}", option="utube", value=value)
+    raise _no_sub_queue(value)
+
+
+def _no_sub_queue(value: object) -> BadOption:
+    return BadOption(f"utube must be text without NUL, not {_shown(value)}", option="utube", value=value)
 
 
 def sub_queue_name(stored: str | None) -> str | None:
