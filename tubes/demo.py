@@ -104,7 +104,10 @@ def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callabl
         tube = queue.create_tube("pages", type)
         site = stack.enter_context(_site(hosts, pages))
         crew = stack.enter_context(_crew(workers, folder, site.seeds))
-        return _watch(tube, site, crew, on_progress)
+        seconds = _watch(tube, site, crew, on_progress)
+        for worker in crew:
+            worker.end()  # where they are stuck
+        return _outcome(tube, site, crew, seconds)
 
 
 class _Site:
@@ -156,6 +159,12 @@ class _Worker:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
     def failure(self) -> str | None:
         if self.was_killed or self.process.returncode == 0:
             return None
@@ -178,19 +187,16 @@ def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Wo
         yield crew
     finally:
         for worker in crew:
-            with suppress(ProcessLookupError):
-                worker.process.kill()
-            worker.process.wait()
+            worker.end()
 
 
-def _watch(
-    tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]
-) -> Outcome:
+def _watch(tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]) -> float:
+    """Tell how far the crawl is until it ends or is stuck; kill one worker meanwhile. Return how long it took."""
     begun = moved = time.monotonic()
     fetched, asked = 0, False
     while any(worker.is_running for worker in crew):
         time.sleep(LOOK_EVERY)
-        report, note = site.ask("look"), ""
+        report = site.ask("look")
         now = time.monotonic()
         if report.fetched > fetched:
             fetched, moved = report.fetched, now
@@ -199,19 +205,24 @@ def _watch(
         if not asked and fetched >= site.pages // 3:
             asked = True
             site.ask("hold")
-        for worker in crew:
-            if worker.process.pid == report.held_for and not worker.was_killed:
-                worker.was_killed = True
-                worker.process.kill()
-                note = f"killed process {worker.process.pid} in the middle of a page (SIGKILL)"
+        note = _kill_held(crew, report)
         running = sum(worker.is_running for worker in crew)
         ready = tube.statistics()["tasks"]["ready"]
         on_progress(Crawl(fetched, site.pages, fetched / (now - begun), running, ready, note))
-    seconds = time.monotonic() - begun
+    return time.monotonic() - begun
+
+
+def _kill_held(crew: Sequence[_Worker], report: Report) -> str:
+    """Kill the worker whose request the site holds open, once. Return what to say of it."""
     for worker in crew:
-        if worker.is_running:  # stuck
+        if worker.process.pid == report.held_for and not worker.was_killed:
+            worker.was_killed = True
             worker.process.kill()
-        worker.process.wait()
+            return f"killed process {worker.process.pid} in the middle of a page (SIGKILL)"
+    return ""
+
+
+def _outcome(tube: tubes.Tube, site: _Site, crew: Sequence[_Worker], seconds: float) -> Outcome:
     last = site.ask("finish")
     return Outcome(
         type=tube.type,
