@@ -52,13 +52,13 @@ class Agreement(Suite):
             return self.connect(store_url, clock, **options)
 
         bench = Bench(
-            self.type,
-            self.options,
-            self.features,
-            self.order,
-            open_queue,
-            self.shared,
-            self.transactions,
-            self.die,
+            type=self.type,
+            options=self.options,
+            features=self.features,
+            order=self.order,
+            connect=open_queue,
+            shared=self.shared,
+            transactions=self.transactions,
+            die=self.die,
         )
         run_state_machine_as_test(machine_for(bench), settings=self.machine_settings())

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tubes.driver import Features
 from tubes.errors import LeaseLost, NotTaken, TaskNotFound, TubeFull, TubesWarning
+from tubes.feature_options import PUT_OPTIONS, TUBE_OPTIONS
 from tubes.queue import Queue
 from tubes.task import STORED, Event, State, Task
 from tubes.testing.clock import FakeClock
@@ -25,8 +26,16 @@ from tubes.testing.model import Model, ModelChange, ModelTask
 from tubes.tube import Tube
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-TIMELY = (Event.DELAY, Event.TTL, Event.TTR, Event.RELEASE)
-OPTION_OF = {"pri": "priority", "ttl": "timed", "ttr": "timed", "delay": "timed", "utube": "grouped"}
+BY_TIME = (Event.DELAY, Event.TTL, Event.TTR)
+UNASKED = (*BY_TIME, Event.RELEASE)
+"""What time and death do, in an order that is nobody's business."""
+
+FEATURE_OF = {
+    option: feature
+    for table in (PUT_OPTIONS, TUBE_OPTIONS)
+    for feature, options in table.items()
+    for option in options
+}
 
 who = st.integers(0, 1)
 which = st.integers(0, 40)
@@ -97,10 +106,7 @@ class TubeMachine(RuleBasedStateMachine):
 
     @initialize(options=tube_options, grace=halves, stock=st.lists(put_options, max_size=3))
     def begin(self, options: dict[str, Any], grace: float, stock: list[dict[str, Any]]) -> None:
-        features = self.bench.features
-        if not features.bounded:
-            options.pop("capacity", None)
-        options = {name: options[name] for name in options if name == "capacity" or self._knows(name)}
+        options = self._known(options)
         self.clock = FakeClock()
         self.log: list[tuple[Event, Task]] = []
         self.name = f"machine_{next(_names)}"
@@ -116,12 +122,14 @@ class TubeMachine(RuleBasedStateMachine):
         self.sleeping: Party | None = None
         if self.bench.shared:
             self._open_second(grace)
-        self.model = Model(features, self.bench.order, now=self.clock.now_ms(), **_in_ms(options))
+        self.model = Model(self.bench.features, self.bench.order, now=self.clock.now_ms(), **_in_ms(options))
         for each in ({}, {}, *stock):
             self.put(0, 1, each)
 
-    def _knows(self, option: str) -> bool:
-        return bool(getattr(self.bench.features, OPTION_OF[option]))
+    def _known(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Those of the options that the type has."""
+        features = self.bench.features
+        return {name: value for name, value in options.items() if getattr(features, FEATURE_OF[name])}
 
     def _open_second(self, grace: float) -> Party:
         self.second = Party(self.bench, self.clock, grace, self.log)
@@ -136,7 +144,7 @@ class TubeMachine(RuleBasedStateMachine):
     @rule(who=who, count=st.integers(1, 3), options=put_options)
     def put(self, who: int, count: int, options: dict[str, Any]) -> None:
         tube = self._party(who).tube
-        options = {name: value for name, value in options.items() if self._knows(name)}
+        options = self._known(options)
         datas = [next(self.numbers) for _ in range(count)]
         try:
             tasks = [tube.put(datas[0], **options)] if count == 1 else tube.put_many(datas, **options)
@@ -383,16 +391,19 @@ class TubeMachine(RuleBasedStateMachine):
 
     def _ref(self, which: int, how: str, party: Party) -> Task | int:
         """What a verb is given: an id or a task that should fit, an old lease, or anything, even long gone."""
+        refs = self._refs(how, party)
+        return refs[which % len(refs)]
+
+    def _refs(self, how: str, party: Party) -> Sequence[Task | int]:
         taken = self.model.in_state(State.TAKEN)
         held = [task.id for task in taken if task.owner == party.session]
         leases = [task for task in self.given if task.token is not None]
-        refs: list[Task | int] = [*self.model.tasks, *self.given[-3:], self.last_id, self.last_id + 1]
         if how == "held" and held:
-            refs = [*held, *(task for task in leases if task.id in held)]
-        elif how == "lease" and leases:
+            return [*held, *(task for task in leases if task.id in held)]
+        if how == "lease" and leases:
             ids = {task.id for task in taken}
-            refs = [*(task for task in leases if task.id in ids), leases[-1]]
-        return refs[which % len(refs)]
+            return [*(task for task in leases if task.id in ids), leases[-1]]
+        return [*self.model.tasks, *self.given[-3:], self.last_id, self.last_id + 1]
 
     def _held(self, ref: Task | int, party: Party) -> ModelTask | None:
         return self.model.held(_id(ref), party.session, _token(ref))
@@ -454,7 +465,7 @@ class TubeMachine(RuleBasedStateMachine):
             wanted = [
                 _meant(task)
                 for event, task in changes
-                if event is of or (of is None and event not in TIMELY[:3])
+                if event is of or (of is None and event not in BY_TIME)
             ]
             assert [_fields(task) for task in answer] == wanted, "the answer differs"
 
@@ -469,11 +480,11 @@ def machine_for(bench: Bench) -> type[TubeMachine]:
 
 
 def _in_settled_order(changes: Iterable[Seen]) -> list[Seen]:
-    """Sort each run of what time and death did by id: their order among themselves is nobody's business."""
+    """Sort each run of what nobody asked for by id."""
     ordered: list[Seen] = []
-    for is_timely, run in itertools.groupby(changes, key=lambda change: change[0] in TIMELY):
+    for is_unasked, run in itertools.groupby(changes, key=lambda change: change[0] in UNASKED):
         together = list(run)
-        ordered += sorted(together, key=lambda change: change[1]) if is_timely else together
+        ordered += sorted(together, key=lambda change: change[1]) if is_unasked else together
     return ordered
 
 
