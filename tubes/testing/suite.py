@@ -80,12 +80,21 @@ class Suite:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if not cls.type:
-            return
+        if cls.type:
+            cls._check_bases()
+            cls._read_type()
+            cls._leave_out_tests()
+
+    @classmethod
+    def _check_bases(cls) -> None:
+        """Refuse a class that is made of another type's, which lacks the tests that say nothing about that type."""
         for base in cls.__mro__:
-            # It lacks the tests that its own type does not need
             if getattr(base, "type", "") not in ("", cls.type):
                 raise TypeError(f"{cls.__name__}, for {cls.type!r}, must not be made of {base.__name__}")
+
+    @classmethod
+    def _read_type(cls) -> None:
+        """Find out the features and the order, where the driver says them, and check them."""
         driver = find_driver(cls.type)
         if isinstance(driver, TubeType):
             cls.features, cls.order = driver.features, driver.order
@@ -98,13 +107,17 @@ class Suite:
             raise TypeError(f"{cls.__name__}: features must be Features(...), not {cls.features!r}")
         if cls.order not in ("oldest", "newest"):
             raise TypeError(f"{cls.__name__}: order must be 'oldest' or 'newest', not {cls.order!r}")
+
+    @classmethod
+    def _leave_out_tests(cls) -> None:
+        """Have no tests that say nothing about this type: pytest does not collect what is None."""
         for name in dir(cls):
             test = getattr(cls, name)
             lacks_one = any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ()))
             has_one = any(getattr(cls.features, feature) for feature in getattr(test, "without", ()))
             lacks_transactions = getattr(test, "transactional", False) and not cls.transactions
             if lacks_one or has_one or lacks_transactions:
-                setattr(cls, name, None)  # not collected: it says nothing about this type
+                setattr(cls, name, None)
 
     # Hooks
 
