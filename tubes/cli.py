@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
 import inspect
 import io
-import logging
 import os
 import re
-import signal
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,20 +17,10 @@ from urllib.parse import unquote
 import click
 
 import tubes
-from tubes.cli_output import (
-    Closed,
-    Unbuffered,
-    keep_secret,
-    line,
-    say,
-    without_secrets,
-    write_error,
-    write_line,
-    write_out,
-)
+from tubes.cli_output import Closed, keep_secret, line, say, without_secrets, write_line
 from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, shown
+from tubes.cli_process import Terminated, settle_in, stop_sending_again
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
-from tubes.clock import pause
 from tubes.errors import suggestion
 from tubes.options import tube_name
 from tubes.registry import find_store
@@ -49,9 +34,6 @@ KEPT_FOR = 60.0
 
 REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
-
-A_MOMENT = 0.01
-"""Seconds until a signal that was lost is sent again: until what Python was clearing away is gone."""
 
 UNUSABLE = "cannot be used"
 """Why a tube shows no counts, if its tasks are on a server of their own and that is away, or its entry is damaged."""
@@ -721,16 +703,9 @@ def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None
 
 def main() -> None:
     """Run the command line and exit."""
-    _fill_closed_places()
-    sys.stdout, sys.stderr = Unbuffered(1, write_out), Unbuffered(2, write_error)
-    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
-    if not _are_warnings_ignored():
-        warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
-    logging.basicConfig(level=logging.WARNING, handlers=[Told()])
-    sys.unraisablehook = _send_again
-    signal.signal(signal.SIGTERM, _terminate)
+    settle_in()
     status = run(sys.argv[1:])
-    sys.unraisablehook = sys.__unraisablehook__
+    stop_sending_again()
     sys.exit(status)
 
 
@@ -768,56 +743,3 @@ def status_of(error: tubes.TubeError) -> int:
     if isinstance(error, tubes.StoreError):
         return UNAVAILABLE
     return USAGE if isinstance(error, (tubes.BadOption, tubes.UnknownDriver)) else REFUSED
-
-
-class Terminated(BaseException):
-    """SIGTERM came."""
-
-
-class Told(logging.Handler):
-    """What is logged, as a line for a person."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        say(record.getMessage() + (f" ({error})" if error is not None else ""))
-
-
-def _fill_closed_places() -> None:
-    """Where standard files were closed (``tubes take jobs >&-``), put files that refuse to be read or written.
-
-    Else the store's file would be opened in their place, and what is printed would be written into it.
-    """
-    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, mode)
-
-
-def _are_warnings_ignored() -> bool:
-    with warnings.catch_warnings(record=True) as seen, suppress(tubes.TubesWarning):
-        warnings.warn("?", tubes.TubesWarning, stacklevel=1)
-        return not seen
-    return False
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise Terminated
-
-
-def _send_again(lost: sys.UnraisableHookArgs) -> None:
-    """See to it that a signal is obeyed that came where nothing can be raised: while Python clears away.
-
-    A signal that comes during a run of the garbage collector is handled in the first thing that the collector calls.
-    While a command starts, that run is long: one in twenty of the signals that came then did nothing.
-    """
-    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(lost.exc_type)
-    if number is None:
-        sys.__unraisablehook__(lost)
-    else:
-        _thread.start_new_thread(_send, (number,))  # a Thread needs locks, which this thread may hold
-
-
-def _send(number: int) -> None:
-    pause(A_MOMENT)
-    signal.pthread_kill(threading.main_thread().ident or 0, number)

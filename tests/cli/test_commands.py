@@ -22,8 +22,9 @@ from interpreter import drawn_on
 from redis_servers import RedisServer
 
 import tubes
-from tubes.cli import REFUSED, UNAVAILABLE, USAGE, Told, cli, run
+from tubes.cli import REFUSED, UNAVAILABLE, USAGE, cli, run
 from tubes.cli_output import keep_secret, without_secrets
+from tubes.cli_process import Told
 from tubes.payload import why_unreadable
 
 from .conftest import Shell, values
