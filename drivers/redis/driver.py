@@ -267,7 +267,7 @@ class RedisDriver:
         return tx.write(self, script, (self.flags, now, self._waiting(), *given), most)
 
     def _add_acks(self, given: list[Argument], refs: Sequence[Ref], owner: str | None) -> Leases:
-        """What is known of a task need not be read again."""
+        """Add the words of each ack to what is given; return what is known of tasks, which need not be read again."""
         known: dict[tuple[int, int], Task] = {}
         mine = session_id(owner) if owner else None
         for id, token, task in refs:
@@ -279,6 +279,7 @@ class RedisDriver:
         return known
 
     def _changes(self, flat: Sequence[Any], known: Leases = NO_LEASES, now: int = 0) -> Sequence[Change]:
+        """The changes that a script answers, four words each; see tasks.lua."""
         changes = []
         for place in range(0, len(flat), 4):
             event = EVENTS[flat[place]]
@@ -330,6 +331,7 @@ class RedisDriver:
 
 
 def _text(id: int) -> str:
+    """An id as scripts know it."""
     return f"{id:016d}"
 
 
@@ -343,6 +345,7 @@ def _lease(token: int, task: Task | None, mine: UUID | None) -> int:
 
 
 def _pointers(refs: Sequence[Ref], owner: str | None) -> list[Argument]:
+    """The words that point at tasks which the owner is to hold: of each its id, and its token or -."""
     given: list[Argument] = []
     mine = session_id(owner) if owner else None
     for id, token, task in refs:
@@ -351,7 +354,7 @@ def _pointers(refs: Sequence[Ref], owner: str | None) -> list[Argument]:
 
 
 def _takes(refs: Sequence[Ref]) -> list[Argument]:
-    """The same for who need not hold them: whose the take was is asked too, if a Task says so."""
+    """The same, of tasks which anybody may hold: of each also whose the take was, or -, if a Task says so."""
     given: list[Argument] = []
     for id, token, task in refs:
         owner = "-" if task is None or task.owner is None else task.owner.hex
@@ -360,6 +363,7 @@ def _takes(refs: Sequence[Ref]) -> list[Argument]:
 
 
 def _raws(flat: Sequence[Any]) -> list[Raw]:
+    """The tasks that a script answers, three words each."""
     return [(int(flat[place]), flat[place + 1], flat[place + 2]) for place in range(0, len(flat), 3)]
 
 

@@ -107,10 +107,10 @@ class RedisTube:
         self._url: str = tube.options["url"]
         self._reach = Reach(self._url, self._node)
         self.check_reachable = self._reach.check
-        self._record = replace(tube, id=tube.options["number"])
-        """The tube by its number in Redis; ``_tube`` has that of the queue's store."""
+        self._tube_in_redis = replace(tube, id=tube.options["number"])
+        """The same tube by its number there; ``_tube`` has that of the queue's store."""
         self._redis = RedisDriver(
-            ALL, self._record, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
+            ALL, self._tube_in_redis, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
         )
         self._opening = threading.RLock()  # a signal's handler may call while one waits for the server
         self._opened: HostedStore | None = None
@@ -174,7 +174,7 @@ class RedisTube:
 
     def drop(self, tx: Any) -> None:
         self._do(self._redis.drop)
-        self._store.remove_tube(tx, self._record)
+        self._store.remove_tube(tx, self._tube_in_redis)
 
     # Steps
 
@@ -271,7 +271,7 @@ class RedisTube:
             while self._opened is None:
                 if self._is_over:  # nobody would close another one, which would beat for ever
                     self._host.refresh()
-                    raise NoSuchTube(self._record.name)
+                    raise NoSuchTube(self._tube.name)
                 if self._failed is not failed:  # who was first has waited for the server on behalf of all
                     raise StoreUnavailable(str(self._failed)) from self._failed
                 try:
@@ -337,7 +337,7 @@ class HostedStore(RedisStore):
     def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, reach: Reach) -> None:
         self._host = host
         self._reach = reach
-        self._tube = tube
+        self._host_number = tube
         self._driver = driver
         clock = host.clock
         super().__init__(
@@ -355,7 +355,7 @@ class HostedStore(RedisStore):
 
     def _open(self) -> None:
         super()._open()
-        self._source = Source(self._host.waiters, {self._tube: self._driver.number}.get)
+        self._source = Source(self._host.waiters, {self._host_number: self._driver.number}.get)
         self._hub.listener.add_driver(self._driver)
         guarded(self._hub.listener.add_source, self._source)
 

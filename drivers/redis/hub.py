@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tubes.errors import StoreUnavailable
@@ -19,8 +19,13 @@ from .scripts import EMPTY
 from .sessions import Sessions
 from .wire import Wire
 
-Server = tuple[str, str, float]
-"""Where a queue is: URL, namespace, and the seconds that its server is waited for."""
+
+class Server(NamedTuple):
+    """Where a queue is. ``patience``: the seconds that its server is waited for."""
+
+    url: str
+    namespace: str
+    patience: float
 
 
 class Hub:
@@ -31,13 +36,12 @@ class Hub:
     _process: ClassVar[int] = os.getpid()
 
     def __init__(self, server: Server, nodes: Nodes) -> None:
-        _, namespace, _ = server
         self._server = server
         self._users = 0
         self.nodes = nodes
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
-        self.listener = Listener(self.nodes, namespace, self.waiters)
+        self.listener = Listener(self.nodes, server.namespace, self.waiters)
         self.seen: tuple[float, Sessions] | None = None
         """The sessions as one of the queues has read them last, and when."""
         self._emptied: WeakKeyDictionary[RedisDriver, str] = WeakKeyDictionary()
@@ -49,8 +53,7 @@ class Hub:
         try:
             guarded(cls._join, server, entered)
             if not entered:
-                url, _, patience = server
-                nodes = Nodes(url, patience)
+                nodes = Nodes(server.url, server.patience)
                 nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
                 try:
                     guarded(cls._make, server, nodes, entered)

@@ -40,7 +40,7 @@ from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri
 from .examiner import Examined, redis_checks
-from .hub import Hub
+from .hub import Hub, Server
 from .nodes import Cursor, Nodes
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
@@ -128,7 +128,7 @@ class RedisStore(Renewable):
         self._after: dict[int, int] = {}
         self._spared = Spared()
         self.set_aside: set[str] = set()
-        self._hub = Hub.enter((self._url, self._namespace, self._patience))
+        self._hub = Hub.enter(Server(self._url, self._namespace, self._patience))
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
             is_unsaid = self._is_durable and not all(self._hub.nodes.each(self._tells_how_it_syncs))

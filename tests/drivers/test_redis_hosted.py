@@ -694,7 +694,7 @@ def test_who_waits_for_a_task_says_so_at_once(tmp_path: Path, redis_db: str) -> 
     ):
         tube: Any = queue.create_tube("jobs", "redis", url=redis_db)
         take = others.submit(tube.take, timeout=2)
-        waiting = f"{{tubes_hosted:{tube.driver._record.id}}}:waiting"
+        waiting = f"{{tubes_hosted:{tube.driver._tube_in_redis.id}}}:waiting"
         eventually(lambda: take.done() or client.zcard(waiting))
         assert client.zcard(waiting) == 1
         tube.put("x")
@@ -711,7 +711,7 @@ def test_who_waits_for_room_is_called_by_others(tmp_path: Path, redis_db: str) -
         tube: Any = queue.create_tube("jobs", "redis", url=redis_db, capacity=1)
         tube.put("x")
         put = others.submit(tube.put, "y", timeout=2)
-        seeking = f"{{tubes_hosted:{tube.driver._record.id}}}:seeking"
+        seeking = f"{{tubes_hosted:{tube.driver._tube_in_redis.id}}}:seeking"
         eventually(lambda: put.done() or client.zcard(seeking))
         assert client.zcard(seeking) == 1
         tube.truncate()
