@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import psycopg
 
-from benchmarks.contenders import TEXT, peer
+from benchmarks.contenders import TEXT, as_data, peer
 from benchmarks.postgresql_server import conninfo
 from benchmarks.server_contenders import BATCH, PATIENCE, Blocking, Contender, batches, missing
 
@@ -107,7 +107,7 @@ class Procrastinate(Blocking):
         self._worker = self._connector.execute_query_one(query=self._queries["register_worker"])["worker_id"]
 
     def item(self, number: int) -> Any:
-        data = {"n": f"{number:08d}", "text": "x" * 78}
+        data = as_data(number)
         return self._job(queue="bench", lock=None, queueing_lock=None, task_name="bench", task_kwargs=data)
 
     def put(self, item: Any) -> object:

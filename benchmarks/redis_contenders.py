@@ -9,7 +9,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from benchmarks.contenders import TEXT, peer
+from benchmarks.contenders import TEXT, as_data, peer
 from benchmarks.server_contenders import BATCH, Blocking, Contender, batches, missing
 
 LEASE = 600
@@ -124,7 +124,7 @@ class Qless(Blocking):
         self._queue = self._client.queues["bench"]
 
     def item(self, number: int) -> Any:
-        return {"n": f"{number:08d}", "text": "x" * 78}
+        return as_data(number)
 
     def put(self, item: Any) -> object:
         return self._queue.put("bench.Job", item)

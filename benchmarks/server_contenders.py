@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import tubes
-from benchmarks.contenders import TEXT
+from benchmarks.contenders import TEXT, as_data
 
 BATCH = 100
 
@@ -139,7 +139,7 @@ class Tubes(Blocking):
         self._put, self._take, self._ack = self.tube.put, self.tube.take, self.tube.ack
 
     def item(self, number: int) -> Any:
-        return {"n": f"{number:08d}", "text": "x" * 78}
+        return as_data(number)
 
     def put(self, item: Any) -> object:
         return self._put(item)
