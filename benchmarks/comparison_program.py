@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,12 +12,11 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from benchmarks.comparison import Comparison
 from benchmarks.places import DOCS, conclude, machine
 from benchmarks.server_contenders import Contender, Tubes
+from benchmarks.showing import new_progress, new_table, output
 from benchmarks.speed import Results, shown
 
 
@@ -74,9 +72,7 @@ class Report:
     def show(self, console: Console) -> None:
         """Print the tables."""
         for results in self.all_results:
-            table = Table(title=f"{results.durability}, {self.rounds} rounds", title_justify="left")
-            for index, heading in enumerate(self.headings()):
-                table.add_column(heading, justify="right" if index else "left")
+            table = new_table(f"{results.durability}, {self.rounds} rounds", self.headings())
             for cells in self.lines(results):
                 table.add_row(*cells, style="red" if cells[5] == "short" else "")
             console.print(table)
@@ -209,10 +205,9 @@ def measured(comparison: Comparison, options: argparse.Namespace) -> Report:
     others = [kind for kind in comparison.others if kind.name in (options.contender or [kind.name])]
     kinds: list[type[Contender]] = [comparison.raw, *others]
     parts = [part for part in comparison.parts if part.name in (options.only or [part.name])]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         comparison.servers(options.url) as opened,
-        Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
+        new_progress() as progress,
     ):
         servers = opened[:1] if options.quick else opened
         report = Report(comparison, kinds, [server.description for server in servers], rounds)
@@ -229,7 +224,7 @@ def measured(comparison: Comparison, options: argparse.Namespace) -> Report:
 def main(comparison: Comparison, argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     options = arguments(comparison, argv)
-    out = Console(width=None if sys.stdout.isatty() else 240)
+    out = output(240)
     report = measured(comparison, options)
     out.print(report.machine, highlight=False)
     report.show(out)

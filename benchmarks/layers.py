@@ -13,10 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from rich.console import Console
-from rich.table import Table
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -24,6 +23,7 @@ if not __package__:  # run as a file
 import tubes
 from benchmarks.contenders import Raw, RawSmallPages
 from benchmarks.places import keep
+from benchmarks.showing import new_table, output
 from tubes.driver import Change, NewTask, Ref
 from tubes.payload import encode
 from tubes.stats import Counts
@@ -141,15 +141,16 @@ def measure(calls: dict[str, Call], segments: int) -> dict[str, float]:
     return {name: sorted(figures)[len(figures) // 4] for name, figures in spent.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--segments", type=int, default=300, help="default: 300")
-    parser.add_argument("--quick", action="store_true", help="a few segments, to see that it runs")
-    parser.add_argument("--docs", action="store_true", help="write docs/explanation/layers.md")
-    options = parser.parse_args(argv)
-    segments = 5 if options.quick else options.segments
-    out = Console(width=100, record=options.docs)
+class Measured(NamedTuple):
+    """Microseconds a call, by what was called."""
+
+    puts: dict[str, float]
+    takes: dict[str, float]
+    counted: dict[str, float]
+
+
+def measure_all(segments: int) -> Measured:
+    """Measure everything in files on a memory disk, where there is one."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         places = [Path(name) / kind for kind in ("raw", "small")]
@@ -178,10 +179,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             bare.close()
         raw.close()
         small.close()
-    for title, figures in (("put", puts), ("take + ack", takes)):
-        table = Table(title=f"{title}, fifo, durability=normal, on a memory disk", title_justify="left")
-        for heading in ("", "µs", "more", "of raw"):
-            table.add_column(heading, justify="right" if heading else "left")
+    return Measured(puts, takes, counted)
+
+
+def show(out: Console, measured: Measured) -> None:
+    """Print the tables, and what statistics cost."""
+    for title, figures in (("put", measured.puts), ("take + ack", measured.takes)):
+        table = new_table(f"{title}, fifo, durability=normal, on a memory disk", ("", "µs", "more", "of raw"))
         before = None
         for name, figure in figures.items():
             more = (
@@ -192,11 +196,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             table.add_row(name, f"{figure:.1f}", more, f"{figures['raw sqlite3'] / figure:.2f}")
             before = figure
         out.print(table)
-    without, beside = counted.values()
+    without, beside = measured.counted.values()
     out.print(
         f"statistics: put, take and ack {beside:.1f} µs with them, {without:.1f} without:"
         f" {(beside / without - 1) * 100:+.1f} % (bar: at most 3 %)"
     )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--segments", type=int, default=300, help="default: 300")
+    parser.add_argument("--quick", action="store_true", help="a few segments, to see that it runs")
+    parser.add_argument("--docs", action="store_true", help="write docs/explanation/layers.md")
+    options = parser.parse_args(argv)
+    out = output(100, record=options.docs)
+    show(out, measure_all(5 if options.quick else options.segments))
     if options.docs:
         keep("layers", "Layers: the last tables", out)
     return 0

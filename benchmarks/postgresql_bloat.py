@@ -16,8 +16,7 @@ from typing import Any
 
 import psycopg
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import Progress
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -26,6 +25,7 @@ import tubes
 from benchmarks.places import ON_POSTGRESQL, conclude, keep
 from benchmarks.postgresql_server import conninfo, described, new_database, server
 from benchmarks.scale import DATA, TYPES, put_options, tube_options
+from benchmarks.showing import new_progress, new_table, output
 
 TASKS = 1_000_000
 SAMPLES = 20
@@ -67,9 +67,7 @@ class Sample:
     autovacuums: int
 
 
-def pass_through(
-    url: str, type: str, count: int, by: int, backlog: int, progress: Progress, console: Console
-) -> list[Sample]:
+def pass_through(url: str, type: str, count: int, by: int, backlog: int, progress: Progress) -> list[Sample]:
     """Let ``count`` tasks through one tube on one connection, and look at its table now and then."""
     samples: list[Sample] = []
     with (
@@ -94,7 +92,7 @@ def pass_through(
             if done % part == 0:
                 now = time.monotonic()
                 samples.append(look(db, done, now - began, (now - last) / part * 1e6))
-                show_one(console, samples[-1])
+                show_one(progress.console, samples[-1])
                 progress.update(bar, completed=done)
                 last = time.monotonic()
     return samples
@@ -140,19 +138,11 @@ def growth(samples: Sequence[Sample]) -> dict[str, float]:
 
 def report(out: Console, type: str, samples: Sequence[Sample], title: str) -> list[str]:
     """Print the table; return what was missed."""
-    table = Table(title=title, title_justify="left")
-    for heading in (
-        "through",
-        "seconds",
-        "µs a task",
-        "dead tuples",
-        "heap MiB",
-        "indexes MiB",
-        "other tables MiB",
-        "vacuums",
+    headings = (
+        "through", "seconds", "µs a task", "dead tuples", "heap MiB", "indexes MiB", "other tables MiB", "vacuums",
         "autovacuums",
-    ):
-        table.add_column(heading, justify="right")
+    )  # fmt: skip
+    table = new_table(title, headings, texts=0)
     for sample in samples:
         table.add_row(
             f"{sample.through:,}",
@@ -190,16 +180,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.quick:
         options.scale, options.backlog = 0.001, 100
     count = max(round(TASKS * options.scale / options.by), SAMPLES) * options.by
-    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
-    aside = Console(stderr=True, quiet=not sys.stderr.isatty())
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    out = output(record=options.docs)
     with (
         server(options.url) as url,
         new_database(url) as database,
-        Progress(*columns, console=aside, disable=not sys.stderr.isatty()) as progress,
+        new_progress() as progress,
     ):
         title = f"{options.type}, {options.by} a commit, {options.backlog:,} waiting; {described(url)}"
-        samples = pass_through(database, options.type, count, options.by, options.backlog, progress, aside)
+        samples = pass_through(database, options.type, count, options.by, options.backlog, progress)
     missed = report(out, options.type, samples, title)
     conclude(out, missed, "flat")
     if options.json:

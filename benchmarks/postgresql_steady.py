@@ -16,8 +16,7 @@ from pathlib import Path
 
 import psycopg
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import Progress, TaskID
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -27,6 +26,7 @@ from benchmarks.postgresql import analyze
 from benchmarks.postgresql_contenders import PEERS, Raw
 from benchmarks.postgresql_server import conninfo, described, new_database, server
 from benchmarks.server_contenders import BATCH, Contender, Tubes
+from benchmarks.showing import new_progress, new_table, output
 
 CONTENDERS: dict[str, type[Contender]] = {
     "tubes": Tubes,
@@ -91,9 +91,7 @@ def let_flow(
 
 def report(out: Console, runs: Sequence[Run], seconds: float, title: str) -> list[str]:
     """Print the table; return what was missed."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("tasks a second", *(run.contender for run in runs)):
-        table.add_column(heading, justify="right")
+    table = new_table(title, ("tasks a second", *(run.contender for run in runs)), texts=0)
     for part in range(PARTS):
         until = (part + 1) * seconds / PARTS
         table.add_row(
@@ -129,14 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.quick:
         options.seconds = 0.75
     kinds = [CONTENDERS[name] for name in options.contender or CONTENDERS]
-    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
-    aside = Console(stderr=True, quiet=not sys.stderr.isatty())
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    out = output(record=options.docs)
     runs: dict[str, list[Run]] = {}
     missed: list[str] = []
     with (
         server(options.url) as url,
-        Progress(*columns, console=aside, disable=not sys.stderr.isatty()) as progress,
+        new_progress() as progress,
     ):
         for by, waiting in ((BATCH, 20_000), (1, 1_000)):
             title = f"by {by}" if by > 1 else "one by one"

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import redis
-from rich.console import Console
-from rich.table import Table
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -22,6 +20,7 @@ from benchmarks.places import ON_REDIS, keep
 from benchmarks.redis_contenders import PEERS, Raw
 from benchmarks.redis_server import described, server
 from benchmarks.server_contenders import Contender, Tubes, TubesAllOptions
+from benchmarks.showing import new_table, output
 
 KINDS: tuple[type[Contender], ...] = (Raw, Tubes, TubesAllOptions, *PEERS)
 
@@ -63,19 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind in KINDS
         if kind.name in (options.contender or [kind.name])
     }
-    out = Console(width=None if sys.stdout.isatty() else 100, record=options.docs)
+    out = output(100, record=options.docs)
     with server(None, fsync=None) as url:
-        table = Table(title=f"{tasks:,} queued tasks of 100 bytes, {described(url)}", title_justify="left")
-    table.add_column("")
-    table.add_column("bytes a task", justify="right")
+        title = f"{tasks:,} queued tasks of 100 bytes, {described(url)}"
+    table = new_table(title, ("", "bytes a task"))
     for name, figure in figures.items():
         table.add_row(name, f"{figure:.0f}")
     out.print(table)
     if options.json:
         options.json.write_text(json.dumps({"tasks": tasks, "bytes": figures}, indent=1) + "\n")
     if options.docs:
-        title = "Memory on Redis: the last table"
-        keep("memory-redis", title, out, "redis_memory.py", ON_REDIS)
+        keep("memory-redis", "Memory on Redis: the last table", out, "redis_memory.py", ON_REDIS)
     return 0
 
 

@@ -22,8 +22,6 @@ from typing import Any
 
 import psycopg
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -33,6 +31,7 @@ from benchmarks import postgresql_server, redis_server
 from benchmarks.crews import Fresh
 from benchmarks.places import conclude, keep_of_store, store_of
 from benchmarks.postgresql_server import conninfo
+from benchmarks.showing import new_progress, new_table, output
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
@@ -269,12 +268,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     types = options.type or list(TYPES)
     backlogs = [backlog for backlog in BACKLOGS if backlog < options.most] + [options.most]
     grouped = [type for type in types if type.startswith("utube")]
-    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
+    out = output(record=options.docs)
     results: dict[str, Any] = {"takes": {}, "busy": {}}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         databases(options) as fresh,
-        Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
+        new_progress() as progress,
     ):
         bar = progress.add_task("", total=len(types) * (len(backlogs) + 1) + len(grouped) * 6)
 
@@ -315,15 +313,18 @@ def race_sub_queues(type: str, each: int, fresh: Fresh, step: Step) -> dict[str,
 
 def show(out: Console, results: dict[str, Any], backlogs: Sequence[int]) -> list[str]:
     """Print the tables; return what was missed."""
+    missed = show_takes(out, results["takes"], backlogs)
+    return missed + show_busy(out, results["busy"]) if results["busy"] else missed
+
+
+def show_takes(out: Console, takes: dict[str, Any], backlogs: Sequence[int]) -> list[str]:
+    """Print what a take costs at each backlog, and the memory of a process at the ends."""
     missed = []
     least, most = backlogs[0], backlogs[-1]
-    table = Table(title="take + ack, microseconds, by backlog (durability=off)", title_justify="left")
-    table.add_column("")
-    for backlog in backlogs:
-        table.add_column(f"{backlog:,}", justify="right")
-    for heading in ("ratio", "bar", "", f"MiB at {least:,}", f"MiB at {most:,}"):
-        table.add_column(heading, justify="right")
-    for type, figures in results["takes"].items():
+    costs = [f"{backlog:,}" for backlog in backlogs]
+    headings = ("", *costs, "ratio", "bar", "", f"MiB at {least:,}", f"MiB at {most:,}")
+    table = new_table("take + ack, microseconds, by backlog (durability=off)", headings)
+    for type, figures in takes.items():
         ratio = figures[most]["microseconds"] / figures[least]["microseconds"]
         growth = figures[most]["mib"] - figures[least]["mib"]
         word = "ok" if ratio <= BAR and growth <= MIB_BAR else "short"
@@ -335,33 +336,25 @@ def show(out: Console, results: dict[str, Any], backlogs: Sequence[int]) -> list
         ends = [f"{figures[backlog]['mib']:.1f}" for backlog in (least, most)]
         table.add_row(type, *cells, f"{ratio:.2f}", f"≤ {BAR}", word, *ends)
     out.print(table)
-    if results["busy"]:
-        busy = Table(
-            title=f"{GROUPS} busy sub-queues, {CONSUMERS} consumers, microseconds a task",
-            title_justify="left",
-        )
-        for heading in ("", "how", "small", "large", "at small", "at large", "ratio", "bar", ""):
-            busy.add_column(heading, justify="left" if heading in ("", "how") else "right")
-        for type, ways in results["busy"].items():
-            for way, figures in ways.items():
-                ratio = figures["at_each"] / figures["at_small"]
-                word = "ok" if ratio <= BAR else "short"
-                if ratio > BAR:
-                    missed.append(
-                        f"{type}, {way}: {ratio:.2f} times as dear at {figures['each']:,} a sub-queue"
-                    )
-                busy.add_row(
-                    type,
-                    way,
-                    f"{figures['small']:,}",
-                    f"{figures['each']:,}",
-                    f"{figures['at_small']:.0f}",
-                    f"{figures['at_each']:.0f}",
-                    f"{ratio:.2f}",
-                    f"≤ {BAR}",
-                    word,
-                )
-        out.print(busy)
+    return missed
+
+
+def show_busy(out: Console, busy: dict[str, Any]) -> list[str]:
+    """Print what a task costs in busy sub-queues, small and large."""
+    missed = []
+    title = f"{GROUPS} busy sub-queues, {CONSUMERS} consumers, microseconds a task"
+    headings = ("", "how", "small", "large", "at small", "at large", "ratio", "bar", "")
+    table = new_table(title, headings, texts=2)
+    for type, ways in busy.items():
+        for way, figures in ways.items():
+            ratio = figures["at_each"] / figures["at_small"]
+            word = "ok" if ratio <= BAR else "short"
+            if ratio > BAR:
+                missed.append(f"{type}, {way}: {ratio:.2f} times as dear at {figures['each']:,} a sub-queue")
+            sizes = f"{figures['small']:,}", f"{figures['each']:,}"
+            costs = f"{figures['at_small']:.0f}", f"{figures['at_each']:.0f}"
+            table.add_row(type, way, *sizes, *costs, f"{ratio:.2f}", f"≤ {BAR}", word)
+    out.print(table)
     return missed
 
 

@@ -18,8 +18,6 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -27,6 +25,7 @@ if not __package__:  # run as a file
 from benchmarks.contenders import PEERS, Contender, Raw, RawSmallPages, Tubes, TubesAllOptions
 from benchmarks.places import DOCS, conclude, machine
 from benchmarks.races import in_processes, in_threads
+from benchmarks.showing import new_progress, new_table, output
 
 Verb = Callable[[Contender, int], None]
 """What is timed, on how many tasks. What it puts is ``prepared`` before."""
@@ -340,9 +339,7 @@ def shortfalls(results: Results, peers: Sequence[type[Contender]]) -> list[str]:
 
 def show(console: Console, results: Results, peers: Sequence[type[Contender]], rounds: int) -> None:
     """Print one durability's table."""
-    table = Table(title=f"durability={results.durability}, {rounds} rounds", title_justify="left")
-    for index, heading in enumerate(headings(peers)):
-        table.add_column(heading, justify="left" if index == 0 else "right")
+    table = new_table(f"durability={results.durability}, {rounds} rounds", headings(peers))
     for cells in lines(results, peers):
         table.add_row(*cells, style="red" if cells[5] == "short" else "")
     console.print(table)
@@ -454,11 +451,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     levels = options.durability or (["normal"] if options.quick else ["normal", "full"])
     races = 2 * (len(peers) + 4)
     steps_a_round = ("single" in parts) + ("batch" in parts) + ("races" in parts) * races
-    out = Console(width=None if sys.stdout.isatty() else 200)
+    out = output(200)
     out.print(machine(), highlight=False)
     all_results = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    with new_progress() as progress:
         bar = progress.add_task("measuring", total=rounds * steps_a_round * len(levels))
         for durability in levels:
             results = Results(durability)

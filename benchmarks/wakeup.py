@@ -20,9 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import psycopg
 import redis
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import Progress
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -31,6 +29,7 @@ import tubes
 from benchmarks import postgresql_server, redis_server
 from benchmarks.places import conclude, keep_of_store, store_of
 from benchmarks.postgresql_server import conninfo
+from benchmarks.showing import new_progress, new_table, output
 
 MILLISECONDS_BARS = {"sqlite": 2.0, "postgresql": 2.0, "redis": 1.0}
 CORE_BAR = 5.0
@@ -279,59 +278,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.url:
         options.store = store_of(options.url)
     options.durability = options.durability or ("normal" if options.store == "redis" else "full")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         places(options) as (ours, bare),
-        Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
+        new_progress() as progress,
     ):
         sides = [Side("tubes", OURS, ours, options.durability, options.waiters)]
         if not options.no_bare:
             sides.append(Side("bare", BARE[options.store], bare, options.durability, 1))
-        bar = progress.add_task("idling", total=options.puts * len(sides))
-        time.sleep(min(options.idle, 1.0))
-        began, cpu = time.monotonic(), [side.cpu() for side in sides]
-        idle_cpu, idle_seconds = [0.0 for _ in sides], 0.0
-        for side in sides * options.puts:  # each after a rest: who comes second finds the machine awake
-            before, at = [side.cpu() for side in sides], time.monotonic()
-            time.sleep(options.idle)
-            idle_seconds += time.monotonic() - at
-            idle_cpu = [
-                idle + one.cpu() - was for idle, one, was in zip(idle_cpu, sides, before, strict=True)
-            ]
-            side.measure_one()
-            progress.advance(bar)
-        seconds = time.monotonic() - began
-        figures = [
-            {
-                "name": side.name,
-                "waiters": len(side.processes),
-                "from_call_ms": side.from_call,
-                "from_return_ms": side.from_return,
-                "idle_percent": 100 * idle / idle_seconds,
-                "whole_percent": 100 * (side.cpu() - start) / seconds,
-            }
-            for side, start, idle in zip(sides, cpu, idle_cpu, strict=True)
-        ]
+        figures = measure(sides, options.puts, options.idle, progress)
         for side in sides:
             side.close()
     return report(figures, options)
 
 
+def measure(sides: Sequence[Side], puts: int, rest: float, progress: Progress) -> list[dict[str, Any]]:
+    """Put so many on each side, each after a rest: who comes second finds the machine awake."""
+    bar = progress.add_task("idling", total=puts * len(sides))
+    time.sleep(min(rest, 1.0))
+    began, cpu = time.monotonic(), [side.cpu() for side in sides]
+    idle_cpu, idle_seconds = [0.0 for _ in sides], 0.0
+    for side in [*sides] * puts:
+        before, at = [side.cpu() for side in sides], time.monotonic()
+        time.sleep(rest)
+        idle_seconds += time.monotonic() - at
+        idle_cpu = [idle + one.cpu() - was for idle, one, was in zip(idle_cpu, sides, before, strict=True)]
+        side.measure_one()
+        progress.advance(bar)
+    seconds = time.monotonic() - began
+    return [
+        {
+            "name": side.name,
+            "waiters": len(side.processes),
+            "from_call_ms": side.from_call,
+            "from_return_ms": side.from_return,
+            "idle_percent": 100 * idle / idle_seconds,
+            "whole_percent": 100 * (side.cpu() - start) / seconds,
+        }
+        for side, start, idle in zip(sides, cpu, idle_cpu, strict=True)
+    ]
+
+
 def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     """Print the table and the verdict."""
-    out = Console(width=None if sys.stdout.isatty() else 140, record=options.docs)
+    out = output(record=options.docs)
     what = f"{options.puts} puts, each after {options.idle:g} s of idling, durability={options.durability}"
-    table = Table(title=f"{options.store}: {what}", title_justify="left")
-    for heading in (
-        "",
-        "waiting processes",
-        "ms from the call of put: median",
-        "worst",
-        "from its return: median",
-        "% of a core while idle",
-        "% with the puts",
-    ):
-        table.add_column(heading, justify="right" if heading else "left")
+    headings = (
+        "", "waiting processes", "ms from the call of put: median", "worst", "from its return: median",
+        "% of a core while idle", "% with the puts",
+    )  # fmt: skip
+    table = new_table(f"{options.store}: {what}", headings)
     for row in figures:
         table.add_row(
             row["name"],
