@@ -46,23 +46,27 @@ class Renewable(ABC):
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:
-            failed = self._failed
-            with self._renewing:  # by one thread, which calls the store meanwhile; the others wait
-                if self._is_stale and not self._is_renewing:
-                    if self._failed is not failed:  # who was first has waited for the server on behalf of all
-                        raise StoreUnavailable(str(self._failed)) from self._failed
-                    self._is_renewing = True
-                    try:
-                        self._renew()
-                    except StoreUnavailable as error:
-                        self._failed = error
-                        raise
-                    finally:
-                        self._is_renewing = False
-                    if self._is_unwanted:
-                        self._close()
-            if self._is_closed:
-                raise StoreUnavailable("this queue is closed")
+            self._renew_in_turn()
+
+    def _renew_in_turn(self) -> None:
+        """Have one thread begin anew, which calls the store meanwhile; the others wait, and hear how that went."""
+        failed = self._failed
+        with self._renewing:
+            if self._is_stale and not self._is_renewing:
+                if self._failed is not failed:  # who was first has waited for the server on behalf of all
+                    raise StoreUnavailable(str(self._failed)) from self._failed
+                self._is_renewing = True
+                try:
+                    self._renew()
+                except StoreUnavailable as error:
+                    self._failed = error
+                    raise
+                finally:
+                    self._is_renewing = False
+                if self._is_unwanted:
+                    self._close()
+        if self._is_closed:
+            raise StoreUnavailable("this queue is closed")
 
     def _renew(self) -> None:
         self._left = False
