@@ -44,14 +44,17 @@ local function first_in_line(t, count)
   return call('ZRANGEBYLEX', LINE, '[' .. t.utube .. '\0', '(' .. t.utube .. '\1', 'LIMIT', 0, count)
 end
 
+-- What stands in `line` for a ready task of a grouped tube.
 local function in_line(id, t)
   return t.utube .. '\0' .. string.rep('0', 16 - #t.pri) .. t.pri .. id
 end
 
+-- Has the task of such a member be in `ready`: it stands in front, and its sub-queue is free.
 local function lead(member)
   call('ZADD', READY, string.sub(member, -32, -17), string.sub(member, -16))
 end
 
+-- Gives a ready task its place. In front of a free sub-queue that is in the stead of who stood there.
 local function index_ready(id, t)
   if grouped then
     call('ZADD', LINE, 0, in_line(id, t))
@@ -67,6 +70,7 @@ local function index_ready(id, t)
   end
 end
 
+-- Has the first one lead, where a task of the sub-queue is taken or in front no more.
 local function lead_next(t)
   local first = first_in_line(t, 1)
   if first[1] then lead(first[1]) end
@@ -86,6 +90,7 @@ local function lease(id, t)
   return t.owner .. ' ' .. id .. ' ' .. t.attempts
 end
 
+-- Puts a task into the indexes in which its state and its times are to be found, and takes it out of them.
 local function index(id, t)
   call('ZADD', STATES, 0, t.state .. id)
   if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
