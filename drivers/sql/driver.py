@@ -1,17 +1,15 @@
 """SqlDriver realises a TubeType on SQL tables. It never commits, and it knows no database but through ``tx``.
 
-Where others write meanwhile, as on PostgreSQL, all steps lock in one order, so that no two wait for each other: the
-count of what a bounded tube holds, then sub-queues, then tasks, both sorted. What is found in another order is locked
-only if nobody has it.
+A step finds its tasks, writes, and returns the changes. How it keeps others from changing what it has found is in
+``locks``, and nothing to think of on SQLite.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from tubes.driver import (
     STEP_LIMIT,
@@ -43,36 +41,31 @@ from tubes.task import (
     with_times,
 )
 
-from .statements import Passing, Row, Statement, Statements
-
-T = TypeVar("T")
-
-ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(13)
-"""Places in a raw task, see RAW in ``statements``."""
+from .locks import Locks
+from .statements import (
+    ATTEMPTS,
+    CREATED,
+    DATA,
+    DUE,
+    ID,
+    OWNER,
+    PRI,
+    STATE,
+    TTL,
+    TTR,
+    UPDATED,
+    Row,
+    Statement,
+    Statements,
+    json_ids,
+)
+from .tx import SqlTx
 
 UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 """What Python says of a row that no verb has written."""
 
 LONGEST_UTUBE = 2500
 """Bytes of a sub-queue's name in PostgreSQL, whose indexes hold 2704 with what goes beside it."""
-
-
-class SqlTx(Protocol):
-    """An open transaction on a SQL database.
-
-    It opens at the first ``rows``, ``run``, ``many`` or ``insert`` of a writing step. The ``only_`` forms are for a
-    step's only writing statement: where the transaction has not been opened yet, the statement is one by itself,
-    which saves the round trips of BEGIN and COMMIT.
-    """
-
-    def begin(self) -> None: ...
-    def rows(self, statement: Statement, *given: Any) -> list[Row]: ...
-    def run(self, statement: Statement, *given: Any) -> int: ...
-    def many(self, statement: Statement, given: Sequence[Row]) -> None: ...
-    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]: ...
-    def only_rows(self, statement: Statement, *given: Any) -> list[Row]: ...
-    def only_run(self, statement: Statement, *given: Any) -> int: ...
-    def only_insert(self, statement: Statement, given: Row) -> int: ...  # the id; 0: nothing was inserted
 
 
 class SqlDriver:
@@ -93,7 +86,7 @@ class SqlDriver:
         self._takes_plain = self._is_plain and not newest
         self._is_ranked = grouped and features.priority and not s.is_shared
         self._locks_groups = grouped and s.is_shared
-        self._locks_room = self._locks_groups and self._capacity > 0
+        self._locks = Locks(s, tube.id, grouped=grouped, bounded=self._capacity > 0)
         self._reads_acks = timed or s.is_shared
         self._ready_front = 0 if grouped else 1
         self._insert = s.put_grouped if grouped else s.put
@@ -218,7 +211,7 @@ class SqlDriver:
             if span := _span(ids):
                 tx.run(self._sql.take_range, owner, now, *span)
             elif ids:
-                tx.run(self._sql.take_listed, owner, now, _json_ids(ids))
+                tx.run(self._sql.take_listed, owner, now, json_ids(ids))
         texts = [row[1] for row in rows]
         if None in texts:
             datas = [blob if text is None else decode(text) for _, text, blob, *_ in rows]
@@ -251,7 +244,7 @@ class SqlDriver:
         """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
         if self._capacity:
             tx.begin()
-        self._lock_groups(tx, [ref.id for ref in refs])
+        self._locks.lock_groups(tx, [ref.id for ref in refs])
         if not self._reads_acks and self._ack_all(tx, refs, owner):
             return self._all_done(refs, now)
         sql = self._sql
@@ -353,7 +346,7 @@ class SqlDriver:
 
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
-        locked = self._lock_free(tx, (self._buried,), limit=limit, by=self._order)
+        locked = self._locks.lock_free(tx, (self._buried,), limit=limit, by=self._order)
         return self._make_ready(tx, Event.KICK, locked, self._ready_front, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
@@ -361,9 +354,9 @@ class SqlDriver:
             return []
         tx.begin()
         looks = self._sql.due, self._sql.overdue  # others may be settling the same
-        if self._locks_room and any(tx.rows(look.all, self._tube, now, 1) for look in looks):
-            self._lock_room(tx)
-        rows = self._lock_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
+        if self._locks.with_room and any(tx.rows(look.all, self._tube, now, 1) for look in looks):
+            self._locks.lock_room(tx)
+        rows = self._locks.lock_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
         over: list[Row] = []
         late: list[Row] = []
         delayed: list[Row] = []
@@ -393,21 +386,15 @@ class SqlDriver:
             return self._release_all(tx, limit, now)
         tx.begin()
         look = self._sql.taken_by  # the dead may have locked some of it
-        locked = self._lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
+        locked = self._locks.lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
         if not locked and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
             raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         return self._make_ready(tx, Event.RELEASE, locked, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
-        def found() -> list[int]:
-            return self._ids(tx, self._sql.ids, limit)
-
-        def free() -> list[int]:
-            return self._lock_free_groups(tx, self._ids(tx, self._sql.ids_free, limit))
-
         tx.begin()
-        ids = self._lock_as_many(tx, limit, found, self._lock_ids, free)
-        gone = tx.run(self._sql.remove, _json_ids(ids))
+        ids = self._locks.lock_any(tx, limit)
+        gone = tx.run(self._sql.remove, json_ids(ids))
         self._give_room(tx, gone)
         return gone
 
@@ -475,62 +462,13 @@ class SqlDriver:
 
     def _stored(self, tx: SqlTx, refs: Sequence[Ref]) -> list[Row]:
         """The refs that are stored, each once; one with a token only while that lease lasts."""
-        rows = {row[ID]: row for row in self._locked(tx, [ref.id for ref in refs])}
+        rows = {row[ID]: row for row in self._locks.lock_stored(tx, [ref.id for ref in refs])}
         chosen = {}
         for id, token, task in refs:
             row = rows.get(id)
             if row is not None and (token is None or _is_lease(row, token, task)):
                 chosen[id] = row
         return list(chosen.values())
-
-    def _lock_free(
-        self, tx: SqlTx, looks: Sequence[Passing], *given: Any, limit: int, by: Callable[[Row], Any]
-    ) -> list[Row]:
-        """What looks find that nobody has locked, in order: more than a step's worth of what is locked hides nothing.
-
-        Nobody is waited for, so that a sub-queue can be locked after the rows of its tasks; the next look leaves out
-        what others have locked.
-        """
-        locked: dict[int, Row] = {}
-        busy: set[str] = set()
-        while True:
-            rows: list[Row] = []
-            names = (json.dumps([*busy], ensure_ascii=False),) if busy else ()
-            for look in looks:
-                rows += tx.rows(look.elsewhere if busy else look.free, self._tube, *given, limit, *names)
-            rows.sort(key=by)
-            if not self._locks_groups:
-                return rows[:limit]
-            found = [row for row in rows[:limit] if row[ID] not in locked][: limit - len(locked)]
-            free = {*self._lock_free_groups(tx, [row[ID] for row in found])}
-            locked.update((row[ID], row) for row in found if row[ID] in free)
-            missed = {row[UTUBE] for row in found if row[ID] not in free}
-            if len(rows) < limit or not missed:
-                return sorted(locked.values(), key=by)
-            busy |= missed
-
-    def _locked(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
-        """The stored rows of these ids, which nobody else can change now: first their sub-queues, then themselves."""
-        self._lock_groups(tx, ids)
-        if len(ids) == 1:
-            return tx.rows(self._sql.lock_one, ids[0], self._tube)
-        return tx.rows(self._sql.lock_some, self._tube, _json_ids(ids))
-
-    def _lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
-        if self._locks_room:
-            self._lock_room(tx)
-        if self._locks_groups:
-            tx.rows(self._sql.lock_groups, _json_ids(ids))
-
-    def _lock_free_groups(self, tx: SqlTx, ids: list[int]) -> list[int]:
-        """Those of these tasks whose sub-queues nobody else has locked; this step has now."""
-        if not (self._locks_groups and ids):
-            return ids
-        return [id for (id,) in tx.rows(self._sql.lock_free_groups, _json_ids(ids))]
-
-    def _lock_room(self, tx: SqlTx) -> None:
-        """Have the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""
-        tx.run(self._sql.give_room, self._tube, 0)
 
     def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
         if moved:
@@ -544,79 +482,26 @@ class SqlDriver:
         return [Change(event, row, row[DUE]) for row in moved]
 
     def _release_all(self, tx: SqlTx, limit: int, now: int) -> Sequence[Change]:
-        def found() -> list[Row]:
-            return sorted(tx.rows(self._sql.taken.all, self._tube, limit), key=_by_pri)
-
-        def free() -> list[Row]:
-            return self._lock_free(tx, (self._sql.taken,), limit=limit, by=_by_pri)
-
         tx.begin()
-        locked = self._lock_as_many(tx, limit, found, self._lock_unchanged, free)
+        locked = self._locks.lock_taken(tx, limit, by=_by_pri)
         return self._make_ready(tx, Event.RELEASE, locked, 1, now)
-
-    def _lock_as_many(
-        self,
-        tx: SqlTx,
-        limit: int,
-        found: Callable[[], list[T]],
-        lock: Callable[[SqlTx, list[T]], list[T]],
-        free: Callable[[], list[T]],
-    ) -> list[T]:
-        """Lock what is found; where others write, in the place of what they have changed, what nobody has locked.
-
-        Where that is fewer than there are, others are waited for once more, and nothing is locked meanwhile: they may
-        wait for what this one has.
-        """
-        if not self._sql.is_shared:
-            return found()
-        while True:
-            tx.run(self._sql.mark)
-            things = found()
-            locked = lock(tx, things) if things else things
-            if len(locked) == len(things) or len(things) < limit:
-                return locked
-            locked = free()
-            if len(locked) == limit:
-                return locked
-            tx.run(self._sql.back_to_mark)
-
-    def _ids(self, tx: SqlTx, looks: Sequence[Statement], limit: int) -> list[int]:
-        ids: list[int] = []
-        for look in looks:
-            if len(ids) < limit:
-                ids += [id for (id,) in tx.rows(look, self._tube, limit - len(ids))]
-        return ids
-
-    def _lock_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
-        """Those that are still stored, locked as ``_locked`` does: a DELETE locks them in the order of the table."""
-        self._lock_groups(tx, ids)
-        return [id for (id,) in tx.rows(self._sql.lock_ids, _json_ids(ids))]
-
-    def _lock_unchanged(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
-        """Rows that were looked for, locked, and without those that changed meanwhile."""
-        locked = {row[ID]: row for row in self._locked(tx, [row[ID] for row in rows])}
-        return [row for row in rows if locked.get(row[ID]) == row]
 
     def _make_ready(
         self, tx: SqlTx, event: Event, rows: Sequence[Row], front: int, now: int
     ) -> Sequence[Change]:
         if rows:
-            tx.run(self._sql.ready, front, now, _json_ids([row[ID] for row in rows]))
+            tx.run(self._sql.ready, front, now, json_ids([row[ID] for row in rows]))
         moved = [_moved(row, "r", _end_of_life(row), row[TTL], row[TTR], None, now) for row in rows]
         return [Change(event, row, row[DUE]) for row in moved]
 
     def _remove(self, tx: SqlTx, event: Event, rows: Sequence[Row], now: int) -> Sequence[Change]:
         if rows:
-            self._give_room(tx, tx.run(self._sql.remove, _json_ids([row[ID] for row in rows])))
+            self._give_room(tx, tx.run(self._sql.remove, json_ids([row[ID] for row in rows])))
         return [Change(event, _gone(row, now)) for row in rows]
 
     def _give_room(self, tx: SqlTx, gone: int) -> None:
         if gone and self._capacity:
             tx.run(self._sql.give_room, self._tube, gone)
-
-
-def _json_ids(ids: Sequence[int]) -> str:
-    return f"[{','.join(map(str, ids))}]"
 
 
 def _json_leases(refs: Sequence[Ref]) -> str:

@@ -30,11 +30,11 @@ from ..examining import (
     name_of_lost,
     portions,
 )
-from .driver import SqlTx
 from .examiner_statements import Looks, looks, rebuilding
 from .rules import Facts, Wrong, no_numbers, wrongs
 from .sqlite_errors import base_code
 from .statements import Statement, Statements, statements
+from .tx import SqlTx
 
 MOST_FRONTS = 1000
 """Tasks in front of one sub-queue that one transaction sees to."""

@@ -27,6 +27,9 @@ RAW = (
 )  # fmt: skip
 """The columns of a raw task, in order: what the driver's steps return, and normalize_task reads."""
 
+ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(len(RAW))
+"""Their places."""
+
 NEW = (
     "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
     "data", "bytes",
@@ -73,6 +76,11 @@ class Statement:
         return given if self.order is None else self.order(given)
 
 
+def json_ids(ids: Sequence[int]) -> str:
+    """Ids as the parameter ``ids``: a JSON array."""
+    return f"[{','.join(map(str, ids))}]"
+
+
 class Passing(NamedTuple):
     """The same look at ``all``, at what is ``free``, and at what is free ``elsewhere`` than in some sub-queues.
 
@@ -109,7 +117,7 @@ class Statements:
         self._task = known.temporary_task if temporary else known.task
         self._raw = [self._task.c[name] for name in RAW]
 
-        # Ids come as one parameter, a JSON array
+        # Ids come as one parameter: see json_ids
         if self._is_server:
             each = sa.func.json_array_elements_text(bind("ids"))
             self._ids: sa.Select[Any] = sa.select(sa.cast(each, sa.BigInteger))

@@ -1,0 +1,26 @@
+"""The contract of a transaction, as steps see it; kept by those in ``sqlite_tx``, ``postgresql_tx`` and ``joined``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .statements import Row, Statement
+
+
+class SqlTx(Protocol):
+    """An open transaction on a SQL database.
+
+    It opens at the first ``rows``, ``run``, ``many`` or ``insert`` of a writing step. The ``only_`` forms are for a
+    step's only writing statement: where the transaction has not been opened yet, the statement is one by itself,
+    which saves the round trips of BEGIN and COMMIT.
+    """
+
+    def begin(self) -> None: ...
+    def rows(self, statement: Statement, *given: Any) -> list[Row]: ...
+    def run(self, statement: Statement, *given: Any) -> int: ...
+    def many(self, statement: Statement, given: Sequence[Row]) -> None: ...
+    def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]: ...
+    def only_rows(self, statement: Statement, *given: Any) -> list[Row]: ...
+    def only_run(self, statement: Statement, *given: Any) -> int: ...
+    def only_insert(self, statement: Statement, given: Row) -> int: ...  # the id; 0: nothing was inserted
