@@ -73,26 +73,36 @@ class SqlDriver:
 
     def __init__(self, type: TubeType, tube: TubeRecord, statements: Statements) -> None:
         features, newest = type.features, type.order == "newest"
-        timed, grouped = features.timed, features.grouped
+        grouped = features.grouped
         if newest and (features.priority or grouped):
             raise NotSupported("a type whose order is newest can have neither priority nor sub-queues")
         self.features = features
         self._tube = tube.id
         self._name = tube.name
         self._capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
-        self._sql = s = statements
-        self._is_timed = timed
-        self._is_plain = not (timed or grouped or features.priority)
+        self._sql = statements
+        self._is_timed = features.timed
+        self._is_plain = not (features.timed or grouped or features.priority)
+        """Whether its tasks have no options, so that nearly all columns of a new one are always the same."""
         self._takes_plain = self._is_plain and not newest
-        self._is_ranked = grouped and features.priority and not s.is_shared
-        self._locks_groups = grouped and s.is_shared
-        self._locks = Locks(s, tube.id, grouped=grouped, bounded=self._capacity > 0)
-        self._reads_acks = timed or s.is_shared
+        self._is_ranked = grouped and features.priority and not statements.is_shared
+        """Whether a put is to see to it that a worse task steps back; on a server a trigger does."""
+        self._locks_groups = grouped and statements.is_shared
+        self._locks = Locks(statements, tube.id, grouped=grouped, bounded=self._capacity > 0)
+        self._reads_acks = features.timed or statements.is_shared
+        """Whether an ack of a batch is to return what it has acked: their times, and on a server which these are."""
         self._ready_front = 0 if grouped else 1
-        self._insert = s.put_grouped if grouped else s.put
-        self._ack = s.ack_locked if self._locks_groups else s.ack
-        self._ack_timed = s.ack_timed_locked if self._locks_groups else s.ack_timed
-        self._ack_any = s.ack_any_locked if self._locks_groups else s.ack_any
+        """The ``front`` of a task that comes back from aside: in a sub-queue a trigger sees to who stands there."""
+        self._choose_statements(newest)
+
+    def _choose_statements(self, newest: bool) -> None:
+        """Those in which the types differ."""
+        s, timed = self._sql, self._is_timed
+        self._insert = s.put_grouped if self.features.grouped else s.put
+        if self._locks_groups:
+            self._ack, self._ack_timed, self._ack_any = s.ack_locked, s.ack_timed_locked, s.ack_any_locked
+        else:
+            self._ack, self._ack_timed, self._ack_any = s.ack, s.ack_timed, s.ack_any
         if newest:
             self._take_one = s.take_newest_timed if timed else s.take_newest
             self._take_some = s.take_newest_timed_many if timed else s.take_newest_many
@@ -133,10 +143,8 @@ class SqlDriver:
         if self._locks_groups:
             for item in items:
                 _check_utube(item.utube)
-        if self._capacity:
-            room = tx.run(self._sql.make_room, self._tube, len(items), self._capacity)
-            if not room:
-                return []
+        if self._capacity and not tx.run(self._sql.make_room, self._tube, len(items), self._capacity):
+            return []
         if len(items) == 1:
             return (self._put_one(tx, items[0], now),)
         if self._is_ranked and len({(item.utube, item.pri) for item in items}) > 1:
@@ -186,7 +194,7 @@ class SqlDriver:
         settled = self.expire(tx, STEP_LIMIT, now=now)
         if len(settled) >= STEP_LIMIT:  # there may be more, and better ones among it
             return settled
-        if not self._sql.is_shared:  # where a row may be damaged: the others are not to be taken for nobody
+        if not self._sql.is_shared:  # so that nothing is taken where one of the rows cannot be read
             tx.begin()
         rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
