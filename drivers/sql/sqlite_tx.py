@@ -78,24 +78,21 @@ class SqliteTx:
     # Each of these is most of what a step does, so they call nothing of ours unless they must
 
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
-        if statement.order is not None:
-            given = statement.order(given)
+        given = statement.bind(given)
         try:
             return self._db.execute(statement.text, given).fetchall()
         except sqlite3.OperationalError as error:
             return self._only_later(error, statement.text, given).fetchall()
 
     def only_run(self, statement: Statement, *given: Any) -> int:
-        if statement.order is not None:
-            given = statement.order(given)
+        given = statement.bind(given)
         try:
             return self._db.execute(statement.text, given).rowcount
         except sqlite3.OperationalError as error:
             return self._only_later(error, statement.text, given).rowcount
 
     def only_insert(self, statement: Statement, given: Row) -> int:
-        if statement.order is not None:
-            given = statement.order(given)
+        given = statement.bind(given)
         try:
             cursor = self._db.execute(statement.text, given)
         except sqlite3.OperationalError as error:

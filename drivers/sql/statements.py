@@ -55,9 +55,9 @@ BURIED: sa.ColumnElement[str] = sa.literal_column("'!'")
 
 
 class Statement:
-    """Compiled text, and how to order its parameters: they are given in the order of ``names``."""
+    """Compiled text. Its parameters are given in the order of ``names``, and ``bind`` puts them in that of the text."""
 
-    __slots__ = ("batch", "order", "text")
+    __slots__ = ("batch", "bind", "text")
 
     def __init__(self, clause: ClauseElement, dialect: Dialect, *names: str) -> None:
         self.batch: Statement | None = None
@@ -67,13 +67,9 @@ class Statement:
         if set(used) != set(names):
             raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
         self.text = str(compiled)
-        self.order: Callable[[Row], Row] | None = None
+        self.bind: Callable[[Row], Row] = tuple  # which gives a tuple back as it is
         if used != list(names):
-            self.order = itemgetter(*map(names.index, used))
-
-    def bind(self, given: Row) -> Row:
-        """Put the parameters in the order of the text."""
-        return given if self.order is None else self.order(given)
+            self.bind = itemgetter(*map(names.index, used))
 
 
 def json_ids(ids: Sequence[int]) -> str:
