@@ -149,15 +149,7 @@ class SqlDriver:
             return (self._put_one(tx, items[0], now),)
         if self._is_ranked and len({(item.utube, item.pri) for item in items}) > 1:
             return [self._put_one(tx, item, now) for item in items]
-        if self._is_plain and {type(item[0]) for item in items} == {str}:
-            tube = self._tube
-            ids = tx.insert(self._sql.put_plain, [(tube, now, now, payload) for payload, *_ in items])
-        else:
-            if self._is_ranked and not items[0].delay_ms:
-                tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
-            ids = tx.insert(self._insert, [self._new_row(item, now) for item in items])
-        name, timed = self._name, self._is_timed
-        return [put_change(name, id, item, now, timed) for id, item in zip(ids, items, strict=True)]
+        return self._put_together(tx, items, now)
 
     def _put_one(self, tx: SqlTx, item: NewTask, now: int) -> Change:
         if self._is_plain and type(item.payload) is str:
@@ -171,6 +163,18 @@ class SqlDriver:
         else:
             id = tx.only_insert(self._insert, self._new_row(item, now))
         return put_change(self._name, id, item, now, self._is_timed)
+
+    def _put_together(self, tx: SqlTx, items: Sequence[NewTask], now: int) -> Sequence[Change]:
+        """Put them by one statement. Where tasks are ranked, all are of one sub-queue and one priority."""
+        if self._is_plain and {type(item[0]) for item in items} == {str}:
+            tube = self._tube
+            ids = tx.insert(self._sql.put_plain, [(tube, now, now, payload) for payload, *_ in items])
+        else:
+            if self._is_ranked and not items[0].delay_ms:
+                tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
+            ids = tx.insert(self._insert, [self._new_row(item, now) for item in items])
+        name, timed = self._name, self._is_timed
+        return [put_change(name, id, item, now, timed) for id, item in zip(ids, items, strict=True)]
 
     def _new_row(self, item: NewTask, now: int) -> Row:
         """What ``NEW`` in ``statements`` names."""
