@@ -270,21 +270,8 @@ class PostgresStore(SqlStore):
             if tries > 1:
                 self.refresh()  # it may have been forked meanwhile, by a signal's handler
             is_over = False
-            tx: PostgresTx | None = None
-            wire: Wire | None = None
             try:
-                wire = self._pool.borrow()
-                tx = PostgresTx(wire)
-                if on_commit is not None:
-                    tx.begin()
-                result = work(tx)
-                if on_commit is not None:
-                    with self._order:  # who calls back does so in the order of the commits
-                        tx.commit()
-                        on_commit(result)
-                elif tx.is_open:
-                    tx.commit()
-                return result
+                return self._try(work, on_commit)
             except Refused as error:
                 is_over = error.code == SESSION_ENDED
                 if error.code not in (*RETRIED, SESSION_ENDED):
@@ -292,18 +279,35 @@ class PostgresStore(SqlStore):
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: conflicts with others, {tries} times: {error}") from error
             except Lost as error:
-                if tx is not None and error.was_sent and (tx.is_committing or not tx.is_open):
-                    raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
                 losses += 1
                 if losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
                 self._pool.forget_idle()
-            finally:
-                if wire is not None:
-                    self._pool.give_back(wire)
-            if is_over:  # with no connection in hand, since that takes another
+            if is_over:
                 self._resume()
             pause_after(tries)
+
+    def _try(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
+        """Run ``work`` and commit it, once. Refused or Lost: nothing of it was done."""
+        wire = self._pool.borrow()
+        try:
+            tx = PostgresTx(wire)
+            if on_commit is not None:
+                tx.begin()
+            result = work(tx)
+            if on_commit is not None:
+                with self._order:  # who calls back does so in the order of the commits
+                    tx.commit()
+                    on_commit(result)
+            elif tx.is_open:
+                tx.commit()
+            return result
+        except Lost as error:
+            if tx.may_be_done(error):
+                raise self._unknown(error) from error
+            raise
+        finally:
+            self._pool.give_back(wire)
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[Any]:
@@ -330,9 +334,12 @@ class PostgresStore(SqlStore):
         except Refused as error:
             raise translated(error, self._what) from error
         except Lost as error:
-            if tx is not None and tx.is_committing and error.was_sent:
-                raise OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}") from error
+            if tx is not None and tx.may_be_done(error):
+                raise self._unknown(error) from error
             raise StoreUnavailable(f"{self._what}: the connection was lost: {error}") from error
+
+    def _unknown(self, error: Lost) -> OutcomeUnknown:
+        return OutcomeUnknown(f"{self._what}: the connection died in a commit: {error}")
 
     def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
         def begin(joined: sa.Connection) -> PostgresJoinedTx:

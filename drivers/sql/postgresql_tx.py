@@ -56,6 +56,10 @@ class PostgresTx:
         self.is_committing = True
         self._wire.simple("COMMIT")
 
+    def may_be_done(self, lost: Lost) -> bool:
+        """Whether it may be committed: the connection was lost at COMMIT, or at a statement that is one by itself."""
+        return lost.was_sent and (self.is_committing or not self.is_open)
+
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
         self.begin()
         return self.only_rows(statement, *given)
@@ -75,8 +79,7 @@ class PostgresTx:
             self.begin()
             ids = [row[0] for result in self._pipeline(statement, given) for row in result.rows]
         else:
-            columns = ([*column] for column in zip(*given, strict=True))
-            ids = [row[0] for row in self.only_rows(batch, *columns)]
+            ids = [row[0] for row in self.only_rows(batch, *map(list, zip(*given, strict=True)))]
         if len(ids) < len(given):
             raise NoSuchTube("(dropped)")
         return ids
