@@ -391,10 +391,10 @@ class Wire:
         are_piped: bool = False,
     ) -> list[PGresult]:
         """Wait for the rest of the answers, whatever came already and the ``interrupt`` that was seen to."""
-        pg = self._pg
         while True:
             try:
-                answer = self._next()
+                self._collect(answers, are_piped=are_piped)
+                break
             except Lost as lost:
                 if interrupt is not None:
                     raise interrupt from lost
@@ -405,16 +405,6 @@ class Wire:
                 if interrupt is None:
                     self._break_off()
                 interrupt = caught
-                continue
-            if answer is not None and answer.status != pq.ExecStatus.PIPELINE_SYNC:
-                answers.append(answer)
-            elif answer is not None or not are_piped:
-                break
-            elif pg.status == pq.ConnStatus.BAD:  # it will not say that this was all
-                if _are_done(answers):
-                    raise self._gone(None, was_sent=True)
-                self.is_lost = True
-                break
         if not answers:
             gone = self._gone(None, was_sent=True)
             raise gone if interrupt is None else interrupt
@@ -422,15 +412,24 @@ class Wire:
             raise interrupt
         return answers
 
-    def _next(self) -> PGresult | None:
+    def _collect(self, answers: list[PGresult], *, are_piped: bool) -> None:
+        """Add the answers as they come. ``None`` follows the last; in a flight it follows each, and SYNC the last."""
         pg = self._pg
         try:
-            while pg.is_busy():
-                interruptible(self._wait)
-                pg.consume_input()
-            return pg.get_result()
+            while True:
+                while pg.is_busy():
+                    interruptible(self._wait)
+                    pg.consume_input()
+                answer = pg.get_result()
+                if answer is not None and answer.status != pq.ExecStatus.PIPELINE_SYNC:
+                    answers.append(answer)
+                elif answer is not None or not are_piped:
+                    return
+                elif pg.status == pq.ConnStatus.BAD:  # it will not say that this was all
+                    break
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
+        raise self._gone(None, was_sent=True)
 
     def _wait(self) -> None:
         """Wait until something has come, or until more can be sent of what the socket had no room for."""
