@@ -177,22 +177,31 @@ def _place_in_line(row: Facts, features: Features | None) -> Iterator[Wrong]:
 
 
 def _times(row: Facts, features: Features | None) -> Iterator[Wrong]:
-    word, due, end = WORDS[row.state], row.due_ms, row.end_ms
-    right, is_possible = due, due is not None and FIRST_MS <= due <= FARTHEST_MS
-    if row.state == "~":
-        right = due if is_possible else row.updated_ms
-    elif row.state != "t" or row.ttr_ms is None or (features is not None and not features.timed):
-        right = end
-    elif due is None or not is_possible or (end is not None and due > end):
-        over = row.updated_ms + row.ttr_ms
-        right = over if end is None else min(over, end)
-    place = right if row.state == "t" and (features is None or features.timed) else row.pri
+    word, due = WORDS[row.state], row.due_ms
+    may_be_timed = features is None or features.timed
+    right = _right_due(row, may_be_timed)
+    place = right if row.state == "t" and may_be_timed else row.pri
     if right != due:
         what = f"is {word} and its next time is {_instant(due)}, not {_instant(right)}"
         yield Wrong("due", Kind.STATE, what, "set it", {"due_ms": right, "place": place})
     elif row.place != place and (features is not None or row.place != row.pri):
         what = f"is {word} and stands at {row.place} in the order, not at {place}"
         yield Wrong("place", Kind.STATE, what, "move it there", {"place": place})
+
+
+def _right_due(row: Facts, may_be_timed: bool) -> int | None:
+    """When time does something to a task next: what stands there, if that can be, and else what it follows from."""
+    due, end = row.due_ms, row.end_ms
+    if due is not None and not FIRST_MS <= due <= FARTHEST_MS:
+        due = None
+    if row.state == "~":
+        return row.updated_ms if due is None else due
+    if row.state != "t" or row.ttr_ms is None or not may_be_timed:
+        return end
+    if due is not None and (end is None or due <= end):
+        return due
+    over = row.updated_ms + row.ttr_ms
+    return over if end is None else min(over, end)
 
 
 def _instant(ms: int | None) -> str:
