@@ -356,24 +356,30 @@ def put_in_line(
     The right one is who is taken, or else the best. Of several that are taken, who was first; the others are given
     back. ``also`` may not be where it is looked for.
     """
-    fronts = [Facts(*row) for row in tx.rows(looks.fronts, tube, utube, MOST_FRONTS)]
-    members = {row.id: row for row in fronts}
-    members |= {row.id: row for row in (Facts(*row) for row in tx.rows(looks.best_behind, tube, utube))}
+    members = _members(tx, looks, tube, utube)
     if also is not None:
         members[also.id] = also
     sound = [row for row in members.values() if row.state in ("r", "t") and not no_numbers(row)]
     best = min(sound, key=_precedence, default=None)
-    lost = [row for row in members.values() if row is not best and row.state == "t"]
-    leave = [row for row in members.values() if row is not best and row.state != "t" and row.front == 1]
-    leads = best is not None and best.front != 1
+    others = [row for row in members.values() if row is not best]
+    given_back = [row for row in others if row.state == "t"]
+    step_back = [row for row in others if row.state != "t" and row.front == 1]
+    step_up = [best] if best is not None and best.front != 1 else []
     if not dry:
-        for row in lost:
+        for row in given_back:
             set_row(tx, looks, row, state="r", front=0, place=row.pri, due_ms=row.end_ms, owner=None)
-        for row in leave:
+        for row in step_back:
             tx.run(looks.set_front, 0 if row.state == "r" else None, row.id)
-        if best is not None and leads:
-            tx.run(looks.set_front, 1, best.id)
-    return bool(lost or leave or leads)
+        for row in step_up:
+            tx.run(looks.set_front, 1, row.id)
+    return bool(given_back or step_back or step_up)
+
+
+def _members(tx: SqlTx, looks: Looks, tube: int, utube: str) -> dict[int, Facts]:
+    """Those that stand in front of a sub-queue, and the best one behind."""
+    fronts = tx.rows(looks.fronts, tube, utube, MOST_FRONTS)
+    members = [Facts(*row) for row in (*fronts, *tx.rows(looks.best_behind, tube, utube))]
+    return {row.id: row for row in members}
 
 
 def _precedence(row: Facts) -> tuple[int, ...]:
@@ -460,25 +466,25 @@ class Tasks(SqlCheck):
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
         if finding.task is None:
             return adopt(tx, self._store, finding.key, temporary=self._temporary, dry=dry)
-        row, tube = self._locked(tx, finding.task)
-        if row is None or tube is None:
+        locked = self._locked(tx, finding.task)
+        if locked is None:
             return False
+        row, tube = locked
         found = wrongs(row, self._store.features(tube), now) or self._unreadable(tx, [row]).get(row.id, [])
         wrong = next((wrong for wrong in found if wrong.rule == finding.rule and wrong.remedy), None)
         if wrong is not None and not dry:
             self._make_right(tx, row, tube, wrong, now)
         return wrong is not None
 
-    def _locked(self, tx: SqlTx, id: int) -> tuple[Facts | None, TubeRecord | None]:
-        """A row that nobody else can change now: first its sub-queue is locked, then the row."""
-        for row in tx.rows(self._looks.rows, id - 1, 1):
-            tube = next((tube for tube in self._store.read_tubes(tx) if tube.id == row[1]), None)
-            if row[0] == id and tube is not None:
-                utube = Facts(*row).utube
-                if utube is not None or self._is_grouped(tube):
-                    lock_line(tx, self._looks, tube.id, utube or "")
-                return next((Facts(*row) for row in tx.rows(self._looks.row, id)), None), tube
-        return None, None
+    def _locked(self, tx: SqlTx, id: int) -> tuple[Facts, TubeRecord] | None:
+        """A row that nobody else can change now, and its tube: first its sub-queue is locked, then the row."""
+        for row in map(Facts._make, tx.rows(self._looks.rows, id - 1, 1)):
+            tube = next((tube for tube in self._store.read_tubes(tx) if tube.id == row.tube), None)
+            if row.id == id and tube is not None:
+                if row.utube is not None or self._is_grouped(tube):
+                    lock_line(tx, self._looks, tube.id, row.utube or "")
+                return next(((Facts(*row), tube) for row in tx.rows(self._looks.row, id)), None)
+        return None
 
     def _is_grouped(self, tube: TubeRecord) -> bool:
         features = self._store.features(tube)
