@@ -175,7 +175,7 @@ class SqliteStore(SqlStore):
                 self.waiters, self.counts = Waiters(), Counts()
             else:
                 self._shared = SharedFile.open(self.path, namespace=self._namespace)
-                if file != self._shared.key[:2]:  # the writer's is another, which nobody would notice
+                if file != self._shared.file:  # the writer's is another, which nobody would notice
                     raise StoreUnavailable(
                         f"{self._what} cannot be used: it was replaced while it was being opened; connect again"
                     )

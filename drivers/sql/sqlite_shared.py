@@ -28,20 +28,25 @@ NAP = 0.001
 """Seconds between two looks whether they are done."""
 
 
+File = tuple[int, int]
+"""Which file it is, by whatever path: its device and its number there."""
+
+
 class SharedFile:
     """One for each file and namespace in a process; every queue on these holds it. See the module."""
 
-    _all: ClassVar[dict[tuple[int, int, str], SharedFile]] = {}
+    _all: ClassVar[dict[tuple[File, str], SharedFile]] = {}
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
-    _torn: ClassVar[set[tuple[int, int]]] = set()
+    _torn: ClassVar[set[File]] = set()
+    """What was in use when this process was forked."""
     _process: ClassVar[int] = os.getpid()
     _opening: ClassVar[dict[int, str]] = {}
     """The files that threads are about to open connections to, of which no queue knows yet."""
 
-    def __init__(self, path: str, key: tuple[int, int, str]) -> None:
+    def __init__(self, path: str, file: File, namespace: str) -> None:
         self.path = path
-        self.key = key
-        namespace = key[2]
+        self.file = file
+        self._key = file, namespace
         self.locks = LockFile(f"{path}-tubes" if namespace == "tubes" else f"{path}-tubes-{namespace}", path)
         try:
             self.hold = Hold(path)
@@ -63,11 +68,10 @@ class SharedFile:
     def open(cls, path: str, namespace: str) -> SharedFile:
         """Return the one of this file, which must exist, and of the tables of this namespace."""
         with cls._all_lock:
-            status = os.stat(path)
-            key = (status.st_dev, status.st_ino, namespace)
+            key = _file_of(os.stat(path)), namespace
             shared = cls._all.get(key)
             if shared is None or not shared.is_in_place():  # its folder was renamed: that path leads nowhere
-                shared = cls._all[key] = SharedFile(path, key)
+                shared = cls._all[key] = SharedFile(path, *key)
             shared._users += 1
             shared.hold.take()
             return shared
@@ -81,7 +85,7 @@ class SharedFile:
     def is_open(cls, path: str) -> bool:
         """Tell whether there is a queue on this file."""
         file = file_at(path)
-        return any(key[:2] == file for key in list(cls._all))
+        return any(known == file for known, _ in list(cls._all))
 
     def check_not_locked_here(self) -> None:
         """Raise StoreBusy if this thread has the file's write lock: a call that waits for it would wait for itself."""
@@ -108,7 +112,7 @@ class SharedFile:
 
     def _of_this_file(self) -> list[SharedFile]:
         """Those of all namespaces."""
-        return [shared for key, shared in list(self._all.items()) if key[:2] == self.key[:2]]
+        return [shared for shared in list(self._all.values()) if shared.file == self.file]
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to, as far as one can see.
@@ -121,7 +125,7 @@ class SharedFile:
             return False
         except OSError:
             return True
-        return (status.st_dev, status.st_ino) == self.key[:2]
+        return _file_of(status) == self.file
 
     def prove_life(self) -> None:
         """Take the locks of this process again."""
@@ -143,8 +147,8 @@ class SharedFile:
             self._users -= 1
             if self._users:
                 return
-            if self._all.get(self.key) is self:
-                del self._all[self.key]
+            if self._all.get(self._key) is self:
+                del self._all[self._key]
         self.listener.stop()
         with self._all_lock:  # so that nobody opens the file between a look for others and its end
             self.locks.close()
@@ -206,8 +210,8 @@ class SharedFile:
             )
 
 
+# By itself, since a queue that is being opened is not among those that are told of a fork
 os.register_at_fork(before=SharedFile.before_fork, after_in_child=SharedFile.forked)
-"""Also of one that another thread is about to use."""
 
 
 def _all_of(them: weakref.WeakSet[T]) -> list[T]:
@@ -216,10 +220,13 @@ def _all_of(them: weakref.WeakSet[T]) -> list[T]:
             return list(them)
 
 
-def file_at(path: str) -> tuple[int, int] | None:
-    """What a path leads to now, by device and number."""
+def file_at(path: str) -> File | None:
+    """What a path leads to now."""
     try:
-        status = os.stat(path)
+        return _file_of(os.stat(path))
     except OSError:
         return None
+
+
+def _file_of(status: os.stat_result) -> File:
     return status.st_dev, status.st_ino
