@@ -19,12 +19,14 @@ T = TypeVar("T")
 class PostgresTx:
     """A transaction on one connection; opens when it must."""
 
-    __slots__ = ("_begin", "_opening", "_wire", "is_committing", "is_halfway", "is_open", "lender")
+    __slots__ = ("_opening", "_unsent", "_wire", "is_committing", "is_halfway", "is_open", "lender")
 
     def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
         self._wire = wire
         self._opening = opening
-        self._begin = ""
+        """The statement that begins it."""
+        self._unsent = ""
+        """That statement, from ``begin`` until it is sent."""
         self.is_open = False
         self.is_committing = False
         self.is_halfway = False
@@ -32,15 +34,15 @@ class PostgresTx:
         self.lender: Lender | None = None
 
     def begin(self) -> None:
-        """From now on all statements are one transaction. BEGIN travels with the first."""
+        """Make all statements from now on one transaction. What begins it travels with the first."""
         if not self.is_open:
             self.is_open = True
-            self._begin = self._opening
+            self._unsent = self._opening
 
     def lend(self) -> Lender:
         """The SQLAlchemy form of this connection."""
-        if self._begin:
-            self._begun(self._wire.begin)
+        if self._unsent:
+            self._with_begin(self._wire.begin)
         self.lender = self._wire.lender()
         return self.lender
 
@@ -50,7 +52,7 @@ class PostgresTx:
             self._wire.simple(FAILING)
 
     def commit(self) -> None:
-        if self._begin:  # nothing was done in it
+        if self._unsent:  # nothing was done in it
             return
         self._check_stands()
         self.is_committing = True
@@ -102,7 +104,10 @@ class PostgresTx:
         self._pipeline(statement, given)
 
     def _check_stands(self) -> None:
-        """Else COMMIT would do nothing or roll back, and not say so, or nobody would know what it did."""
+        """Raise unless the transaction can be committed.
+
+        COMMIT itself would do nothing or roll back, and not say so. Where it is lost, nobody would know what it did.
+        """
         wire = self._wire
         if not wire.still_stands():
             raise Lost("it was ended in a transaction", was_sent=False)
@@ -112,22 +117,25 @@ class PostgresTx:
             raise Refused("25P01", ENDED)
 
     def _execute(self, statement: Statement, given: Row) -> Result:
-        return self._begun(self._wire.execute, statement.text, statement.bind(given))
+        return self._with_begin(self._wire.execute, statement.text, statement.bind(given))
 
     def _pipeline(self, statement: Statement, given: Sequence[Row]) -> list[Result]:
-        return self._begun(self._wire.pipeline, statement.text, [statement.bind(row) for row in given])
+        return self._with_begin(self._wire.pipeline, statement.text, [statement.bind(row) for row in given])
 
-    def _begun(self, execute: Callable[..., T], *args: Any) -> T:
-        """Send BEGIN along, if that is to be; and again where it was refused itself, such as by a cancel."""
+    def _with_begin(self, execute: Callable[..., T], *args: Any) -> T:
+        """Execute something, and send what begins the transaction along with the first.
+
+        Where that was refused itself, such as by a cancel, it is sent again with the next.
+        """
         if self.lender is not None:  # users may have ended the transaction
             self._check_stands()
             self._wire.check_triggers()
-        begin, self._begin = self._begin, ""
+        begin, self._unsent = self._unsent, ""
         try:
             done = execute(*args, begin=begin)
         except BaseException:
             if not (self._wire.in_transaction or self._wire.is_lost):
-                self._begin = begin
+                self._unsent = begin
             raise
         self.is_halfway = True
         return done
