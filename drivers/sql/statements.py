@@ -227,13 +227,13 @@ class Statements:
         self.put_ranked = self._make(sa.insert(task).prefix_with("OR IGNORE").values(ranked), *NEW)
         worse = (
             _of_tube(task),
-            c.utube == bind("utube_"),
+            c.utube == bind("utube"),
             c.front == ONE,
             c.state == READY,
-            c.pri > bind("pri_"),
+            c.pri > bind("pri"),
         )
         step_back = sa.update(task).where(*worse).values(front=ZERO)
-        self.step_back = self._make(step_back, "tube", "utube_", "pri_")
+        self.step_back = self._make(step_back, "tube", "utube", "pri")
 
     def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
         """Insert a task if its tube is there. A server decides by triggers who stands in front."""
@@ -395,23 +395,23 @@ class Statements:
         task, c = self._task, self._task.c
         written = ("state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
         self.update = self._make(
-            sa.update(task).where(c.id == bind("id_")).values({name: bind(name) for name in written}),
+            sa.update(task).where(c.id == bind("id")).values({name: bind(name) for name in written}),
             *written,
-            "id_",
+            "id",
         )
         self.ready = self._make(
             sa.update(task)
             .where(self._among(c.id, self._ids))
             .values(
                 state=READY,
-                front=bind("front_"),
+                front=bind("front"),
                 place=c.pri,
                 due_ms=c.created_ms + c.ttl_ms,
                 ttr_ms=c.ttr_ms,  # the triggers watch it
                 owner=sa.null(),
                 updated_ms=bind("now"),
             ),
-            "front_",
+            "front",
             "now",
             "ids",
         )
@@ -582,13 +582,13 @@ class Statements:
         )
         self.sessions = self._make(sa.select(c.id))
         self.set_session = self._make(
-            sa.update(session).where(c.id == bind("id_")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id_"
+            sa.update(session).where(c.id == bind("id")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id"
         )
         self.revive_session = self._make(
             sa.update(session)
-            .where(c.id == bind("id_"), sa.or_(c.ends_ms.is_(None), c.ends_ms > bind("now")))
+            .where(c.id == bind("id"), sa.or_(c.ends_ms.is_(None), c.ends_ms > bind("now")))
             .values(ends_ms=sa.null()),
-            "id_",
+            "id",
             "now",
         )
         self.remove_session = self._make(
@@ -630,7 +630,7 @@ class Statements:
         self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
         self.has_connection = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
         self.move_connection = self._make(
-            sa.update(connection).where(c.id == bind("id_")).values(session=bind("session")), "session", "id_"
+            sa.update(connection).where(c.id == bind("id")).values(session=bind("session")), "session", "id"
         )
         self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
 
