@@ -19,7 +19,7 @@ ENDS = ("commit", "rollback", "close")
 
 
 class Lender:
-    """Of one database connection. ``notice`` is called with the text of each statement of the user's; it may refuse it.
+    """Lends one database connection. ``notice`` is called with each statement of the user's, and may refuse it.
 
     ``closes_results``: whether one that is not read to its end would keep all that follow from writing.
     """

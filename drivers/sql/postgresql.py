@@ -474,7 +474,7 @@ class PostgresStore(SqlStore):
         self.session = session
 
     def _call_roll(self) -> None:
-        """In a step of its own: an open transaction would hold up the beats of all."""
+        """Call the roll, see ``watch``. In a step of its own: an open transaction would hold up the beats of all."""
         self.transact(lambda tx: tx.only_run(self._sql.call_roll))
         self._beats.absent = dict(self.read(lambda tx: tx.only_rows(self._sql.absent, BEATS)))
 
@@ -571,14 +571,18 @@ class PostgresStore(SqlStore):
         return super().ended_sessions(now, thoroughly=thoroughly)
 
     def _remove_dead(self) -> None:
-        """In a transaction of its own: who waits with these rows locked would hold up the beats of those who live."""
+        """Remove dead connections.
+
+        In a transaction of its own: who waits with these rows locked would hold up the beats of those who live.
+        """
         if dead := self.read(self._dead):
             self.transact(lambda tx: tx.many(self._sql.remove_dead, dead))
 
     def _end_lonely(self, tx: Any, now: int) -> None:
-        """In two steps: who joins a session locks it until its connection is there to be seen, by the second look only.
+        """In two steps, since a statement does not see what was committed while it was under way.
 
-        Who has one locked joins it or ends it, and is not waited for.
+        Who joins a session has it locked until the new connection is committed. The first look passes over such
+        sessions, and locks the others. The second sees the connection of whoever has joined one just before that.
         """
         if lonely := [session for (session,) in tx.rows(self._sql.lonely)]:
             tx.run(self._sql.end_if_lonely, now, json.dumps(lonely))

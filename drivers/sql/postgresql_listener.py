@@ -147,7 +147,7 @@ class Listener(Stirred):
             wire.close()
 
     def _unsay(self) -> None:
-        """Who is called at this connection will not hear of it: another is to say so again, or this one."""
+        """Take that back: what is called at this connection is not heard. Another says it again, or this one."""
         if self._said.by is self:
             self._said.by, self._said.at = None, float("-inf")
 

@@ -66,7 +66,7 @@ DISCARD = "CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()"
 TRIGGERS_SETTING = "session_replication_role"
 
 HAS_TRIGGERS = f"current_setting('{TRIGGERS_SETTING}') <> 'replica'"
-"""Else nobody sees to who is in front of a sub-queue."""
+"""Without triggers nobody sees to who is in front of a sub-queue."""
 
 PREPARED = "SELECT name, from_sql FROM pg_prepared_statements"
 
@@ -156,6 +156,7 @@ class Wire:
             self.pooled = self._is_pooled() if pooled is None else pooled
             lasting = {} if self.pooled else settings | LASTING | self._silence()
             self._set_up = "; ".join(f"SET {name} = '{value}'" for name, value in lasting.items())
+            """What sets it up, for as long as it is open; nothing behind a pooler."""
             has_triggers = self.simple(f"{self._set_up}; SELECT {HAS_TRIGGERS}").rows[0][0]
             if not has_triggers:  # as of the role, or as the URL says
                 raise without_triggers("url")
@@ -164,6 +165,7 @@ class Wire:
             raise
         local = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
         self._settle = f"SELECT {', '.join(local)}"
+        """What sets the same for one transaction."""
 
     # Statements
 

@@ -236,8 +236,8 @@ class SqliteStore(SqlStore):
     def _has_log(self, db: sqlite3.Connection) -> bool:
         """Tell whether the file has a write-ahead log; if so, it keeps it for as long as this connection is open.
 
-        SQLite lets others take it away until the connection has read something, and nobody can commit then: they wait
-        for whoever has the file open, which we show (see ``sqlite_hold``).
+        Until the connection has read something, others may take the log away. Then nobody could commit: without a log
+        a commit waits for all who read, and what ``sqlite_hold`` locks looks like one of them.
         """
         self.writer.execute("SELECT 1 FROM sqlite_master").fetchall()
         return bool(db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
@@ -319,7 +319,7 @@ class SqliteStore(SqlStore):
             raise translated(error, self._what) from error
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """Whoever writes is alone."""
+        """There is nothing to lock: whoever writes is alone."""
 
     # Sessions
 
@@ -441,7 +441,7 @@ class SqliteStore(SqlStore):
             return False
 
     def _suspects_deaths_waiting(self) -> bool:
-        """The same, for who waits."""
+        """As the listener asks, every now and then, while anybody waits."""
         return self.deaths_suspected(lately=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:

@@ -132,7 +132,7 @@ class LockFile:
             return self._is_locked(connection)
 
     def _is_locked(self, connection: int) -> bool:
-        """The same where that is not told: the lock cannot be had, but by that process itself."""
+        """The same where the system does not tell: try to lock it. A process gets again what it has itself."""
         with self._counting:
             if any(connection in twin._held for twin in self._twins()):
                 return True

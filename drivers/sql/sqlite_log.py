@@ -33,6 +33,7 @@ class LogCopying:
         self._hold: Hold | None = None
         self._pages = 0
         self._left: float = math.inf
+        """Commits until the next after which the log may be copied. Where there is no file, that never comes."""
         self._may_copy = False
         """Inside ``after_commit``: no other may."""
         self._seen: int | None = None

@@ -75,7 +75,11 @@ def lasts(is_inside: Callable[[], bool]) -> bool:
 
 
 class _Member:
-    """One thread's work in the line."""
+    """A thread in the line, with its ``work``; without, it wants the writer for itself and not to share a commit.
+
+    It waits until it ``leads``, which is that the turn is its own, or ``is_settled``: a leader has run its work, and
+    that has a ``result`` or an ``error``, or is to be run again (``retry``).
+    """
 
     __slots__ = (
         "alone", "error", "is_settled", "leads", "lock", "next", "on_commit", "result", "retry", "since", "work",
@@ -145,7 +149,7 @@ class SqliteWriter:
         self.waits_until = float("inf")
         """When who stands in line gives up."""
         self.is_over = False
-        """Its connection is being closed, by whoever has the turn, who may wait for a thread that stands in line."""
+        """Its connection is being closed, and who stands in line gives up: who closes it may wait for that thread."""
         self.is_inherited = False
         """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
 
@@ -476,6 +480,7 @@ class SqliteWriter:
             batch.append(first)
 
     def _run(self, member: _Member) -> None:
+        """Run one member's work. What it fails with is its own; _Spoiled where what it did cannot be undone alone."""
         tx = SharedTx(self, self.db)
         try:
             member.result = member.work(tx)  # type: ignore[misc]

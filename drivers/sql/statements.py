@@ -78,15 +78,14 @@ def json_ids(ids: Sequence[int]) -> str:
 
 
 class Passing(NamedTuple):
-    """The same look at ``all``, at what is ``free``, and at what is free ``elsewhere`` than in some sub-queues.
-
-    What is free is locked.
-    """
+    """One look in three forms. On SQLite, where nobody else writes, they are the same."""
 
     all: Statement
+    """Finds all."""
     free: Statement
+    """Finds what nobody else has locked, and locks it."""
     elsewhere: Statement
-    """The names of these sub-queues come as one parameter, a JSON array."""
+    """As ``free``, but for some sub-queues. Their names come as one more parameter, a JSON array."""
 
 
 @lru_cache(maxsize=64)
@@ -473,7 +472,7 @@ class Statements:
     # Looks
 
     def _write_looks_by_id(self) -> None:
-        """Those that lock do so on a server."""
+        """On SQLite ``lock_one`` and ``lock_some`` only look."""
         task, c = self._task, self._task.c
         one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
         some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
@@ -715,7 +714,7 @@ def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[A
 _REMOVE_DEAD = """
 DELETE FROM "{table}" WHERE id = (SELECT id FROM "{table}" WHERE id = :id AND beat = :beat FOR UPDATE SKIP LOCKED)
 """
-"""Of a connection that has beaten since its silence was seen, or that is locked just now, nothing."""
+"""Removes a dead connection: none that has beaten since its silence was seen, and none that is locked just now."""
 
 _CALL_ROLL = """
 UPDATE "{table}" AS c
@@ -728,9 +727,10 @@ FROM (
 ) AS due
 WHERE c.id = due.id
 """
-"""Of all connections that were not called within the time of a beat of theirs, see ``watch``.
+"""Calls the roll, see ``watch``: all connections that were not called within the time between two beats of theirs.
 
-Of several who call it at once, one may find it called a moment after it read the clock: that is no clock put back.
+Several may call it at once, and one then finds a time of the last call that is after its own: a moment after, which
+does not count as a clock that was put back.
 """
 
 _BATCH_TYPES = {

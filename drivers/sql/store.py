@@ -33,6 +33,7 @@ class SqlStore(Renewable):
     session_ttr_ms: int
     set_aside: set[str]
     _connection: int
+    """The number of this store's connection in the session, by which others know that it lives."""
     _sql: Statements
     _call_others: Callable[[Key, int], None]
     """Calls so many, in other processes, of those who wait for that."""
