@@ -64,8 +64,8 @@ class Examined:
         """The statements of the verbs."""
         return statements(self.dialect, self.namespace, temporary and self.is_server)
 
-    def tables(self) -> Sequence[bool]:
-        """Whether it is for temporary tubes, for each table of tasks."""
+    def kinds(self) -> Sequence[bool]:
+        """The values that ``temporary`` has, one for each table of tasks."""
         return (False, True) if self.is_server else (False,)
 
     def unknown_sessions(self, tx: SqlTx) -> Sequence[str]:
@@ -101,10 +101,10 @@ def sql_checks(
         yield Sequences(store)
     yield UnknownSessions(store)
     yield CatalogueCheck(store.read_tubes)
-    for temporary in store.tables():
+    for temporary in store.kinds():
         yield StrayTubes(store, temporary)
     if deep:
-        for temporary in store.tables():
+        for temporary in store.kinds():
             yield Tasks(store, temporary)
     for tube in read(store.read_tubes):
         yield Lines(store, tube)

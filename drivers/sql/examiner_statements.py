@@ -24,14 +24,17 @@ class Looks:
         self._dialect = dialect
         self._namespace = namespace
         self._is_server = dialect.name == "postgresql"
-        names = ("tube", "temporary_task" if temporary else "task", "session", "connection", "calls")
-        self._tables = [f'"{namespace}_{name}"' for name in names]
+        self._tube = self._named("tube")
+        self._task = self._named("temporary_task" if temporary else "task")
+        self._session = self._named("session")
+        self._connection = self._named("connection")
+        self._calls = self._named("calls")
         self._locked = " FOR UPDATE" if self._is_server else ""
         if self._is_server:
             sizes = "octet_length(data), octet_length(bytes)"
         else:
             sizes = "length(CAST(data AS BLOB)), length(bytes)"
-        self._facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {self._tables[1]}"
+        self._facts = f"SELECT {', '.join(COLUMNS)}, {sizes} FROM {self._task}"
         self._write_tasks()
         self._write_lines()
         self._write_tubes()
@@ -42,11 +45,15 @@ class Looks:
         else:
             self._write_file()
 
+    def _named(self, name: str) -> str:
+        """A name of the namespace's, as SQL has it: a table's, a sequence's or a function's."""
+        return f'"{self._namespace}_{name}"'
+
     def _make(self, text: str, *names: str) -> Statement:
         return Statement(sa.text(text), self._dialect, *names)
 
     def _write_tasks(self) -> None:
-        tube, task, *_ = self._tables
+        tube, task = self._tube, self._task
         facts, locked = self._facts, self._locked
         if self._is_server:
             # In a database without an encoding, a text may be none: it is not sent as one, nor converted
@@ -89,7 +96,7 @@ class Looks:
         self.next_lines = self._lines("> :after", "tube", "after", "limit")
         self.lock_line: Statement | None = None
         if self._is_server:
-            key = f'"{self._namespace}_key"(:tube, :utube)'
+            key = f"{self._named('key')}(:tube, :utube)"
             self.lock_line = self._make(f"SELECT count(pg_advisory_xact_lock({key}))", "tube", "utube")
         self.fronts = self._make(
             f"{facts} WHERE tube = :tube AND utube = :utube AND front = 1 ORDER BY pri, id LIMIT :limit{locked}",
@@ -102,7 +109,7 @@ class Looks:
 
     def _lines(self, first: str, *names: str) -> Statement:
         """Walk from sub-queue to sub-queue, past all that is in them."""
-        _, task, *_ = self._tables
+        task = self._task
         # On a server a unique index keeps the others right
         in_lines = "front = 0" if self._is_server else "front IS NOT NULL"
         there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
@@ -129,7 +136,7 @@ class Looks:
         )
 
     def _write_tubes(self) -> None:
-        tube, task, *_ = self._tables
+        tube, task = self._tube, self._task
         if self._is_server:
             corners = ("front = 1", "front = 0", "front IS NULL")
         else:
@@ -157,7 +164,7 @@ class Looks:
 
     def _strays(self, corner: str) -> Statement:
         """The numbers of tubes that are not in the catalogue, walking from tube to tube."""
-        tube, task, *_ = self._tables
+        tube, task = self._tube, self._task
         return self._make(
             f"WITH RECURSIVE walk(tube) AS (SELECT min(tube) FROM {task} WHERE {corner} "
             f"UNION ALL SELECT (SELECT min(t.tube) FROM {task} AS t WHERE {corner} AND t.tube > walk.tube)"
@@ -166,7 +173,7 @@ class Looks:
         )
 
     def _write_sessions(self) -> None:
-        _, task, session, connection, _ = self._tables
+        task, session, connection = self._task, self._session, self._connection
         self.holders = self._make(
             "SELECT held.owner, held.tasks, session.id, session.ends_ms FROM"
             f" (SELECT owner, count(*) AS tasks FROM {task}"
@@ -195,7 +202,7 @@ class Looks:
         )
 
     def _write_calls(self) -> None:
-        tube, *_, calls = self._tables
+        tube, calls = self._tube, self._calls
         self.calls = self._make(
             f"SELECT DISTINCT tube FROM {calls} WHERE tube NOT IN (SELECT id FROM {tube}) ORDER BY tube"
         )
@@ -210,10 +217,9 @@ class Looks:
 
     def _write_schema(self) -> None:
         """What there must be on a server, and the sequences that give its ids."""
-        tube, *_ = self._tables
-        tables = ", ".join(
-            f"""to_regclass('"{self._namespace}_{name}"')""" for name in ("task", "temporary_task")
-        )
+        tube = self._tube
+        names = [self._named(name) for name in ("task", "temporary_task")]
+        tables = ", ".join(f"to_regclass('{name}')" for name in names)
         self.made = self._make(
             f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
             f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
@@ -222,9 +228,9 @@ class Looks:
             " UNION ALL SELECT 'FUNCTION', CAST(p.proname AS text) FROM pg_proc AS p JOIN pg_class AS c"
             f" ON c.relnamespace = p.pronamespace WHERE c.oid IN ({tables})"
         )
-        tasks = (f'(SELECT max(id) FROM "{self._namespace}_{name}")' for name in ("task", "temporary_task"))
+        tasks = (f"(SELECT max(id) FROM {name})" for name in names)
         sequences = (
-            f"SELECT 'task' AS name, CAST('\"{self._namespace}_task_id\"' AS regclass) AS sequence,"
+            f"SELECT 'task' AS name, CAST('{self._named('task_id')}' AS regclass) AS sequence,"
             f" greatest({', '.join(tasks)}) AS highest"
             f" UNION ALL SELECT 'tube', CAST(pg_get_serial_sequence('{tube}', 'id') AS regclass),"
             f" (SELECT max(id) FROM {tube})"
@@ -239,8 +245,9 @@ class Looks:
             "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
         )
         self.check_file = self._make("PRAGMA quick_check(100)")
-        self.check_tables = [self._make(f"PRAGMA quick_check({name})") for name in self._tables]
-        self.check_indexes = [self._make(f"PRAGMA integrity_check({name})") for name in self._tables]
+        tables = self._tube, self._task, self._session, self._connection, self._calls
+        self.check_tables = [self._make(f"PRAGMA quick_check({table})") for table in tables]
+        self.check_indexes = [self._make(f"PRAGMA integrity_check({table})") for table in tables]
 
 
 @lru_cache(maxsize=64)
