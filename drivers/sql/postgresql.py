@@ -25,7 +25,6 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
 from tubes.migrations import HEAD
 from tubes.migrations import postgresql as migrations
-from tubes.migrations.running import print_sql
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.doctor import Check
@@ -97,6 +96,7 @@ class PostgresStore(SqlStore):
     ``auto`` finds out. Everything else in the query is for libpq.
     """
 
+    dialect = DIALECT
     reconnects = True
 
     def __init__(
@@ -136,9 +136,6 @@ class PostgresStore(SqlStore):
         self._vacuum = Vacuum(namespace)
         self._share()
         self._open(migrate=bool(migrate))
-
-    def __repr__(self) -> str:
-        return self._what
 
     def _open(self, *, migrate: bool = False) -> None:
         self._is_up = False
@@ -219,11 +216,6 @@ class PostgresStore(SqlStore):
         except OSError as error:  # no descriptor can be had
             raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
         self._pool.give_back(_in_place_of_another(self._pool.borrow))  # so that it is there for what follows
-
-    @staticmethod
-    def migrate_sql(namespace: str) -> str:
-        """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
-        return str(print_sql(namespace, "postgresql"))
 
     # Connections
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
-from tubes.migrations.running import migration, must_upgrade, print_sql
+from tubes.migrations.running import migration, must_upgrade
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
@@ -76,6 +76,7 @@ DIALECT = dialects.dialect(paramstyle="qmark")
 class SqliteStore(SqlStore):
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite://`` for memory."""
 
+    dialect = DIALECT
     reconnects = False
 
     def __init__(
@@ -107,9 +108,6 @@ class SqliteStore(SqlStore):
             warn_of_other_hosts(self.path, self._what)
         with SharedFile.opening(self.path):
             self._open(migrate=migrate is not False)
-
-    def __repr__(self) -> str:
-        return self._what
 
     def _open(self, *, migrate: bool = False) -> None:
         """Open the connections, bring the schema up, and begin a session.
@@ -252,11 +250,6 @@ class SqliteStore(SqlStore):
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-
-    @staticmethod
-    def migrate_sql(namespace: str) -> str:
-        """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
-        return str(print_sql(namespace, "sqlite"))
 
     # Transactions
 

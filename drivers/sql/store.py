@@ -7,7 +7,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+from sqlalchemy.engine import Dialect
+from tubes.migrations.running import print_sql
 
 from tubes.clock import Clock
 from tubes.driver import Driver, TubeRecord, TubeType
@@ -28,15 +31,26 @@ class SqlStore(Renewable):
     until a write is done is for the writing step to begin with.
     """
 
+    dialect: ClassVar[Dialect]
     clock: Clock
     session: str
     session_ttr_ms: int
     set_aside: set[str]
+    _what: str
+    """The database, as messages name it."""
     _connection: int
     """The number of this store's connection in the session, by which others know that it lives."""
     _sql: Statements
     _call_others: Callable[[Key, int], None]
     """Calls so many, in other processes, of those who wait for that."""
+
+    def __repr__(self) -> str:
+        return self._what
+
+    @classmethod
+    def migrate_sql(cls, namespace: str) -> str:
+        """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
+        return str(print_sql(namespace, cls.dialect.name))
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
         """The statements for a tube's tasks."""
