@@ -11,7 +11,8 @@ from . import HEAD, running, version_table
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-    from tubes.drivers.sql.sqlite_writer import SqliteTx, SqliteWriter
+    from tubes.drivers.sql.sqlite_tx import SqliteTx
+    from tubes.drivers.sql.sqlite_writer import SqliteWriter
 
 
 MADE = ("tube", "task", "session", "connection", "calls")
