@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.metadata import EntryPoint, distributions, entry_points
+from itertools import chain
 from typing import Any, cast
 
 from tubes.driver import DriverFactory, TubeType, check_driver
@@ -92,6 +94,21 @@ def find_store(scheme: str) -> Callable[..., Any]:
         raise StoreUnavailable(f"the store for {scheme!r} cannot be loaded: {error}") from error
 
 
+def installed(group: str) -> Iterable[EntryPoint]:
+    """The entry points of a group.
+
+    From Python 3.15 on, none of a package's can be read where one of them, of whatever group, is no "module:name". That
+    package alone is then as if it was not installed.
+    """
+    with suppress(ValueError):
+        return entry_points(group=group)
+    found: dict[str, Iterable[EntryPoint]] = {}  # the first package of a name, as there
+    for package in distributions():
+        with suppress(ValueError, FileNotFoundError):  # the latter of one without metadata
+            found.setdefault(package.name, package.entry_points.select(group=group))
+    return chain.from_iterable(found.values())
+
+
 def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
     """Whether a type's entry point leads to this very driver, as where its module registers it too."""
     entry = _entries("tubes.drivers")[type]
@@ -109,7 +126,7 @@ def _entries(group: str) -> dict[str, EntryPoint]:
     if group not in _found:
         found: dict[str, EntryPoint] = {}
         try:
-            entries = entry_points(group=group)
+            entries = installed(group)
         except OSError as error:
             raise StoreUnavailable(f"what is installed cannot be read: {error}") from error
         for entry in entries:

@@ -6,13 +6,12 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any
 
 from tubes.driver import DriverFactory, TubeType
 from tubes.errors import UnknownDriver
 from tubes.queue import connect
-from tubes.registry import find_driver, register_driver
+from tubes.registry import find_driver, installed, register_driver
 from tubes.tube import Tube
 
 PATIENCE = 60.0
@@ -56,7 +55,7 @@ class Child:
         self._theirs.close()
 
     def _driver(self) -> TubeType | DriverFactory | None:
-        if entry_points(group="tubes.drivers", name=self._type):
+        if any(entry.name == self._type for entry in installed("tubes.drivers")):
             return None
         driver = find_driver(self._type)
         try:
@@ -104,9 +103,7 @@ def work_off(tube: Tube, results: Results) -> None:
 
 def _load_beforehand() -> None:
     """Say what the process that the others are forked from loads when it starts."""
-    loaded = [
-        entry.module for group in ("tubes.stores", "tubes.drivers") for entry in entry_points(group=group)
-    ]
+    loaded = [entry.module for group in ("tubes.stores", "tubes.drivers") for entry in installed(group)]
     _processes.set_forkserver_preload([__name__, *loaded])
 
 
