@@ -133,16 +133,22 @@ class _Site:
         return json.loads(line)
 
 
+def _started(module: str, *arguments: str, **how: Any) -> subprocess.Popen[Any]:
+    """A process that runs a module, out of reach of a terminal's Ctrl-C: it is stopped from here.
+
+    It finds modules where this process does: no others of their names in the current folder, where ``-m`` looks first,
+    and tubes also where a bundle has shown only this process the way to it.
+    """
+    path = os.pathsep.join(folder or os.curdir for folder in sys.path)
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    env = {**os.environ, "PYTHONPATH": path, "no_proxy": "*"}
+    return subprocess.Popen(command, start_new_session=True, env=env, **how)
+
+
 @contextmanager
 def _site(hosts: int, pages: int) -> Iterator[_Site]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tubes.demo_site", str(hosts), str(pages)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with _started("tubes.demo_site", str(hosts), str(pages), text=True, **pipes) as process:
         try:
             yield _Site(process)
         finally:
@@ -173,16 +179,13 @@ class _Worker:
 
 @contextmanager
 def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
-    """Start the crawlers, out of reach of a terminal's Ctrl-C; they are stopped from here."""
-    command = [sys.executable, "-m", CRAWLER, f"sqlite:///{folder}/crawl.db", f"{folder}/seen.db", *seeds]
+    stores = f"sqlite:///{folder}/crawl.db", f"{folder}/seen.db"
     crew: list[_Worker] = []
     try:
         for number in range(workers):
             log = folder / f"worker{number}.log"
             with log.open("wb") as errors:
-                process = subprocess.Popen(
-                    command, stderr=errors, start_new_session=True, env={**os.environ, "no_proxy": "*"}
-                )
+                process = _started(CRAWLER, *stores, *seeds, stderr=errors)
             crew.append(_Worker(process, log))
         yield crew
     finally:

@@ -21,9 +21,9 @@ from tubes.demo_show import shown_live, table_of
 TUBES = str(Path(sys.executable).with_name("tubes"))
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [TUBES, "demo", "--pages", "150", *arguments], capture_output=True, text=True, timeout=100
+        [TUBES, "demo", "--pages", "150", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd
     )
 
 
@@ -49,6 +49,15 @@ def test_the_same_crawl_on_a_fifo_fails_because_hosts_got_two_requests_at_once()
     broken = [promise for promise, holds in outcome["checks"].items() if not holds]
     assert broken == ["no host had two requests at once"]
     assert outcome["ok"] is False
+
+
+def test_what_lies_in_the_current_folder_is_not_taken_for_a_module_of_the_demo(tmp_path: Path) -> None:
+    """The command does not look there for modules, and what it starts does not either."""
+    for name in ("select", "sqlite3", "tubes"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not what was meant')\n")
+    done = demo("--pages", "50", "--workers", "2", cwd=tmp_path)
+    assert "not what was meant" not in done.stderr
+    assert "pages fetched" in done.stdout
 
 
 def test_a_terminal_is_shown_how_far_the_crawl_is(monkeypatch: pytest.MonkeyPatch) -> None:
