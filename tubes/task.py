@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -92,7 +92,7 @@ class Task:
     id: int
     tube: str
     state: State
-    data: Any
+    data: Any = field(hash=False)  # often a dict, and then no task could be in a set
     pri: int
     utube: str | None
     created_at: datetime

@@ -108,6 +108,15 @@ def test_equal_tasks_are_equal_and_filled_in_completely() -> None:
     assert again == TAKEN
 
 
+def test_a_task_can_be_in_a_set_whatever_it_carries() -> None:
+    resized, cropped = (
+        make_task(7, "jobs", State.READY, {how: ["a.png"]}, 0, None, created_ms=0, updated_ms=0)
+        for how in ("resize", "crop")
+    )
+    assert {resized, cropped, resized} == {cropped, resized}
+    assert {resized: "pending"}.get(cropped) is None
+
+
 def test_a_task_shows_itself_in_one_short_line() -> None:
     assert repr(TAKEN) == "<Task jobs:7 taken {'a': 1}>"
     long = make_task(1, "jobs", State.READY, "x" * 10_000, pri=0, utube=None, created_ms=0, updated_ms=0)
