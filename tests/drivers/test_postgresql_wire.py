@@ -473,9 +473,9 @@ def test_a_server_is_waited_for_as_long_as_the_user_says(
 ) -> None:
     if environment:
         monkeypatch.setenv("PGCONNECT_TIMEOUT", environment)
-    url = f"{postgres_db}&connect_timeout={in_url}" if in_url else postgres_db
+    url = sa.make_url(postgres_db).update_query_dict({"connect_timeout": in_url} if in_url else {})
     with (
-        tubes.connect(url, sweep=False, migrate=True) as queue,
+        tubes.connect(url.render_as_string(hide_password=False), sweep=False, migrate=True) as queue,
         cast("Any", queue.store)._pool.lent() as wire,
     ):
         assert wire._connection.info.get_parameters()["connect_timeout"] == patience
