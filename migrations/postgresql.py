@@ -15,7 +15,9 @@ HIDDEN = """
     SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE relname = :table AND NOT has_schema_privilege(pg_namespace.oid, 'USAGE')
     AND nspname = ANY (
-        regexp_split_to_array(replace(current_setting('search_path'), '$user', current_user), '[", ]+')
+        regexp_split_to_array(
+            pg_catalog.replace(current_setting('search_path'), '$user', current_user), '[", ]+'
+        )
     )
 """
 """The schemas of the search_path that have such a table, and that the server passes over as not for this role."""
@@ -43,7 +45,7 @@ def bring_up(
         if not running.must_upgrade(version, what, command, migrate=migrate):
             return False
         connection.execute(
-            sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))"),
+            sa.text("SELECT pg_advisory_xact_lock(pg_catalog.hashtextextended(:lock, 0))"),
             {"lock": f"tubes.migrations {namespace}"},
         )
         version = schema_version(connection, namespace)  # another process may have been faster
@@ -65,7 +67,8 @@ def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> N
 def _check_shows_rows(connection: sa.Connection, namespace: str, what: str) -> None:
     """StoreUnavailable where row level security keeps the table's only row from this role, as if it were empty."""
     table = f'"{version_table(namespace)}"'
-    if connection.scalar(sa.text("SELECT row_security_active(to_regclass(:table))"), {"table": table}):
+    is_active = "SELECT pg_catalog.row_security_active(pg_catalog.to_regclass(:table))"
+    if connection.scalar(sa.text(is_active), {"table": table}):
         raise StoreUnavailable(
             f"{what} cannot be used: row level security hides what is in {table} from its role: give it a policy "
             "that lets it see and write all rows of the queue's tables, or disable row level security on them"

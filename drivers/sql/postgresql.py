@@ -536,7 +536,7 @@ class PostgresStore(SqlStore):
 
     def _learn_time(self, wire: Wire) -> None:
         if isinstance(self.clock, ServerClock):
-            micros = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint"
+            micros = "SELECT (extract(epoch from clock_timestamp()) * 1000000.0)::bigint"
             self.clock.ask(lambda: wire.execute(micros, ()).rows[0][0] / 1000)
 
     def _dead(self, tx: Any) -> list[tuple[int, int]]:

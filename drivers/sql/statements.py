@@ -66,7 +66,8 @@ class Statement:
         used = list(compiled.positiontup)
         if set(used) != set(names):
             raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
-        self.text = str(compiled)
+        # The columns are of the type text: of another, an operator of somebody else's could be a better match
+        self.text = str(compiled).replace("::VARCHAR", "::TEXT")
         self.bind: Callable[[Row], Row] = tuple  # which gives a tuple back as it is
         if used != list(names):
             self.bind = itemgetter(*map(names.index, used))
@@ -114,7 +115,7 @@ class Statements:
 
         # Ids come as one parameter: see json_ids
         if self._is_server:
-            each = sa.func.json_array_elements_text(bind("ids"))
+            each = sa.func.pg_catalog.json_array_elements_text(bind("ids"))
             self._ids: sa.Select[Any] = sa.select(sa.cast(each, sa.BigInteger))
         else:
             self._ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
@@ -152,7 +153,7 @@ class Statements:
         if not self._is_server:
             return Passing(look, look, look)
         query = self._in_order(where, by)
-        names_of_busy = sa.select(sa.func.json_array_elements_text(bind("busy")))
+        names_of_busy = sa.select(sa.func.pg_catalog.json_array_elements_text(bind("busy")))
         elsewhere = query.where(self._task.c.utube.not_in(names_of_busy))
         return Passing(
             look,
@@ -357,7 +358,7 @@ class Statements:
     def _write_acks_of_many(self) -> None:
         """Leases come as one parameter, a JSON object of tokens by id."""
         task, c = self._task, self._task.c
-        each: Any = sa.func.json_each_text if self._is_server else sa.func.json_each
+        each: Any = sa.func.pg_catalog.json_each_text if self._is_server else sa.func.json_each
         lease = each(bind("leases")).table_valued("key", "value")
 
         def is_lease(table: sa.FromClause) -> tuple[Condition, Condition]:
@@ -370,7 +371,7 @@ class Statements:
             return _of_tube(table), table.c.state == TAKEN, table.c.owner == bind("owner")
 
         if self._is_server:  # joined straight to its leases: no plan begins with all tasks, or all taken ones
-            ids = sa.select(sa.cast(sa.func.json_object_keys(bind("leases")), sa.BigInteger))
+            ids = sa.select(sa.cast(sa.func.pg_catalog.json_object_keys(bind("leases")), sa.BigInteger))
             ack = sa.delete(task).where(self._among(c.id, ids), *is_lease(task), *is_held(task))
         else:
             leased = sa.alias(task, "leased")
@@ -608,7 +609,7 @@ class Statements:
             return
         self.session = self._make(sa.select(c.ends_ms).where(c.id == bind("id")), "id")
         self.lonely = self._make(sa.select(c.id).where(is_lonely).with_for_update(skip_locked=True))
-        among = c.id.in_(sa.select(sa.func.json_array_elements_text(bind("ids"))))
+        among = c.id.in_(sa.select(sa.func.pg_catalog.json_array_elements_text(bind("ids"))))
         self.end_if_lonely = self._make(end_lonely.where(among), "now", "ids")
 
     def _write_connections(self) -> None:
@@ -621,7 +622,7 @@ class Statements:
             # It may lose its last moments: a number that it gave then, and gives again, would be two processes'
             add = sa.text(
                 f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms, beat_every_ms)'
-                f" OVERRIDING SYSTEM VALUE VALUES (CAST(floor(random() * {2**52}) AS bigint),"
+                f" OVERRIDING SYSTEM VALUE VALUES (CAST(floor(random() * CAST({2**52} AS float8)) AS bigint),"
                 " :session, :host, :pid, :now, :beat_every) RETURNING id"
             )
             given.append("beat_every")
@@ -721,7 +722,7 @@ UPDATE "{table}" AS c
 SET absences = CASE WHEN beat = called_beat AND called_ms <= now THEN absences + 1 ELSE 0 END,
     called_beat = beat, called_ms = now
 FROM (
-    SELECT id, now FROM "{table}", CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS now
+    SELECT id, now FROM "{table}", CAST(extract(epoch FROM clock_timestamp()) * 1000.0 AS bigint) AS now
     WHERE now NOT BETWEEN called_ms - beat_every_ms AND called_ms + beat_every_ms
     ORDER BY id FOR UPDATE OF "{table}" SKIP LOCKED
 ) AS due

@@ -149,7 +149,7 @@ CREATE TABLE "{ns}_connection" (
     started_ms bigint NOT NULL,
     beat bigint NOT NULL DEFAULT 0,
     beat_every_ms bigint NOT NULL,
-    called_ms bigint NOT NULL DEFAULT extract(epoch FROM clock_timestamp()) * 1000,
+    called_ms bigint NOT NULL DEFAULT extract(epoch FROM clock_timestamp()) * 1000.0,
     called_beat bigint NOT NULL DEFAULT 0,
     absences integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
@@ -171,7 +171,7 @@ INSERT INTO "{ns}_server" (started) VALUES ('')
 # place are indexed, so there is nothing to leave room for; what keeps the table small is to vacuum early and unhurried.
 POSTGRESQL_TASKS = """
 CREATE {kind} "{table}" (
-    id bigint NOT NULL DEFAULT nextval('"{ns}_task_id"') PRIMARY KEY,
+    id bigint NOT NULL DEFAULT pg_catalog.nextval('"{ns}_task_id"') PRIMARY KEY,
     tube bigint NOT NULL,
     pri bigint NOT NULL,
     place bigint,
@@ -204,7 +204,7 @@ CREATE INDEX "{table}_due" ON "{table}" (tube, due_ms) WHERE due_ms IS NOT NULL 
 POSTGRESQL_FUNCTIONS = (
     # What is locked by whoever changes who stands in front of a sub-queue, so that it sees what the others did.
     """FUNCTION {schema}."{ns}_key"(tube bigint, utube text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT hashtextextended(utube, hashint8extended(tube, hashtextextended('{ns}', @number@)))
+    SELECT hashtextextended(utube, hashint8extended(tube, pg_catalog.hashtextextended('{ns}', @number@)))
 $$""",
     # Ends a statement with an SQLSTATE of our own.
     """FUNCTION {schema}."{ns}_refuse"(code text, why text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -316,7 +316,8 @@ POSTGRESQL_TRIGGERS = (
 IN_THIS_SCHEMA = """DO $migration$ BEGIN
 EXECUTE replace(replace($create$
 CREATE {create}
-$create$, '@schema@', quote_ident(current_schema())), '@number@', hashtextextended(current_schema(), 0)::text);
+$create$, '@schema@', pg_catalog.quote_ident(current_schema())),
+    '@number@', pg_catalog.hashtextextended(current_schema(), 0)::text);
 END $migration$"""
 
 TASK_TABLES = (("task", "TABLE"), ("temporary_task", "UNLOGGED TABLE"))
