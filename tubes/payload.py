@@ -28,7 +28,8 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
     """Return what is stored (JSON text or bytes) and what it will come back as; TypeError if neither can be."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         try:
-            carried = bytes(data)
+            # of a class of its own, what it is, and not what that says
+            carried = data if type(data) is bytes else bytes(memoryview(data))
         except ValueError as error:  # a memoryview that was released
             raise TypeError(f"data cannot be carried: {error}") from error
         return carried, carried

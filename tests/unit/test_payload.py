@@ -57,6 +57,21 @@ def test_bytes_are_stored_as_they_are(data: bytes) -> None:
         assert decode(stored) == data
 
 
+def test_bytes_of_a_class_of_its_own_are_carried_as_the_bytes_that_they_are() -> None:
+    """A store that is given such an object would ask it again how long it is, and what."""
+
+    class Odd(bytes):
+        def __bytes__(self) -> bytes:
+            return self
+
+        def __len__(self) -> int:
+            return 3
+
+    carried, back = encode(Odd(b"payload"))
+    assert type(carried) is bytes
+    assert (carried, back) == (b"payload", b"payload")
+
+
 @pytest.mark.parametrize(
     "data",
     [0, -1, 2**53 + 1, 2**64, -(2**80), 10**400, 0.1, 1e308, 5e-324, "", "a\0b", "\ud800x", "😀", [], {}],
