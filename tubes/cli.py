@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import click
 
 import tubes
-from tubes.cli_output import Closed, keep_secret, line, say, without_secrets, write_line
+from tubes.cli_output import Closed, keep_secret, line, printable, say, without_secrets, write_line
 from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, shown
 from tubes.cli_process import Terminated, settle_in, stop_sending_again
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
@@ -722,7 +722,8 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         told = io.StringIO()
         error.show(told)
-        click.echo(without_secrets(told.getvalue()), nl=False, err=True)
+        lines = without_secrets(told.getvalue()).split("\n")  # which may show what was given as it is
+        click.echo("\n".join(map(printable, lines)), nl=False, err=True)
         return error.exit_code
     except tubes.TubeError as error:
         said = str(error).replace("pass if_not_exists=True", "pass --if-not-exists")

@@ -28,11 +28,12 @@ class Closed(Exception):
 
 _secrets: set[str] = set()
 
-_BEFORE_HOST, _IN_QUERY = re.compile(r"://[^:/@]*:(.+)@"), re.compile(r"password=([^&]+)")
-"""Where a URL has a password."""
+_BEFORE_HOST = re.compile(r"://[^:/@]*:(.+)@", re.DOTALL)
+_IN_QUERY = re.compile(r"(?:password|scram_client_key|scram_server_key|oauth_client_secret)=([^&]+)")
+"""Where a URL has a password, or what is as good as one."""
 
-_C1 = re.compile(r"[\x7f-\x9f]")
-"""What some terminals obey as they do an escape, and JSON lets pass."""
+_OBEYED = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What some terminals obey as they do an escape, and what else ends a line or turns it round: JSON lets it pass."""
 
 
 def keep_secret(url: str) -> None:
@@ -47,16 +48,24 @@ def keep_secret(url: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """A text without these passwords."""
-    for secret in sorted(_secrets, key=len, reverse=True):  # one may be a part of another
-        text = text.replace(secret, "***")
-    return text
+    """A text without these passwords. One may be a part of another, or begin in the middle of it."""
+    places = sorted(
+        (found.start(), found.start() + len(secret))
+        for secret in _secrets
+        for found in re.finditer(f"(?={re.escape(secret)})", text)
+    )
+    shown, end = "", 0
+    for begin, after in places:
+        if begin >= end:
+            shown += f"{text[end:begin]}***"
+        end = max(end, after)
+    return shown + text[end:]
 
 
 def say(text: str) -> None:
     """Tell a person, on stderr."""
-    one_line = "; ".join(map(str.strip, text.splitlines()))
-    click.echo(f"tubes: {printable(without_secrets(one_line))}", err=True)
+    one_line = "; ".join(map(str.strip, without_secrets(text).splitlines()))
+    click.echo(f"tubes: {printable(one_line)}", err=True)
 
 
 def printable(text: str) -> str:
@@ -71,7 +80,7 @@ def line(value: object) -> str:
     except RecursionError:
         text = _json_without_recursion(value)
     text = text.encode(errors="backslashreplace").decode()  # a lone surrogate's escape is JSON's own
-    return _C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _dumps(value: object) -> str:

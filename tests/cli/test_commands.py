@@ -207,12 +207,12 @@ def test_what_others_have_stored_in_the_catalogue_is_shown_as_it_is(
 
 
 def test_a_line_of_json_commands_no_terminal_and_means_the_same(tubes_: Command) -> None:
-    text = "\x9b2J\x1b[2J\x7f\x80\x9f\xa0 caf\u00e9 \u2603"
+    text = "\x9b2J\x1b[2J\x7f\x80\x9f\xa0 caf\u00e9 \u2603 \u2028\u2029\u202e\u2066"
     tubes_("create", "jobs")
     tubes_("put", "jobs", json.dumps(text))
     said = tubes_("take", "jobs", "--ack")
     assert said.json()["data"] == text and "café ☃" in said.out
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", said.out)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", said.out)
 
 
 def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
@@ -498,6 +498,10 @@ def test_a_password_is_never_printed(url: str, tubes_: Command) -> None:
         ("create", "hot", "redis://me:s3?cret@host/0"),
         ("create", "hot", "redis", "--option", "redis://me:s3cret@host/0"),
         ("create", "hot", "redis", "--option", "redis://me:s3\\cret@host?x=1"),
+        ("create", "hot", "redis://me:s3\ncret@host/0"),
+        ("ls", "jobs", "redis://me:s3\ncret@host/0"),
+        ("kick", "jobs", "redis://host:1/0?password=s3@cret"),
+        ("kick", "jobs", "postgresql://host/x?scram_client_key=s3cret"),
     ],
 )
 def test_a_password_is_never_printed_wherever_it_was_given(
@@ -516,10 +520,34 @@ def test_a_password_is_hidden_as_it_is_written_and_as_it_is_meant(monkeypatch: p
     assert without_secrets("s3%40cret, s3@cret, s3") == "***, ***, ***"
 
 
+def test_a_password_is_hidden_that_begins_in_the_middle_of_what_seems_to_be_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who reads this URL as some do takes all between the host and the @ for the password."""
+    monkeypatch.setattr("tubes.cli_output._secrets", set())
+    url = "redis://host:1/0?password=s3@cret"
+    keep_secret(url)
+    assert without_secrets(f"{url}, s3@cret") == "redis://host:***, ***"
+
+
 def test_of_a_long_value_that_is_none_the_beginning_is_told(tubes_: Command) -> None:
     tubes_("create", "jobs")
     said = tubes_("put", "jobs", "{" + "x" * 5000)
     assert said.status == USAGE and "{" + "x" * 56 + "..." in said.err and len(said.err) < 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("put", "jobs", "\x1b]0;x\x07 \x9b31m \u202e"), ("ls", "jobs", "\x1b[2J \x9b31m \u202e")],
+    ids=["data", "more"],
+)
+def test_no_terminal_obeys_what_is_shown_of_a_bad_argument(
+    arguments: tuple[str, ...], tubes_: Command
+) -> None:
+    tubes_("create", "jobs")
+    said = tubes_(*arguments)
+    assert said.status == USAGE and r"\x9b31m \u202e" in said.err
+    assert all(char.isprintable() for char in said.err.replace("\n", ""))
 
 
 def test_a_task_that_is_not_there_keeps_nobody_from_the_others(tubes_: Command) -> None:
