@@ -80,6 +80,9 @@ The last: there is a table of versions, and it is no such one.
 LOCK_WAIT = 0.1
 """Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
 
+_TORN = re.compile(r"[^:]*://[^:/@]*:[^@]*\?[^@]*=[^@]*@")
+"""A URL in whose query there is an @, such as a password's: SQLAlchemy takes all up to it for a user and a password."""
+
 ENDS_WITHIN = 1.0
 """Seconds that a server may take to end a connection which we have closed, where it has room for no other."""
 
@@ -643,6 +646,8 @@ def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
     try:
         if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
+            raise ValueError
+        if _TORN.match(url):  # its end would pass for the host, which is asked for and shown
             raise ValueError
         if "\0" in unquote(url):  # libpq would read no further, and connect to another place
             raise ValueError

@@ -137,7 +137,11 @@ class Wire:
             self._pg = self._connection.pgconn
             self._connection.add_notice_handler(self._heed)
             keep_from_children(self)
-        except (psycopg.Error, OSError) as error:  # such as: no descriptor can be had
+        except (
+            psycopg.Error,
+            OSError,
+            UnicodeError,
+        ) as error:  # no descriptor can be had, or no host has that name
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._opened_by = os.getpid()
         self._poll = select.poll()

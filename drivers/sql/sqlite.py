@@ -665,15 +665,17 @@ def _url(path: str | None) -> str:
 def _path(url: str) -> str | None:
     try:
         parsed = sa.engine.make_url(url)
-    except (sa.exc.ArgumentError, ValueError) as error:
+    except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
         raise BadOption(
             "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
             option="url",
-        ) from error
+        ) from None
     names_a_host = url.partition("://")[2][:1] not in ("", "/")  # or a user
     if names_a_host or "?" in url or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        # meant for a server, it may have a password in it, and be one that cannot be read as it is
+        shown = "" if "@" in url or "password" in url.lower() else f" {parsed.render_as_string()!r}"
         raise BadOption(
-            f"bad SQLite URL {parsed.render_as_string()!r}: write sqlite:///relative.db, sqlite:////absolute.db"
+            f"bad SQLite URL{shown}: write sqlite:///relative.db, sqlite:////absolute.db"
             " or sqlite:// for memory",
             option="url",
         )

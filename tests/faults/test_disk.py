@@ -6,6 +6,7 @@ import importlib
 import os
 import sqlite3
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -320,7 +321,9 @@ def test_a_question_mark_in_a_url_is_refused(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("place", ["host", "ann:secret@", "ann@host", ":80"])
+@pytest.mark.parametrize(
+    "place", ["host", "ann:secret@", "ann:pa@secret@host", "ann@host", ":80", "host/db?password=secret&x="]
+)
 def test_a_user_or_a_host_in_a_url_is_refused(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +333,13 @@ def test_a_user_or_a_host_in_a_url_is_refused(
         tubes.connect(f"sqlite://{place}/jobs.db")
     assert "secret" not in str(refused.value)
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_stands_where_a_port_must_be_is_not_shown() -> None:
+    url = "sqlite://ann:s3cret"
+    with pytest.raises(tubes.BadOption, match="cannot be read") as refused:
+        tubes.connect(url)
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:

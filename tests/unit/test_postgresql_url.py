@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 
 import psycopg
@@ -41,6 +42,9 @@ def test_an_option_that_is_nearly_ours_is_suggested(given: str, meant: str) -> N
         "postgresql://user:s3cret%00@127.0.0.1:1/db",
         "postgresql://user:s3cret@127.0.0.1:1/d%00b",
         "://user:s3cret@host",
+        "postgresql://127.0.0.1:1/db?user=me&password=pa@s3cret",
+        "postgresql://127.0.0.1:1?sslpassword=pa@s3cret&user=me",
+        "postgresql://a:1,b:2/db?password=pa@s3cret",
         "s3cret@host",
         "postgresql://user@host/db?port=s3cret",
         "postgresql://user:s3cret@/db?host=a:1,b:2&port=3",
@@ -55,6 +59,22 @@ def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
         tubes.connect(url)
     assert caught.value.option == "url"
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("postgresql://user:pa?ss@nohost.invalid/db", "nohost.invalid"),
+        ("postgresql://me@nohost.invalid:1/db?application_name=a@b", "nohost.invalid"),
+        ("postgresql:///db?host=/nowhere&application_name=a@b", "/nowhere"),
+        ("postgresql://nohost..invalid/db", "nohost..invalid"),
+        (f"postgresql://{'h' * 64}/db", "hhh"),
+    ],
+)
+def test_an_unusual_url_is_read_and_its_server_is_away(url: str, host: str) -> None:
+    """Also where no host can have that name, of which psycopg lets Python say so."""
+    with pytest.raises(tubes.StoreUnavailable, match=re.escape(host)):
+        tubes.connect(url)
 
 
 KNOWN = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
