@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from math import isinf
 from typing import Any
 from uuid import UUID
 
@@ -216,7 +217,7 @@ class RedisDriver:
             if error.code == NO_TUBE:
                 return False
             raise
-        tx.looked[self.number] = int(float(due)) if due else None
+        tx.looked[self.number] = due_ms(due) if due else None
         return bool(is_ready)
 
     def next_due(self, tx: RedisTx) -> int | None:
@@ -360,6 +361,14 @@ def _takes(refs: Sequence[Ref]) -> list[Argument]:
         owner = "-" if task is None or task.owner is None else task.owner.hex
         given += (_text(id), "-" if token is None else token, owner)
     return given
+
+
+def due_ms(score: bytes) -> int | None:
+    """When time does something next, by the first score of ``due``, which damage can have made infinite."""
+    ms = float(score)
+    if isinf(ms):
+        return None if ms > 0 else 0
+    return int(ms)
 
 
 def _raws(flat: Sequence[Any]) -> list[Raw]:

@@ -38,7 +38,7 @@ from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
-from .driver import RedisDriver, check_pri
+from .driver import RedisDriver, check_pri, due_ms
 from .examiner import Examined, redis_checks
 from .hub import Hub, Server
 from .nodes import Cursor, Nodes
@@ -413,7 +413,7 @@ class RedisStore(Renewable):
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
         """When time does something next in these tubes, by their ids; without those that ``_read_each`` leaves out."""
         firsts = self._read_each(tubes, "due", "ZRANGE", 0, 0, "WITHSCORES")
-        return {tube: int(float(first[1])) if first else None for tube, first in firsts.items()}
+        return {tube: due_ms(first[1]) if first else None for tube, first in firsts.items()}
 
     def _read_each(
         self, tubes: Sequence[TubeRecord], key: str, command: str, *given: Argument

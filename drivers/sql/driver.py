@@ -7,7 +7,7 @@ A step finds its tasks, writes, and returns the changes. How it keeps others fro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -440,9 +440,7 @@ class SqlDriver:
     def next_due(self, tx: SqlTx) -> int | None:
         if not self._is_timed:
             return None
-        return min(
-            (due for due in tx.only_rows(self._sql.next_due, self._tube)[0] if due is not None), default=None
-        )
+        return earliest(tx.only_rows(self._sql.next_due, self._tube)[0])
 
     def normalize_task(self, raw: Any) -> Task:
         if isinstance(raw, Task):
@@ -534,8 +532,18 @@ def _headroom(duration: int | None) -> int:
     return LONGEST_SUM_MS if duration is None else max(LONGEST_SUM_MS - duration, 0)
 
 
+_NUMBER: Any = (int, float)  # which SQLite has where a sum was beyond 64 bits
+
+
 def _end_of_life(row: Row) -> int | None:
-    return None if row[TTL] is None else row[CREATED] + row[TTL]
+    """Never, too, where something else than a number is stored: its task must not keep others in a dead one's hands."""
+    ttl, created = row[TTL], row[CREATED]
+    return ttl + created if isinstance(ttl, _NUMBER) and isinstance(created, _NUMBER) else None
+
+
+def earliest(dues: Iterable[Any]) -> int | None:
+    """The first of these times, of which SQLite may have some that are no numbers: nothing is due then."""
+    return min((due for due in dues if isinstance(due, _NUMBER)), default=None)
 
 
 def _check_utube(name: str | None) -> None:

@@ -18,7 +18,7 @@ from tubes.options import check_stored_options
 from tubes.waiting import Key, Lease
 
 from ..renewal import Renewable
-from .driver import SqlDriver
+from .driver import SqlDriver, earliest
 from .statements import Row, Statement, Statements
 
 T = TypeVar("T")
@@ -94,10 +94,7 @@ class SqlStore(Renewable):
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
         """When time does something next in these tubes, by their ids."""
-        return {
-            id: min((due for due in dues if due is not None), default=None)
-            for id, *dues in self._rows_of_each(tx, tubes, attrgetter("next_dues"))
-        }
+        return {id: earliest(dues) for id, *dues in self._rows_of_each(tx, tubes, attrgetter("next_dues"))}
 
     def _rows_of_each(
         self, tx: Any, tubes: Sequence[TubeRecord], look: Callable[[Statements], Statement]

@@ -372,6 +372,34 @@ def test_a_text_where_a_number_must_be_is_named_and_the_next_take_goes_on(file: 
         assert task is not None and task.data == 1
 
 
+@pytest.mark.parametrize("column", ["ttl_ms", "created_ms"])
+@pytest.mark.parametrize("value", ["'soon'", "x'31'"])
+def test_a_task_without_a_number_keeps_no_other_in_the_hands_of_the_dead(
+    column: str, value: str, file: Patient
+) -> None:
+    """Of one that ends at no time that can be told, nobody knows that it has ended."""
+    tube = fill(file.opened[0], "fifottl")
+    with file.connect() as dead:
+        taken = dead.get_tube("jobs").take_many(3, timeout=0)
+        file.sql(f"UPDATE tubes_task SET ttl_ms = 60000, {column} = {value} WHERE id = ?", taken[0].id)
+    file.opened[0].rescuer.rescue()
+    assert tube.statistics()["tasks"]["taken"] == 0
+    assert {tube.peek(task.id).state for task in taken[1:]} == {tubes.State.READY}
+
+
+def test_a_time_that_is_no_number_holds_up_no_sweep(file: Patient) -> None:
+    clock = FakeClock()
+    queue = file.connect(clock=clock)
+    damaged, other = queue.create_tube("damaged", "fifottl"), queue.create_tube("other", "fifottl")
+    file.sql("UPDATE tubes_task SET due_ms = 'soon' WHERE id = ?", damaged.put("later", delay=60).id)
+    damaged.put("held", ttr=60)
+    assert damaged.take(timeout=0) is not None
+    other.put("soon", delay=1)
+    clock.advance(1)
+    assert queue.sweep() == 1
+    assert file.doctor("--deep", "--fix").status == 0
+
+
 @pytest.mark.parametrize("type", ["fifo", "fifottl", "utube"])
 def test_a_batch_with_a_row_that_cannot_be_read_is_taken_by_nobody(type: str, file: Patient) -> None:
     tube = fill(file.opened[0], type)

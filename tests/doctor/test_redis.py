@@ -424,6 +424,20 @@ def test_a_task_that_cannot_be_read_is_named_and_costs_no_other(patient: Patient
     assert sorted(drain(tube)) == [*range(9)]
 
 
+@pytest.mark.parametrize("score", ["inf", "-inf"])
+def test_a_time_that_is_infinite_holds_up_no_sweep(score: str, patient: Patient) -> None:
+    clock = FakeClock()
+    queue = patient.connect(clock=clock)
+    damaged, other = queue.create_tube("damaged", "fifottl"), queue.create_tube("other", "fifottl")
+    patient.do("ZADD", "due", score, id(damaged.put("later", delay=60).id))
+    assert damaged.next_due_ms() == (None if score == "inf" else 0)
+    other.put("soon", delay=1)
+    clock.advance(1)
+    queue.sweep()
+    assert other.statistics()["tasks"]["ready"] == 1
+    assert patient.doctor("--deep", "--fix").status == 0
+
+
 def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient) -> None:
     """Else a put would overwrite what is there."""
     tube = fill(patient.opened[0], "fifo")
