@@ -8,8 +8,10 @@ In front of those bytes lies the board by which processes wake each other, see `
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Iterable
@@ -65,8 +67,8 @@ class LockFile:
     def _open(self) -> None:
         """Open the file; if that fails, all is as it was.
 
-        A symbolic link in its place is not followed, as SQLite follows none to its log: whoever may write to the
-        folder could have any file of this user's made, lengthened and written into.
+        A symbolic link in its place is not followed, as SQLite follows none to its log, nor is what has a second name
+        used: whoever may write to the folder could have any file of this user's made, lengthened and written into.
         """
         with self._counting:
             for kept in self._kept:
@@ -84,7 +86,12 @@ class LockFile:
         try:
             if is_new and self._like is not None:
                 _allow_as(self._like, fd)
-            if os.fstat(fd).st_size < BOARD_SIZE + 1:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise OSError(
+                    errno.EINVAL, "the lock file is none, or has a second name (hard link)", self.path
+                )
+            if status.st_size < BOARD_SIZE + 1:
                 _make_room(fd, BOARD_SIZE + 1)
             board = Board(fd)
         except BaseException:

@@ -170,6 +170,25 @@ def test_a_link_in_place_of_the_lock_file_leads_nowhere(db: Path, precious: byte
     assert (victim.read_bytes() if victim.exists() else None) == precious
 
 
+def test_a_second_name_of_another_file_is_no_lock_file(db: Path) -> None:
+    """Where a system lets who may not write to a file give it another name, as Linux does when told to."""
+    victim = db.with_name("victim")
+    victim.write_bytes(b"precious")
+    Path(f"{db}-tubes").hardlink_to(victim)
+    with pytest.raises(tubes.StoreUnavailable, match=r"hard link.*-tubes"):
+        tubes.connect(f"sqlite:///{db}")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_what_is_no_file_is_no_lock_file(connect: Connect, db: Path) -> None:
+    """It is named."""
+    os.mkfifo(f"{db}-tubes")
+    with pytest.raises(tubes.StoreUnavailable, match="-tubes"):
+        connect()
+    os.unlink(f"{db}-tubes")
+    assert connect().create_tube("jobs", "fifo").put(1).id == 1
+
+
 def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
     """Who came by it would see neither the others' tasks nor their locks."""
     connect().create_tube("jobs", "fifo").put(1)
