@@ -46,7 +46,7 @@ from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
 from .urls import described, parsed
-from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
+from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire, not_redis
 
 T = TypeVar("T")
 
@@ -777,8 +777,15 @@ def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
 
 
 def _server_ms(wire: Wire) -> float:
-    seconds, micros = wire.command("TIME")
-    return int(seconds) * 1000 + int(micros) / 1000
+    answer = wire.command("TIME")
+    if not (isinstance(answer, list) and len(answer) == 2 and all(map(_is_number, answer))):
+        raise not_redis("TIME", answer)
+    seconds, micros = map(int, answer)
+    return seconds * 1000 + micros / 1000
+
+
+def _is_number(word: object) -> bool:
+    return isinstance(word, bytes) and word.isdigit()
 
 
 def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:

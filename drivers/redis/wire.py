@@ -172,7 +172,10 @@ class Wire:
 
     def info(self, section: str) -> dict[str, str]:
         """What the server tells about itself."""
-        lines = self.command("INFO", section).decode(errors="replace").splitlines()
+        told = self.command("INFO", section)
+        if not isinstance(told, bytes):
+            raise not_redis("INFO", told)
+        lines = told.decode(errors="replace").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def fileno(self) -> int:
@@ -245,6 +248,11 @@ def _refused(error: exceptions.RedisError) -> Exception:
     if str(error).startswith("BUSY "):  # a script runs for too long
         return exceptions.TryAgainError(str(error))
     return error if isinstance(error, NOT_NOW) else Refused(error)
+
+
+def not_redis(asked: str, answer: object) -> Refused:
+    """The error for an answer that no Redis gives."""
+    return Refused(exceptions.ResponseError(f"it is no Redis: to {asked} it answers {answer!r:.60}"))
 
 
 def only_reads(error: Exception) -> bool:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -304,6 +305,31 @@ def refused(url: str, **settings: Any) -> tubes.TubeError:
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     assert "s3cret" not in shown, shown
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"$5\r\nhello\r\n", b"*2\r\n+a\r\n+b\r\n"],
+    ids=["status", "number", "nothing", "empty", "text", "two"],
+)
+def test_a_server_that_answers_as_no_redis_does_is_an_error_of_ours(answer: bytes) -> None:
+    """Another that speaks the protocol, whatever it is asked."""
+
+    class AlwaysSo(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            for line in self.rfile:
+                if line.startswith(b"*"):
+                    self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AlwaysSo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            error = refused(f"redis://127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+    assert isinstance(error, tubes.StoreUnavailable)
+    assert "it is no Redis" in str(error)
 
 
 def test_who_may_not_in_keeps_no_connection_open(server: RedisServer) -> None:
