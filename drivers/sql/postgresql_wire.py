@@ -141,7 +141,7 @@ class Wire:
             psycopg.Error,
             OSError,
             UnicodeError,
-        ) as error:  # no descriptor can be had, or no host has that name
+        ) as error:  # no descriptor can be had; no host has that name
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._opened_by = os.getpid()
         self._poll = select.poll()
