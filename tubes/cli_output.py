@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import select
@@ -77,22 +78,25 @@ def line(value: object) -> str:
     """One line of NDJSON, readable; with escapes where text is not valid Unicode, or where a terminal would obey it."""
     try:
         text = _dumps(value)
-    except RecursionError:
-        text = _json_without_recursion(value)
+    except (RecursionError, ValueError):
+        text = _json_part_by_part(value)
     text = text.encode(errors="backslashreplace").decode()  # a lone surrogate's escape is JSON's own
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=repr)
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=repr, allow_nan=False)
 
 
 class _Text(str):
     """JSON already."""
 
 
-def _json_without_recursion(value: object) -> str:
-    """The same of what is nested so deeply that it could just be read: to write it takes some calls more."""
+def _json_part_by_part(value: object) -> str:
+    """The same of what is nested so deeply that it could just be read, and of numbers for which JSON has no word.
+
+    To write it takes some calls more. Others may have put 1e999, which is JSON, and infinite for Python; or NaN.
+    """
     written: list[str] = []
     left = [value]
     while left:
@@ -106,6 +110,8 @@ def _json_without_recursion(value: object) -> str:
                 inside.append(_Text(", " if inside else begin))
                 inside += [_Text(f"{_dumps(item)}: "), part[item]] if begin == "{" else [item]
             left += [_Text(end), *reversed(inside)]
+        elif isinstance(part, float) and not math.isfinite(part):
+            written.append("null" if math.isnan(part) else f"{math.copysign(1, part):.0f}e999")
         else:
             written.append(_dumps(part))
     return "".join(written)

@@ -215,6 +215,15 @@ def test_a_line_of_json_commands_no_terminal_and_means_the_same(tubes_: Command)
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", said.out)
 
 
+def test_a_line_is_json_whatever_others_have_put(tubes_: Command, tmp_path: Path) -> None:
+    """Python reads numbers that it would write down in a way that is none of JSON's."""
+    tubes_("create", "jobs")
+    tubes_("put", "jobs", "0")
+    with closing(sqlite3.connect(tmp_path / "q.db")) as db, db:
+        db.execute("""UPDATE tubes_task SET data = '[1e999, {"a": -1e999}, NaN, 1.5]'""")
+    assert '"data": [1e999, {"a": -1e999}, null, 1.5]' in tubes_("take", "jobs", "--ack").out
+
+
 def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
     tubes_("create", "sites", "utube")
     tubes_("put", "sites", "1")
