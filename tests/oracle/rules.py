@@ -194,7 +194,9 @@ def kicked_whole_tasks(recorded: Recorded) -> None:
 
 def _whole(count: float | str) -> int:
     """How often a loop of Lua's runs for a count, which may be a number in text."""
-    return min(max(int(float(count)) if isinstance(count, str) else int(count), 0), LARGEST)
+    if isinstance(count, str):
+        count = float.fromhex(count) if "x" in count.lower() else float(count)
+    return min(max(int(count), 0), LARGEST)
 
 
 Translation = Callable[[Recorded], None]
