@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -251,7 +252,8 @@ class Model:
             known = known_options(step, None) or set()
             if any(is_nonsense(name, value) for name, value in options.items() if name in known):
                 self.partings.add("a tube with a nonsensical option")
-            if self.box(step) is not None and not isinstance(options.get("if_not_exists", False), bool):
+            box = self.boxes.get(stand_in(step["tube"]))
+            if box is not None and not isinstance(options.get("if_not_exists", False), bool):
                 self.partings.add("a tube set up once more")
             return Failed("bad")
         if step["driver"] not in TUBE_OPTIONS:
@@ -716,6 +718,11 @@ def known_options(step: Step, type: str | None) -> set[str] | None:
 def is_tube_name(name: Any) -> bool:
     """Tell whether a tube can have this name here."""
     return isinstance(name, str) and TUBE_NAME.fullmatch(name) is not None
+
+
+def stand_in(name: Any) -> Any:
+    """The name here of a tube that has a name in Tarantool that it cannot have here."""
+    return name if is_tube_name(name) else f"stand_in_{zlib.crc32(repr(name).encode())}"
 
 
 def is_refused(step: Step, type: str | None) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from oracle.model import ABSENT, Model, is_tube_name
+from oracle.model import ABSENT, Model, stand_in
 from oracle.outcome import NAP_MS, UNTOLD, Failed, Outcome, Seen, Stats, Step, Told
 
 CASES = Path(__file__).parent / "cases"
@@ -47,11 +46,6 @@ class Case:
 def load(name: str) -> list[Case]:
     """The cases of one file."""
     return [Case.read(raw) for raw in json.loads((CASES / f"{name}.json").read_text())]
-
-
-def stand_in(name: Any) -> Any:
-    """The name here of a tube that has a name in Tarantool that it cannot have here."""
-    return name if is_tube_name(name) else f"stand_in_{zlib.crc32(repr(name).encode())}"
 
 
 @dataclass

@@ -20,9 +20,10 @@ from oracle.model import (
     is_refused,
     is_refused_value,
     known_options,
+    stand_in,
 )
 from oracle.outcome import Failed, Step, Told
-from oracle.recording import Recorded, stand_in
+from oracle.recording import Recorded
 
 # Translations of the outcome
 
