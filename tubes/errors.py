@@ -59,9 +59,9 @@ def _remade(kind: type[TubeError], args: tuple[Any, ...], state: dict[str, Any])
 class UnknownDriver(TubeError, LookupError):
     """No driver is registered under ``type``."""
 
-    def __init__(self, type: str, known: Iterable[str] = (), *, why: str = "") -> None:
+    def __init__(self, type: object, known: Iterable[str] = (), *, why: str = "") -> None:
         self.type = type
-        super().__init__(f"unknown tube type {type!r}{suggestion(type, known)}{why}")
+        super().__init__(f"unknown tube type {type!r}{suggestion(str(type), known)}{why}")
 
 
 class IncompleteDriver(TubeError, TypeError):

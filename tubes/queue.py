@@ -25,6 +25,7 @@ from tubes.errors import (
     TubeBusy,
     TubeExists,
     TubesWarning,
+    UnknownDriver,
 )
 from tubes.events import Deliveries, Listener, check_listener
 from tubes.feature_options import other_options
@@ -196,7 +197,7 @@ class Queue(processes.OfOneProcess):
         self.check_open()
         name = checked.tube_name(name)
         if not isinstance(type, str):
-            raise BadOption(f"a tube type is given by its name, not {type!r}", option="type", value=type)
+            raise UnknownDriver(type, why=": a type is given by its name")
         definition = find_driver(type)
         if on_task_change is not None:
             check_listener(on_task_change)
