@@ -255,6 +255,8 @@ class Model:
             box = self.boxes.get(stand_in(step["tube"]))
             if box is not None and not isinstance(options.get("if_not_exists", False), bool):
                 self.partings.add("a tube set up once more")
+            if box is None and str(step.get("err")).startswith("bad_"):
+                self.partings.add("a creation that failed")
             return Failed("bad")
         if step["driver"] not in TUBE_OPTIONS:
             return Failed("unknown_type")

@@ -174,9 +174,14 @@ DEPARTURES = (
         parts=frozenset({"a put whose connection is gone"}),
     ),
     Departure(
+        "a creation that fails leaves nothing behind",
+        "In Tarantool its space may stay: there is no tube then, and none of that name can be made.",
+        parts=frozenset({"a creation that failed"}),
+    ),
+    Departure(
         "defects that no recorded step shows",
         "utube's kick leaves a transaction open (the recorder closed it), concurrent create_tube calls leave ghosts, "
-        "a failed creation leaves its space, a read-only spell ends limfifottl's timer, take scans busy sub-queues.",
+        "a read-only spell ends limfifottl's timer, take scans busy sub-queues.",
     ),
 )
 """All ways in which a replay may differ from the recording; each with its reason. Nothing else is let pass."""
