@@ -154,6 +154,11 @@ class Waiter:
     is_over: bool = False
 
     @property
+    def is_in_front(self) -> bool:
+        """Whether its step ends with it, and shows in order all that happened until then."""
+        return self.label is None
+
+    @property
     def deadline(self) -> int | None:
         return None if self.timeout is None else self.since + self.timeout
 
@@ -631,9 +636,11 @@ class Model:
         """Do what is due now, serve those who wait, and end those whose time is over."""
         while self._run_timers() or self._serve():
             pass
-        for waiter in list(self._waiters):
-            if waiter.deadline is not None and waiter.deadline <= self.now:
-                self._end(waiter, Failed("full") if waiter.puts else None)
+        over = [w for w in self._waiters if w.deadline is not None and w.deadline <= self.now]
+        if len(over) > 1 and any(waiter.is_in_front for waiter in over):
+            self.partings.add("two ends at one moment")
+        for waiter in over:
+            self._end(waiter, Failed("full") if waiter.puts else None)
 
     def _run_timers(self) -> bool:
         due = [ending for ending in self._sleeping if ending.at <= self.now]
@@ -646,7 +653,9 @@ class Model:
             for item in sorted(box.items.values(), key=lambda item: (item.due or 0, item.key))
             if item.due is not None and item.due <= self.now
         ]
-        if len(ending_in) > 1 and any(waiter.box is box for waiter in self._waiters for box, _ in ending_in):
+        if len(ending_in) > 1 and any(
+            waiter.box is box or waiter.is_in_front for waiter in self._waiters for box, _ in ending_in
+        ):
             self.partings.add("two ends at one moment")
         for box, item in ending_in:
             self._time_is_up(box, item)
