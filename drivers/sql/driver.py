@@ -170,7 +170,7 @@ class SqlDriver:
             tube = self._tube
             ids = tx.insert(self._sql.put_plain, [(tube, now, now, payload) for payload, *_ in items])
         else:
-            if self._is_ranked and not items[0].delay_ms:
+            if self._is_ranked and not all(item.delay_ms for item in items):
                 tx.run(self._sql.step_back, self._tube, items[0].utube, items[0].pri)
             ids = tx.insert(self._insert, [self._new_row(item, now) for item in items])
         name, timed = self._name, self._is_timed

@@ -266,6 +266,18 @@ class Groups(Suite):
         tasks += [tube.driver.normalize_task(change.raw) for change in changes]
         assert ids(ack_all(tube)) == ids(self.in_order(tasks))
 
+    @needs("grouped", "priority", "timed")
+    @pytest.mark.parametrize("delays", [(5_000, 0), (0, 5_000)], ids=["first", "last"])
+    def test_one_that_is_delayed_among_those_that_one_step_puts_keeps_no_other_back(
+        self, queue: Queue, tube: Tube, clock: FakeClock, delays: tuple[int, int]
+    ) -> None:
+        worse = tube.put("worse", utube="a", pri=5)
+        items = [NewTask('"x"', "x", 1, "a", None, None, delay) for delay in delays]
+        changes = queue.store.transact(lambda tx: tube.driver.put(tx, items, now=clock.now_ms()))
+        better = [tube.driver.normalize_task(change.raw) for change in changes]
+        ready = better[delays.index(0)]
+        assert ids(ack_all(tube)) == [ready.id, worse.id]
+
     @needs("grouped", "priority")
     def test_better_ones_that_are_put_together_wait_for_a_worse_one_that_is_taken(self, tube: Tube) -> None:
         tube.put("worse", utube="a", pri=5)
