@@ -84,13 +84,17 @@ def idle(queue: Any, asked: Asked) -> int:
 def test_a_process_that_has_nothing_to_do_asks_no_more_where_there_are_many_tubes(
     connect: Connect, asked: Asked
 ) -> None:
-    queue = connect(sweep=False)
+    queue = quiet(connect)
+
+    def least() -> int:
+        """Of several turns: the first looks for sessions that nobody knows, and one that comes late for the dead."""
+        return min(idle(queue, asked) for _ in range(4))
+
     queue.create_tube("first", "fifottl")
-    idle(queue, asked)  # the first turn looks for sessions that nobody knows
-    few = idle(queue, asked)
+    few = least()
     for n in range(20):
         queue.create_tube(f"tube_{n}", "utubettl")
-    assert 0 < idle(queue, asked) <= few
+    assert 0 < least() <= few
 
 
 def test_who_goes_asks_no_more_where_there_are_many_tubes(connect: Connect, asked: Asked) -> None:
