@@ -88,7 +88,15 @@ ENDS_WITHIN = 1.0
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
+
+class _Text(sa.Text):
+    """What a column of texts is compared with is of that type, too: for a varchar others may have a better operator."""
+
+    render_bind_cast = True
+
+
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+DIALECT.colspecs = {**DIALECT.colspecs, sa.Text: _Text}
 
 
 class PostgresStore(SqlStore):

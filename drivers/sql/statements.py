@@ -66,8 +66,7 @@ class Statement:
         used = list(compiled.positiontup)
         if set(used) != set(names):
             raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
-        # The columns are of the type text: of another, an operator of somebody else's could be a better match
-        self.text = str(compiled).replace("::VARCHAR", "::TEXT")
+        self.text = str(compiled)
         self.bind: Callable[[Row], Row] = tuple  # which gives a tuple back as it is
         if used != list(names):
             self.bind = itemgetter(*map(names.index, used))
