@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class OpenTubes:
-    """Those of one queue, by name.
+    """The tubes of one queue, by name.
 
     The lock is never held while one waits for the store: who has that, in a transaction, may want the lock.
     """

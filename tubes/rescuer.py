@@ -23,7 +23,7 @@ Many processes that see the same ones end, as where a host with many workers die
 
 
 class Rescuer:
-    """Of one queue."""
+    """Does so for one queue."""
 
     def __init__(self, store: Store, tubes: OpenTubes) -> None:
         self._store = store

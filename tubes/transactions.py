@@ -5,21 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tubes.errors import OutcomeUnknown
 from tubes.interrupts import guarded
-from tubes.store import Unit
+from tubes.store import Store, Unit
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
 
 
 class Transactions:
-    """Those of one queue."""
+    """What a queue knows of those that are open on it."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -29,9 +29,9 @@ class Transactions:
 
     @contextmanager
     def block(self) -> Iterator[Unit]:
-        """One that is committed when the block ends, and rolled back if it raises. Then come callbacks and wake-ups."""
+        """Open one, commit it when the block ends, roll it back if it raises; then come callbacks and wake-ups."""
         self._queue.check_open()
-        block = _Block(self._queue, self)
+        block = _Block(self._queue.store, self._new_unit, self._inside)
         try:
             guarded(block.enter)
             yield cast("Unit", block.unit)
@@ -45,7 +45,7 @@ class Transactions:
     def join(self, connection: Any) -> Unit:
         """The unit of the transaction that is open on a connection of the user's."""
         self._queue.check_open()
-        return self._queue.store.join_transaction(connection, partial(self.new_unit, is_joined=True))
+        return self._queue.store.join_transaction(connection, partial(self._new_unit, is_joined=True))
 
     def is_inside(self, thread: int) -> bool:
         """Whether a thread is inside a block."""
@@ -59,19 +59,10 @@ class Transactions:
 
     # Within
 
-    def new_unit(self, tx: Any, *, is_joined: bool = False) -> Unit:
-        """The form in which the user has an open transaction."""
+    def _new_unit(self, tx: Any, *, is_joined: bool = False) -> Unit:
         unit = Unit(self._queue.store, tx, self._ended, is_joined=is_joined)
         self._units.add(unit)
         return unit
-
-    def entered(self, thread: int) -> None:
-        """A thread is inside a block now."""
-        self._inside.append(thread)
-
-    def left(self, thread: int) -> None:
-        """A thread is no longer inside the block."""
-        self._inside.remove(thread)
 
     def _ended(self, unit: Unit, committed: bool) -> None:
         """The user has ended it."""
@@ -83,24 +74,24 @@ class Transactions:
 
 
 class _Block:
-    """A ``with`` block that is one transaction."""
+    """A ``with`` block that is one transaction. ``inside``: the threads that are in one."""
 
-    def __init__(self, queue: Queue, transactions: Transactions) -> None:
-        self._transactions = transactions
-        self._thread = threading.get_ident()
-        self._transaction = queue.store.transaction(self._committed)
+    def __init__(self, store: Store, new_unit: Callable[[Any], Unit], inside: list[int]) -> None:
+        self._transaction = store.transaction(self._committed)
+        self._new_unit = new_unit
+        self._inside, self._thread = inside, threading.get_ident()
         self.unit: Unit | None = None
         self.is_inside = False
 
     def enter(self) -> None:
         tx = self._transaction.__enter__()
-        self._transactions.entered(self._thread)
+        self._inside.append(self._thread)
         self.is_inside = True
-        self.unit = self._transactions.new_unit(tx)
+        self.unit = self._new_unit(tx)
 
     def leave(self, *error: Any) -> None:
         self.is_inside = False
-        self._transactions.left(self._thread)
+        self._inside.remove(self._thread)
         if self.unit is not None:
             self.unit.end()
         try:
