@@ -62,7 +62,7 @@ def put_layers(queue: tubes.Queue, tube: tubes.Tube, bare: sqlite3.Connection) -
 def take_layers(queue: tubes.Queue, tube: tubes.Tube, bare: sqlite3.Connection) -> dict[str, Call]:
     """One layer more in each."""
     driver, store = cast("Any", tube.driver), cast("Any", queue.store)
-    take, ack = driver._sql.take, driver._sql.ack
+    take, ack = driver._take_one, driver._ack
     owner, clock, id = store.session, queue.clock, tube.record.id
     attempts = len(bare.execute(take.text, take.bind((owner, NOW, id))).fetchall()[0]) - 2
 

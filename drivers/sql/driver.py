@@ -103,16 +103,9 @@ class SqlDriver:
             self._ack, self._ack_timed, self._ack_any = s.ack_locked, s.ack_timed_locked, s.ack_any_locked
         else:
             self._ack, self._ack_timed, self._ack_any = s.ack, s.ack_timed, s.ack_any
-        if newest:
-            self._take_one = s.take_newest_timed if timed else s.take_newest
-            self._take_some = s.take_newest_timed_many if timed else s.take_newest_many
-            self._buried = s.buried_newest
-            self._order: Callable[[Row], Any] = lambda row: -row[ID]
-        else:
-            self._take_one = s.take_timed if timed else s.take
-            self._take_some = s.take_timed_many if timed else s.take_many
-            self._buried = s.buried
-            self._order = _by_pri
+        self._take_one, self._take_some = (s.takes[timed, newest, many] for many in (False, True))
+        self._buried = s.buried_newest if newest else s.buried
+        self._order: Callable[[Row], Any] = (lambda row: -row[ID]) if newest else _by_pri
 
     # Life
 

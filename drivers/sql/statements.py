@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import product
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -250,17 +251,14 @@ class Statements:
 
     def _write_takes(self) -> None:
         plain = [self._task.c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")]
-        self.take = self._take(timed=False, many=False)
-        self.take_many = self._take(timed=False, many=True)
-        self.take_plain = self._take(timed=False, many=False, columns=plain)
-        self.take_timed = self._take(timed=True, many=False)
-        self.take_timed_many = self._take(timed=True, many=True)
-        self.take_newest = self._take(timed=False, many=False, newest=True)
-        self.take_newest_many = self._take(timed=False, many=True, newest=True)
-        self.take_newest_timed = self._take(timed=True, many=False, newest=True)
-        self.take_newest_timed_many = self._take(timed=True, many=True, newest=True)
+        self.take_plain = self._take(columns=plain)
+        self.takes = {
+            (timed, newest, many): self._take(timed=timed, newest=newest, many=many)
+            for timed, newest, many in product((False, True), repeat=3)
+        }
+        """By whether tasks have times, whether the newest is next, and whether several may be taken."""
         if self._is_server:
-            self.take_plain_many = self._take(timed=False, many=True, columns=plain)
+            self.take_plain_many = self._take(many=True, columns=plain)
         else:
             self._write_takes_in_two()
 
@@ -284,7 +282,7 @@ class Statements:
         }
 
     def _take(
-        self, *, timed: bool, many: bool, newest: bool = False, columns: Sequence[Any] = ()
+        self, *, timed: bool = False, newest: bool = False, many: bool = False, columns: Sequence[Any] = ()
     ) -> Statement:
         task, c = self._task, self._task.c
         set_ = self._lease()
