@@ -211,28 +211,17 @@ class Statements:
         What is to be ignored says so by having no attempts: an INSERT … SELECT of a table that it reads stores it
         twice.
         """
-        task, c = self._task, self._task.c
-        ahead = sa.alias(task, "ahead")
-        worse_in_front = sa.exists(
-            sa.select(ONE).where(
-                _of_tube(ahead),
-                ahead.c.utube == bind("utube"),
-                ahead.c.front == ONE,
-                ahead.c.state == READY,
-                ahead.c.pri > bind("pri"),
-            )
-        )
-        must_step_back = sa.and_(bind("front").is_not(None), worse_in_front)
+        task, ahead = self._task, sa.alias(self._task, "ahead")
+
+        def worse_in_front(table: sa.FromClause) -> tuple[Condition, ...]:
+            of_sub_queue = _of_tube(table), table.c.utube == bind("utube"), table.c.front == ONE
+            return *of_sub_queue, table.c.state == READY, table.c.pri > bind("pri")
+
+        is_any_worse = sa.exists(sa.select(ONE).where(*worse_in_front(ahead)))
+        must_step_back = sa.and_(bind("front").is_not(None), is_any_worse)
         ranked = grouped | {"attempts": sa.case((must_step_back, sa.null()), else_=ZERO)}
         self.put_ranked = self._make(sa.insert(task).prefix_with("OR IGNORE").values(ranked), *NEW)
-        worse = (
-            _of_tube(task),
-            c.utube == bind("utube"),
-            c.front == ONE,
-            c.state == READY,
-            c.pri > bind("pri"),
-        )
-        step_back = sa.update(task).where(*worse).values(front=ZERO)
+        step_back = sa.update(task).where(*worse_in_front(task)).values(front=ZERO)
         self.step_back = self._make(step_back, "tube", "utube", "pri")
 
     def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
