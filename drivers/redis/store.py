@@ -120,8 +120,7 @@ class RedisStore(Renewable):
         return self._what
 
     def _open(self) -> None:
-        self.order_of_all = threading.RLock()
-        self._orders: WeakKeyDictionary[RedisDriver, threading.RLock] = WeakKeyDictionary()
+        self._orders: WeakKeyDictionary[object, threading.RLock] = WeakKeyDictionary()
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
@@ -254,12 +253,9 @@ class RedisStore(Renewable):
             except Refused as error:
                 raise self._translated(error) from error
 
-    def order_of(self, driver: RedisDriver) -> threading.RLock:
-        """The lock of a tube, whose callbacks come in the order of its commits."""
-        return self._orders.get(driver) or self._orders.setdefault(driver, threading.RLock())
-
-    def hold(self, lock: threading.RLock) -> threading.RLock:
-        """Return the lock, held."""
+    def hold(self, of: RedisDriver | RedisStore) -> threading.RLock:
+        """Return the lock of a tube's commits, or of all, held: callbacks come in that order."""
+        lock = self._orders.get(of) or self._orders.setdefault(of, threading.RLock())
         longest = self._hub.nodes.longest
         if not lock.acquire(timeout=min(longest, threading.TIMEOUT_MAX)):
             raise StoreUnavailable(

@@ -30,7 +30,7 @@ class RedisTx:
     def begin(self) -> None:
         """Each script is a transaction. Drivers that need one open may have no scripts: they have one order for all."""
         if self._held is not None:
-            self._held.append(self._store.hold(self._store.order_of_all))
+            self._held.append(self._store.hold(self._store))
 
     def end(self) -> None:
         """The next one may come."""
@@ -43,7 +43,7 @@ class RedisTx:
         ``most``: how many tasks it may answer with. The server is given time for these, and for the arguments.
         """
         if self._held is not None:
-            self._held.append(self._store.hold(self._store.order_of(driver)))
+            self._held.append(self._store.hold(driver))
         return self._store.run(driver, script, given, most, is_repeatable=False)
 
     def read(self, driver: RedisDriver, script: Script, given: Sequence[Argument], most: int = 0) -> Any:
