@@ -662,23 +662,19 @@ class RedisStore(Renewable):
                 self._run_on(abs(key), scripts.UNWAIT, "-", "t" if key > 0 else "r", count)
 
     def add_calls(self, deltas: list[Deltas]) -> None:
-        left: list[Deltas] = []
         failed: StoreError | None = None
-        try:
-            while deltas:
-                try:
-                    self._add_calls(*deltas[0])
-                except OutcomeUnknown:
-                    del deltas[0]  # once more would count twice what was counted
+        for each in [*deltas]:
+            try:
+                self._add_calls(*each)
+            except OutcomeUnknown:
+                deltas.remove(each)  # once more would count twice what was counted
+                raise
+            except StoreError as error:  # of that tube alone?
+                if not (self._hub.nodes.is_cluster or type(error) is StoreError):
                     raise
-                except StoreError as error:  # of that tube alone?
-                    if not (self._hub.nodes.is_cluster or type(error) is StoreError):
-                        raise
-                    left.append(deltas[0])
-                    failed = error
-                del deltas[0]
-        finally:
-            deltas += left
+                failed = error
+            else:
+                deltas.remove(each)
         if failed is not None:
             raise failed
 
