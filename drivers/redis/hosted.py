@@ -363,9 +363,9 @@ class HostedStore(RedisStore):
         guarded(self._hub.listener.remove_source, self._source)
         super()._close()
 
-    def _end_connection(self) -> None:
+    def _leave(self) -> None:
         self._reach.check()
-        super()._end_connection()
+        super()._leave()
 
     def _beat(self) -> None:
         """Also hear of the session here, of which nobody could be told while the server was away."""

@@ -728,10 +728,6 @@ class RedisStore(Renewable):
     # Life
 
     def _leave(self) -> None:
-        guarded(self._hub.listener.remove_beat, self._beat)
-        self._end_connection()
-
-    def _end_connection(self) -> None:
         self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
 
     def _close(self) -> None:
