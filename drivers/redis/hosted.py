@@ -34,12 +34,13 @@ from tubes.task import State, Task
 from . import scripts
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
+from .errors import translated
 from .listener import Source
 from .nodes import AWAY_FOR, Nodes
 from .scripts import Keys
-from .store import HOSTED, RedisStore, wrong_key
+from .store import HOSTED, RedisStore
 from .urls import check_url, described, parsed, without_passwords
-from .wire import WRONG_TYPE, Refused, Wire
+from .wire import Refused, Wire
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -451,8 +452,7 @@ def _last_given_at(url: str) -> int:
         nodes.open()
         return _last_given(nodes, keys)
     except Refused as error:
-        damage = wrong_key(nodes, keys) if error.code == WRONG_TYPE else None
-        raise damage or StoreUnavailable(f"{nodes.what} refused: {error}") from error
+        raise translated(error, nodes, keys) from error
     finally:
         nodes.close()
 

@@ -39,14 +39,15 @@ from ..watch import BEATS, Beats, Watch
 from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri, due_ms
+from .errors import translated, wrong_key
 from .examiner import Examined, redis_checks
 from .hub import Hub, Server
-from .nodes import Cursor, Nodes
+from .nodes import Cursor
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
 from .urls import described, parsed
-from .wire import FAILED, NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire, not_redis
+from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire, not_redis
 
 T = TypeVar("T")
 
@@ -251,7 +252,7 @@ class RedisStore(Renewable):
                     raise Conflict(f"{self._what}: conflicts with others, {tries} times") from error
                 pause_after(tries)
             except Refused as error:
-                raise self._translated(error) from error
+                raise translated(error, self._hub.nodes, self._keys) from error
 
     def hold(self, of: RedisDriver | RedisStore) -> threading.RLock:
         """Return the lock of a tube's commits, or of all, held: callbacks come in that order."""
@@ -282,34 +283,9 @@ class RedisStore(Renewable):
             try:
                 return work(RedisTx(self))
             except Refused as error:
-                raise self._translated(error) from error
+                raise translated(error, self._hub.nodes, self._keys) from error
 
         return guarded(look)
-
-    def _translated(self, error: Refused) -> TubeError:
-        if error.code == NO_TUBE:
-            return NoSuchTube("(dropped)")
-        if "multibulk length" in str(error):
-            return StoreError(
-                f"the batch is larger than {self._what} takes at once: make several of it ({error})"
-            )
-        if "bulk length" in str(error):
-            return StoreError(
-                f"the payload is larger than {self._what} takes (see proto-max-bulk-len): {error}"
-            )
-        if error.code == WRONG_TYPE:
-            return wrong_key(self._hub.nodes, self._keys) or StoreError(
-                f"{self._what} has keys of a wrong type, which `tubes doctor` names: {error}"
-            )
-        if _NO_NUMBER.search(str(error)):
-            return StoreError(
-                f"{self._what} has something where a number must be, which `tubes doctor` names: {error}"
-            )
-        if error.code == FAILED:
-            return StoreError(
-                f"{self._what} has something that contradicts the rest, which `tubes doctor --deep` names: {error}"
-            )
-        return StoreUnavailable(f"{self._what} refused: {error}")
 
     def _ask(self, script: Script, *given: Argument) -> Any:
         """Run a script of the queue that may be run twice."""
@@ -478,7 +454,7 @@ class RedisStore(Renewable):
         except Refused as error:
             if error.code == NO_TUBE:
                 raise NoSuchTube(driver.name) from error
-            raise self._translated(error) from error
+            raise translated(error, self._hub.nodes, self._keys) from error
 
     def _admit_if_alive(self, driver: RedisDriver) -> None:
         if not self._is_alive():
@@ -742,26 +718,7 @@ class RedisStore(Renewable):
 _COUNT = re.compile("0|[1-9][0-9]{0,17}")
 """What a server can add to, which others may have overwritten; see rules.lua."""
 
-_NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
-"""What a server says where it can add nothing to what is stored."""
-
 _warned: set[str] = set()
-
-
-def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
-    """The error that names a key of a queue's that is of a wrong type, if one is: then there is no doctor either."""
-
-    def types(wire: Wire) -> list[str]:
-        return [wire.command("TYPE", key).decode() for key in keys]
-
-    with suppress(StoreError, Refused):
-        for key, type in zip(keys, nodes.call(keys, types, is_repeatable=True), strict=True):
-            if type not in ("hash", "none"):
-                return StoreError(
-                    f"{nodes.what}: the key {key} is a {type}, and must be a hash: rename or remove it, and run "
-                    "`tubes doctor --fix`"
-                )
-    return None
 
 
 def _server_ms(wire: Wire) -> float:

@@ -1,0 +1,53 @@
+"""Turns what a Redis server refuses into our errors, once."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+from tubes.errors import NoSuchTube, StoreError, StoreUnavailable, TubeError
+
+from .nodes import Nodes
+from .scripts import Keys
+from .wire import FAILED, NO_TUBE, WRONG_TYPE, Refused, Wire
+
+_NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
+"""What a server says where it can add nothing to what is stored."""
+
+
+def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
+    """Return the error of our tree for what a server refused; the keys are those of the queue."""
+    what, said = nodes.what, str(error)
+    if error.code == NO_TUBE:
+        return NoSuchTube("(dropped)")
+    if "multibulk length" in said:
+        return StoreError(f"the batch is larger than {what} takes at once: make several of it ({said})")
+    if "bulk length" in said:
+        return StoreError(f"the payload is larger than {what} takes (see proto-max-bulk-len): {said}")
+    if error.code == WRONG_TYPE:
+        return wrong_key(nodes, keys) or StoreError(
+            f"{what} has keys of a wrong type, which `tubes doctor` names: {said}"
+        )
+    if _NO_NUMBER.search(said):
+        return StoreError(f"{what} has something where a number must be, which `tubes doctor` names: {said}")
+    if error.code == FAILED:
+        return StoreError(
+            f"{what} has something that contradicts the rest, which `tubes doctor --deep` names: {said}"
+        )
+    return StoreUnavailable(f"{what} refused: {said}")
+
+
+def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
+    """The error that names a key of a queue's that is of a wrong type, if one is: then there is no doctor either."""
+
+    def types(wire: Wire) -> list[str]:
+        return [wire.command("TYPE", key).decode() for key in keys]
+
+    with suppress(StoreError, Refused):
+        for key, type in zip(keys, nodes.call(keys, types, is_repeatable=True), strict=True):
+            if type not in ("hash", "none"):
+                return StoreError(
+                    f"{nodes.what}: the key {key} is a {type}, and must be a hash: rename or remove it, and run "
+                    "`tubes doctor --fix`"
+                )
+    return None
