@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord
+
+S = TypeVar("S")
 
 PATIENCE = 0.5
 """Seconds that living processes get to see to what others left, or to do the second half of what they have begun."""
@@ -15,6 +17,9 @@ MOST_PAYLOADS = 4_000_000
 """Bytes of payloads that are read at once, unless a single one has more."""
 
 FeaturesOf = Callable[[TubeRecord], Features | None]
+
+Known = tuple[int | None, Collection[Any]]
+"""What is known of a session: when it ends, if it does, and its connections."""
 
 
 def portions(sizes: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
@@ -31,6 +36,13 @@ def portions(sizes: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
         yield some
 
 
+class StoreCheck(Check, Generic[S]):
+    """A check of a store, as the check sees it."""
+
+    def __init__(self, store: S) -> None:
+        self._store = store
+
+
 class HasSessions(Protocol):
     """A store's sessions, as the checks see them."""
 
@@ -39,13 +51,10 @@ class HasSessions(Protocol):
     def lonely_sessions(self, tx: Any) -> Sequence[str]: ...
 
 
-class SessionsCheck(Check):
+class SessionsCheck(StoreCheck[HasSessions]):
     """A check of what processes that begin or end may be about to see to."""
 
     name = "sessions"
-
-    def __init__(self, store: HasSessions) -> None:
-        self._store = store
 
     def patience(self) -> float:
         return PATIENCE
@@ -79,6 +88,43 @@ class LonelySessions(SessionsCheck):
         return Finding(Kind.SESSION, what, "end it", session=session)
 
 
+class DeadOwners(StoreCheck[S]):
+    """Tasks that a session holds which is not there, has ended, or whose processes are dead.
+
+    ``is_alive`` tells of a connection whether its process lives, ``watch`` in how many seconds that is known of all.
+    """
+
+    name = "owners"
+    rescues = True
+
+    def __init__(self, store: S, is_alive: Callable[[Any, Any], bool], watch: Callable[[], float]) -> None:
+        super().__init__(store)
+        self._is_alive = is_alive
+        self._watch = watch
+
+    def patience(self) -> float:
+        return max(PATIENCE, self._watch())
+
+    def _held(
+        self, tx: Any, tube: TubeRecord, owner: str, count: int, session: Known | None, now: int
+    ) -> Iterator[Finding]:
+        """The finding, if such a session has taken so many there."""
+        why = self._why_dead(tx, session, now)
+        if why:
+            what = f"{count} taken by session {owner}, {why}"
+            remedy = "give them back, where the tube's type is registered"
+            yield Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner)
+
+    def _why_dead(self, tx: Any, session: Known | None, now: int) -> str:
+        if session is None:
+            return "which is not there"
+        ends_ms, connections = session
+        if ends_ms is not None:
+            return "which has ended" if ends_ms <= now else ""
+        is_dead = connections and not any(self._is_alive(tx, id) for id in connections)
+        return "whose process is dead" if is_dead else ""
+
+
 class CatalogueCheck(Check):
     """Tubes whose entries nobody can read, so that no verb reaches them, or which are others by a second name."""
 
@@ -98,13 +144,6 @@ class CatalogueCheck(Check):
             if what:
                 findings.append(Finding(Kind.DAMAGE, what, None, tube=tube.name))
         return Look(findings, seen=len(tubes))
-
-
-def held_by_the_dead(tube: TubeRecord, owner: str, count: int, why: str) -> Finding:
-    """Tasks that a session holds which will not give them back."""
-    what = f"{count} taken by session {owner}, {why}"
-    remedy = "give them back, where the tube's type is registered"
-    return Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner)
 
 
 def name_of_lost(number: int, names: Collection[str]) -> str:

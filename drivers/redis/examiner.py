@@ -20,10 +20,11 @@ from tubes.payload import why_unreadable
 from ..examining import (
     PATIENCE,
     CatalogueCheck,
+    DeadOwners,
     FeaturesOf,
     LonelySessions,
+    StoreCheck,
     UnknownSessions,
-    held_by_the_dead,
     name_of_lost,
     portions,
 )
@@ -162,6 +163,9 @@ class Examined:
         return self.sessions().lonely()
 
 
+RedisCheck = StoreCheck[Examined]
+
+
 def redis_checks(
     store: Examined,
     read: Callable[[Callable[[Any], Any]], Any],
@@ -213,13 +217,6 @@ def places(features: Features, *, deep: bool) -> Iterator[str]:
         yield "ready"
     if features.grouped:
         yield "front"
-
-
-class RedisCheck(Check):
-    """A check on a Redis store."""
-
-    def __init__(self, store: Examined) -> None:
-        self._store = store
 
 
 class Unreadable(RedisCheck):
@@ -327,20 +324,8 @@ class Admissions(OwnersCheck):
         return True
 
 
-class Owners(OwnersCheck):
-    """Tasks that a session holds which is not there, has ended, or whose processes are dead."""
-
-    rescues = True
-
-    def __init__(
-        self, store: Examined, is_alive: Callable[[Any, str], bool], watch: Callable[[], float]
-    ) -> None:
-        super().__init__(store)
-        self._is_alive = is_alive
-        self._watch = watch
-
-    def patience(self) -> float:
-        return max(PATIENCE, self._watch())
+class Owners(DeadOwners[Examined], OwnersCheck):
+    """Of the sessions on the tube's list those that will not give back what they hold."""
 
     def _findings(
         self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
@@ -350,19 +335,7 @@ class Owners(OwnersCheck):
             return
         sessions = self._store.sessions()  # after who holds tasks: whoever has begun meanwhile is known
         for owner, tasks, _ in admitted:
-            why = self._why_dead(tx, owner, sessions, now)
-            if why:
-                yield held_by_the_dead(tube, owner, tasks, why)
-
-    def _why_dead(self, tx: RedisTx, owner: str, sessions: Sessions, now: int) -> str:
-        if owner not in sessions.ends:
-            return "which is not there"
-        if sessions.ends[owner] is not None:
-            return "which has ended" if sessions.is_over(owner, now) else ""
-        mine = [id for id, each in sessions.connections.items() if each.session == owner]
-        if mine and not any([self._is_alive(tx, id) for id in mine]):
-            return "whose process is dead"
-        return ""
+            yield from self._held(tx, tube, owner, tasks, sessions.known(owner), now)
 
 
 # Tubes

@@ -49,6 +49,12 @@ class Sessions(NamedTuple):
                 read.every[id] = int(entry[1]) / 1000
         return read
 
+    def known(self, session: str) -> tuple[int | None, list[str]] | None:
+        """When it is over, and its connections; ``None``: it is not there."""
+        if session not in self.ends:
+            return None
+        return self.ends[session], [id for id, each in self.connections.items() if each.session == session]
+
     def connected(self) -> set[str]:
         """The sessions that have connections."""
         return {each.session for each in self.connections.values()}

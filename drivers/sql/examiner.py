@@ -21,12 +21,12 @@ from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
 
 from ..examining import (
-    PATIENCE,
     CatalogueCheck,
+    DeadOwners,
     FeaturesOf,
     LonelySessions,
+    StoreCheck,
     UnknownSessions,
-    held_by_the_dead,
     name_of_lost,
     portions,
 )
@@ -80,6 +80,9 @@ class Examined:
         return [session for (session,) in tx.rows(self.looks().lonely)]
 
 
+SqlCheck = StoreCheck[Examined]
+
+
 def sql_checks(
     store: Examined,
     read: Callable[[Callable[[Any], Any]], Any],
@@ -116,55 +119,26 @@ def sql_checks(
         yield Uncounted(store)
 
 
-class SqlCheck(Check):
-    """A check on SQL tables."""
-
-    def __init__(self, store: Examined) -> None:
-        self._store = store
-
-
 # Who holds tasks
 
 
-class Owners(SqlCheck):
-    """Tasks that a session holds which is not there, has ended, or whose processes are dead."""
-
-    name = "owners"
-    rescues = True
-
-    def __init__(self, store: Examined, is_alive: IsAlive, watch: Callable[[], float]) -> None:
-        super().__init__(store)
-        self._is_alive = is_alive
-        self._watch = watch
-
-    def patience(self) -> float:
-        return max(PATIENCE, self._watch())
+class Owners(DeadOwners[Examined]):
+    """Looks at who holds tasks, one tube a step."""
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        """One tube a step."""
         tubes = [tube for tube in self._store.read_tubes(tx) if after is None or tube.id > after]
         if not tubes:
             return Look(())
         tube, looks = tubes[0], self._store.looks(tubes[0].temporary)
-        findings = []
+        findings: list[Finding] = []
         holders = tx.rows(looks.holders, tube.id)
         connections: dict[str, list[int]] = {}
         for session, id in tx.rows(looks.connections, tube.id) if holders else ():
             connections.setdefault(session, []).append(id)
         for owner, count, known, ends_ms in holders:
-            why = "which is not there"
-            if known is not None:
-                why = self._why_dead(tx, connections.get(owner, ()), ends_ms, now)
-            if why:
-                findings.append(held_by_the_dead(tube, owner, count, why))
+            session = None if known is None else (ends_ms, connections.get(owner, ()))
+            findings += self._held(tx, tube, owner, count, session, now)
         return Look(findings, tube.id if tubes[1:] else None)
-
-    def _why_dead(self, tx: SqlTx, connections: Sequence[int], ends_ms: int | None, now: int) -> str:
-        if ends_ms is not None:
-            return "which has ended" if ends_ms <= now else ""
-        if connections and not any(self._is_alive(tx, id) for id in connections):
-            return "whose process is dead"
-        return ""
 
 
 # Tubes
