@@ -272,22 +272,20 @@ class PostgresStore(SqlStore):
             tries += 1
             if tries > 1:
                 self.refresh()  # it may have been forked meanwhile, by a signal's handler
-            is_over = False
             try:
                 return self._try(work, on_commit)
             except Refused as error:
-                is_over = error.code == SESSION_ENDED
                 if error.code not in (*RETRIED, SESSION_ENDED):
                     raise translated(error, self._what) from error
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: conflicts with others, {tries} times: {error}") from error
+                if error.code == SESSION_ENDED:
+                    self._resume()
             except Lost as error:
                 losses += 1
                 if losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
                 self._pool.forget_idle()
-            if is_over:
-                self._resume()
             pause_after(tries)
 
     def _try(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:

@@ -558,10 +558,8 @@ class SqliteStore(SqlStore):
             return
         if not self.writer.park(self._busy_timeout):
             return
-        if self._shared is None:  # it was closed meanwhile
-            self.writer.unpark()
-            return
-        if not self._reading.acquire(timeout=self._busy_timeout):
+        # It may have been closed meanwhile
+        if self._shared is None or not self._reading.acquire(timeout=self._busy_timeout):
             self.writer.unpark()
             return
         self._is_parked = True
