@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 try:
     import psycopg
@@ -21,7 +19,6 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}; pip install 'tubes-queue[postgres]'") from error
 import sqlalchemy as sa
-from psycopg.conninfo import make_conninfo
 from sqlalchemy.dialects.postgresql import psycopg as dialects
 from tubes.migrations import HEAD
 from tubes.migrations import postgresql as migrations
@@ -38,7 +35,6 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     TubeError,
-    suggestion,
 )
 from tubes.interrupts import guarded, interruptible
 from tubes.stats import Deltas
@@ -47,7 +43,7 @@ from tubes.store import Unit
 from ..examining import FeaturesOf
 from ..forks import cut_off
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
-from ..watch import BEATS, DEAD_AFTER, Beats, Watch, dead_after
+from ..watch import BEATS, Beats, Watch
 from . import postgresql_joined
 from .examiner import Examined, sql_checks
 from .joined import join, unusable
@@ -58,15 +54,13 @@ from .postgresql_pool import Pool
 from .postgresql_shared import Shared
 from .postgresql_temporary import empty_temporary
 from .postgresql_tx import PostgresTx
+from .postgresql_url import conninfo, parsed
 from .postgresql_vacuum import Vacuum
 from .postgresql_wire import Refused, Wire
 from .statements import SESSION_ENDED, Row, Statement, Statements, statements
 from .store import SqlStore
 
 T = TypeVar("T")
-
-OURS = ("dead_after", "pooled")
-"""Options in a URL that are not for libpq."""
 
 UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
@@ -79,9 +73,6 @@ The last: there is a table of versions, and it is no such one.
 
 LOCK_WAIT = 0.1
 """Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
-
-_TORN = re.compile(r"[^:]*://[^:/@]*:[^@]*\?[^@]*=[^@]*@")
-"""A URL in whose query there is an @, such as a password's: SQLAlchemy takes all up to it for a user and a password."""
 
 ENDS_WITHIN = 1.0
 """Seconds that a server may take to end a connection which we have closed, where it has room for no other."""
@@ -122,7 +113,7 @@ class PostgresStore(SqlStore):
         busy_timeout: float,
     ) -> None:
         super().__init__()
-        self._url, self._dead_after, self._pooled = _parsed(url)
+        self._url, self._dead_after, self._pooled = parsed(url)
         self._what = f"PostgreSQL database {migrations.shown(self._url)}"
         self.clock = ServerClock() if type(clock) is SystemClock else clock
         self._durability = durability
@@ -130,16 +121,7 @@ class PostgresStore(SqlStore):
         self._busy_timeout = busy_timeout
         self._kind = (durability, busy_timeout, self._pooled)
         self.session_ttr_ms = session_ttr_ms
-        try:
-            _, settings = DIALECT.create_connect_args(self._url)
-            self._conninfo = make_conninfo(**settings)
-        except sa.exc.ArgumentError:  # which shows what may be a part of a password
-            raise BadOption("bad store URL: a port is a number, one for each host", option="url") from None
-        except psycopg.ProgrammingError as error:  # names the option, and no value
-            said = str(error).strip()
-            unknown = re.search('connection option "(.*)"', said)
-            near = suggestion(unknown[1], (), OURS) if unknown else ""
-            raise BadOption(f"bad store URL: {said}{near}", option="url") from error
+        self._conninfo = conninfo(self._url)
         self._sql: Statements = statements(DIALECT, namespace)
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
@@ -646,35 +628,3 @@ def _in_place_of_another(connect: Callable[[], T]) -> T:
 def _milliseconds(seconds: float) -> str:
     """As the server is told how long to wait, for which 0 is for ever."""
     return str(max(int(seconds * 1000), 1))
-
-
-def _parsed(url: str) -> tuple[sa.URL, float, bool | None]:
-    """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
-    try:
-        if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
-            raise ValueError
-        if _TORN.match(url):  # its end would pass for the host, which is asked for and shown
-            raise ValueError
-        if "\0" in unquote(url):  # libpq would read no further, and connect to another place
-            raise ValueError
-        url.encode()  # UnicodeEncodeError is a ValueError, and has all of it
-        parsed = sa.engine.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
-        raise BadOption(
-            "the store's URL is none: postgresql+psycopg://user@host:5432/database, where a password's / ? # @ : and % "
-            "are written as %2F and so on",
-            option="url",
-        ) from None
-    if parsed.drivername not in ("postgresql", "postgresql+psycopg"):
-        raise BadOption(
-            f"tubes speaks to PostgreSQL through psycopg, not {parsed.drivername!r}: "
-            "postgresql+psycopg://user@host/database",
-            option="url",
-        )
-    seconds = dead_after(str(parsed.query.get("dead_after", DEAD_AFTER)))
-    answers: dict[Any, bool | None] = {"auto": None, "yes": True, "no": False}
-    pooled = parsed.query.get("pooled", "auto")
-    if pooled not in answers:
-        raise BadOption(f"pooled must be yes, no or auto, not {pooled!r}", option="pooled")
-    parsed = parsed.set(drivername="postgresql+psycopg").difference_update_query(OURS)
-    return parsed, seconds, answers[pooled]

@@ -1,0 +1,68 @@
+"""The URL of a PostgreSQL database: what can be one, what of it is ours, and what libpq is told."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.conninfo import make_conninfo
+from sqlalchemy.dialects.postgresql.psycopg import dialect
+
+from tubes.errors import BadOption, suggestion
+
+from ..watch import DEAD_AFTER, dead_after
+
+OURS = ("dead_after", "pooled")
+"""Options in a URL that are not for libpq."""
+
+_TORN = re.compile(r"[^:]*://[^:/@]*:[^@]*\?[^@]*=[^@]*@")
+"""A URL in whose query there is an @, such as a password's: SQLAlchemy takes all up to it for a user and a password."""
+
+
+def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
+    """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
+    try:
+        if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
+            raise ValueError
+        if _TORN.match(url):  # its end would pass for the host, which is asked for and shown
+            raise ValueError
+        if "\0" in unquote(url):  # libpq would read no further, and connect to another place
+            raise ValueError
+        url.encode()  # UnicodeEncodeError is a ValueError, and has all of it
+        found = sa.engine.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
+        raise BadOption(
+            "the store's URL is none: postgresql+psycopg://user@host:5432/database, where a password's / ? # @ : and % "
+            "are written as %2F and so on",
+            option="url",
+        ) from None
+    if found.drivername not in ("postgresql", "postgresql+psycopg"):
+        raise BadOption(
+            f"tubes speaks to PostgreSQL through psycopg, not {found.drivername!r}: "
+            "postgresql+psycopg://user@host/database",
+            option="url",
+        )
+    seconds = dead_after(str(found.query.get("dead_after", DEAD_AFTER)))
+    answers: dict[Any, bool | None] = {"auto": None, "yes": True, "no": False}
+    pooled = found.query.get("pooled", "auto")
+    if pooled not in answers:
+        raise BadOption(f"pooled must be yes, no or auto, not {pooled!r}", option="pooled")
+    rest = found.set(drivername="postgresql+psycopg").difference_update_query(OURS)
+    return rest, seconds, answers[pooled]
+
+
+def conninfo(url: sa.URL) -> str:
+    """What libpq is told of such a URL; BadOption where it would not take that."""
+    try:
+        _, settings = dialect().create_connect_args(url)  # type: ignore[no-untyped-call]
+        return make_conninfo(**settings)
+    except sa.exc.ArgumentError:  # which shows what may be a part of a password
+        raise BadOption("bad store URL: a port is a number, one for each host", option="url") from None
+    except psycopg.ProgrammingError as error:  # names the option, and no value
+        said = str(error).strip()
+        unknown = re.search('connection option "(.*)"', said)
+        near = suggestion(unknown[1], (), OURS) if unknown else ""
+        raise BadOption(f"bad store URL: {said}{near}", option="url") from error
