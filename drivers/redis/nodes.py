@@ -33,6 +33,9 @@ MOST_IDLE = 16
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
 """What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
 
+ANSWERED = (*NOT_NOW, Lost, Refused)
+"""Errors after which no answer is on its way."""
+
 AWAY_FOR = 5.0
 """Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
 
@@ -139,18 +142,25 @@ class Nodes:
         until = real_monotonic() + self.patience
         while True:
             tries += 1
-            wire: Wire | None = None
             address = at or self._address(keys)
             try:
                 wire = self._borrow(address, within)
-                wire.limit_wait(within)
-                answer = use(wire)
+                try:
+                    wire.limit_wait(within)
+                    answer = use(wire)
+                except ANSWERED:
+                    raise
+                except BaseException:
+                    wire.close()  # an answer may be on its way, which the next call would take for its own
+                    raise
+                finally:
+                    self._give_back(address, wire)
                 if self._away:
                     self._away.pop(address, None)
                 return answer
             except NOT_NOW as error:
                 failure: Exception = error
-                self._heed(error, address, wire, until)
+                self._heed(error, address, until)
             except Lost as error:
                 failure = error
                 losses += 1
@@ -163,18 +173,9 @@ class Nodes:
                 elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
-                if wire is None:
-                    raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
                 if only_reads(error):
-                    self._leave_replica(address, wire)
+                    self._forget_idle(address)
                 raise
-            except BaseException:
-                if wire is not None:
-                    wire.close()  # an answer may be on its way, which the next call would take for its own
-                raise
-            finally:
-                if wire is not None:
-                    self._give_back(address, wire)
             if real_monotonic() > until:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
             if tries > 1:
@@ -209,11 +210,11 @@ class Nodes:
         for address in list(self._idle):
             self._forget_idle(address)
 
-    def _heed(self, error: Exception, address: Address | None, wire: Wire | None, until: float) -> None:
+    def _heed(self, error: Exception, address: Address | None, until: float) -> None:
         """A node will do it later, or another one will."""
         self.redirected(error)
-        if only_reads(error) and wire is not None:
-            self._leave_replica(address, wire)
+        if only_reads(error):
+            self._forget_idle(address)
         if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
             self._look_round(address)
         if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
@@ -239,7 +240,10 @@ class Nodes:
             if wire.is_idle:
                 return wire
             wire.close()
-        return self._connect(address, within)
+        try:
+            return self._connect(address, within)
+        except Refused as error:
+            raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
 
     def _connect(self, address: Address | None, within: float | None = None) -> Wire:
         """Open a connection. ``within``: seconds for each step of that, where these are fewer than usual."""
@@ -272,13 +276,8 @@ class Nodes:
         if self._is_closed:
             self._forget_idle(address)
 
-    def _leave_replica(self, address: Address | None, wire: Wire) -> None:
-        """It is no master any more: the name of the host may lead to another."""
-        wire.close()
-        self._forget_idle(address)
-
     def _forget_idle(self, address: Address | None) -> None:
-        """One connection was lost, so these probably are too."""
+        """One connection was lost, or leads to who is no master any more, so these probably are and do too."""
         idle = self._idle.get(address, [])
         with suppress(IndexError):
             while True:
