@@ -153,7 +153,7 @@ class PostgresStore(SqlStore):
             raise
         try:
             self._listener = Listener(
-                self._connect_listener,
+                lambda: self._connected("off"),
                 self._namespace,
                 self.waiters,
                 self._beat,
@@ -217,9 +217,6 @@ class PostgresStore(SqlStore):
         silent, third = int(self._dead_after * 1000), max(int(self._beats.every), 1)
         over_tcp = {"tcp_user_timeout": silent, "keepalives_idle": third, "keepalives_interval": third}
         return over_tcp if "PGCONNECT_TIMEOUT" in os.environ else over_tcp | {"connect_timeout": 10}
-
-    def _connect_listener(self) -> Wire:
-        return self._connected("off")
 
     def _connected(self, durability: str) -> Wire:
         patience = " ".join(f"{name}={value}" for name, value in self._patience().items())
