@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -289,16 +290,25 @@ Interrupt = Callable[..., AbstractContextManager[None]]
 
 @pytest.fixture
 def interrupted_when() -> Iterator[Interrupt]:
-    """``with interrupted_when(holds, then)`` raises Interrupted in the block when something is so, and then acts."""
+    """``with interrupted_when(holds, then)`` raises Interrupted in the block when something is so, and then acts.
+
+    ``first`` is what the signal's handler does before it raises.
+    """
     has_landed = threading.Event()
+    does: list[Callable[[], object]] = []
 
     def raising(number: int, frame: FrameType | None) -> None:
         if not has_landed.is_set():
             has_landed.set()
+            does[0]()
             raise Interrupted
 
     @contextmanager
-    def interrupted(holds: Callable[[], object], then: Callable[[], object] = bool) -> Iterator[None]:
+    def interrupted(
+        holds: Callable[[], object], then: Callable[[], object] = bool, *, first: Callable[[], object] = bool
+    ) -> Iterator[None]:
+        does[:] = [first]
+
         def interrupt() -> None:
             try:
                 eventually(holds)
@@ -360,6 +370,32 @@ def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
         os.kill(wire.backend_pid, signal.SIGSTOP)
         wire.execute(ECHO, (LARGE,))
     assert wire.execute(ECHO, ("after",)).rows == [("after",)]
+
+
+@pytest.mark.timeout(20, method="thread")
+@pytest.mark.parametrize("how", ["ended", "silent"])
+@pytest.mark.parametrize("sends", ["one", "flight", "text"])
+def test_an_interrupt_is_what_is_raised_where_the_connection_breaks_just_then(
+    wire: Wire, db: psycopg.Connection, interrupted_when: Interrupt, sends: str, how: str
+) -> None:
+    """What its cancel comes too late for: the server has ended the connection, or nothing comes from it any more."""
+    sleep = "SELECT pg_sleep($1)"
+    if sends == "one":
+        wire.execute(sleep, (0,))
+
+    def breaks() -> None:
+        if how == "ended":
+            cut(db)
+        else:
+            with socket.socket(fileno=os.dup(wire.fileno())) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
+
+    with interrupted_when(is_waiting_for_server, first=breaks), pytest.raises(Interrupted):
+        if sends == "text":
+            wire.simple("SELECT pg_sleep(60)")
+        else:
+            wire.execute(sleep, (60,))
+    assert not wire.still_stands()
 
 
 def test_an_interrupt_while_a_transaction_is_rolled_back_costs_no_connection_s_place(
