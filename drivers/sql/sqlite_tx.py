@@ -109,11 +109,7 @@ class SqliteTx:
 class SharedTx(SqliteTx):
     """One member's part in a shared commit: a savepoint, where one statement is not enough."""
 
-    __slots__ = ("_before",)
-
-    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection) -> None:
-        super().__init__(writer, db)
-        self._before = db.total_changes
+    __slots__ = ()
 
     def begin(self) -> None:
         if not self.is_open:
@@ -124,12 +120,11 @@ class SharedTx(SqliteTx):
         if self.is_open:
             self._db.execute("RELEASE member")
 
-    def undo(self) -> bool:
-        """Take back what this member did; tell whether that was possible."""
+    def undo(self) -> None:
+        """Take back what this member did, but for a single statement: that stands, as it does where it is alone."""
         if self.is_open:
             self._db.execute("ROLLBACK TO member")
             self._db.execute("RELEASE member")
-        return self.is_open or self._db.total_changes == self._before
 
 
 def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any], T], tx: Any) -> T:

@@ -118,7 +118,7 @@ class _Member:
 
 
 class _Spoiled(Exception):
-    """A member failed in a way that cannot be undone alone, so the shared transaction is given up."""
+    """A member has failed in a way that SQLite has rolled back the shared transaction for."""
 
 
 class SqliteWriter:
@@ -480,15 +480,16 @@ class SqliteWriter:
             batch.append(first)
 
     def _run(self, member: _Member) -> None:
-        """Run one member's work. What it fails with is its own; _Spoiled where what it did cannot be undone alone."""
+        """Run one member's work. What it fails with is its own; _Spoiled where that has ended the transaction."""
         tx = SharedTx(self, self.db)
         try:
             member.result = member.work(tx)  # type: ignore[misc]
             tx.release()
         except Exception as error:
-            if not self.db.in_transaction or not tx.undo():
+            if not self.db.in_transaction:
                 member.alone = True
                 raise _Spoiled from error
+            tx.undo()
             member.error = translated(error, self._what) if isinstance(error, sqlite3.Error) else error
 
     def _settle(self, batch: list[_Member], failure: BaseException | None) -> None:
