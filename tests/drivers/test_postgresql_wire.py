@@ -201,7 +201,9 @@ def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
     wire: Wire, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it said has come, and its end has not."""
+    assert wire.seems_to_stand()
     cut(db)
+    eventually(lambda: not wire.seems_to_stand())
     comes = [True, False]
     monkeypatch.setattr(wire, "_poll", SimpleNamespace(poll=lambda timeout: comes.pop(0)))
     assert not wire.still_stands()

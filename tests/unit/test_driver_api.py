@@ -33,6 +33,7 @@ from tubes import (
     Queue,
     Ref,
     State,
+    StoreError,
     TubeRecord,
     TubeType,
     UnknownDriver,
@@ -329,17 +330,22 @@ def test_a_tube_whose_driver_cannot_be_started_is_not_made(
 
 
 @pytest.mark.parametrize("buggy", ["start"], indirect=True)
+@pytest.mark.parametrize("error", [KeyError, BadOption, StoreError])
 def test_a_driver_that_cannot_be_started_any_more_costs_its_own_tube_alone(
-    buggy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    buggy: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def raising(*_: object) -> None:
+        raise error("not any more")
+
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     with monkeypatch.context() as patch, tubes.connect(url, sweep=False) as queue:
         patch.setattr(Buggy, "raising", lambda *_: None)
         queue.create_tube("bad", buggy)
         queue.create_tube("good", "fifo").put("precious")
+    monkeypatch.setattr(Buggy, "raising", raising)
     with tubes.connect(url, sweep=False) as queue:
         assert [task.data for task in queue.tube.good.take_many(2, timeout=0)] == ["precious"]
-        with pytest.raises(UnknownDriver, match="cannot be started"):
+        with pytest.raises(UnknownDriver if error is KeyError else error, match="not any more"):
             queue.get_tube("bad")
 
 
