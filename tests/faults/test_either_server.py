@@ -126,6 +126,15 @@ def test_who_lives_keeps_its_task_for_longer_than_the_dead_are_waited_for(connec
     assert tube.ack(task).data == "held"
 
 
+def test_who_has_left_begins_no_session_anew(connect: Connect) -> None:
+    """As a thread may, whose call finds out just then that its session is over."""
+    store: Any = connect(sweep=False).store
+    session = store.session
+    assert store.leave()
+    store._resume()
+    assert store.session == session and not store.lost_sessions
+
+
 def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
     connect: Connect, url: str, process: Callable[..., Any]
 ) -> None:

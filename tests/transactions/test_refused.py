@@ -621,7 +621,8 @@ def test_what_a_connection_cannot_carry_takes_no_room(postgres_place: Place) -> 
 def test_a_session_taken_for_dead_takes_nothing_and_begins_anew(postgres_place: Place) -> None:
     """The take is refused, since the task would be stranded; after a rollback it goes on in a new session."""
     tube, queue = postgres_place.tube(), postgres_place.queue
-    tube.put("x")
+    tube.put_many(["held", "x"])
+    held = tube.take(0)
     session = queue.identify()
     with postgres_place.engine.connect() as connection:
         connection.execute(
@@ -635,6 +636,8 @@ def test_a_session_taken_for_dead_takes_nothing_and_begins_anew(postgres_place: 
         assert task is not None and task.owner == queue.identify() != session
         tube.ack(task, connection=connection)
         connection.commit()
+    with pytest.raises(tubes.LeaseLost):
+        tube.ack(held or 0)
 
 
 def test_a_lost_server_connection_is_unavailable(postgres_place: Place) -> None:
