@@ -57,6 +57,12 @@ def numbers(db: psycopg.Connection) -> list[int]:
     return [number for (number,) in db.execute("SELECT number FROM numbers ORDER BY number")]
 
 
+def shut(wire: Wire) -> None:
+    """Let nothing come from the server any more."""
+    with socket.socket(fileno=os.dup(wire.fileno())) as its:
+        its.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_statement_that_was_refused_when_it_was_new_can_be_executed_again(
     wire: Wire, db: psycopg.Connection
 ) -> None:
@@ -176,6 +182,23 @@ def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
         wire.execute(INSERT, (1,), begin=begin)
     assert not caught.value.was_sent
     assert wire.is_lost
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_a_flight_that_breaks_off_in_the_middle_is_not_taken_for_done(
+    wire: Wire, db: psycopg.Connection
+) -> None:
+    """What prepares it has been answered, since the first row's answer is more than the server keeps back."""
+    asleep = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+
+    def break_off() -> None:
+        eventually(lambda: is_waiting_for_server() and db.execute(asleep, [wire.backend_pid]).fetchall())
+        shut(wire)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Lost) as caught:
+        pool.submit(break_off)
+        wire.pipeline("SELECT repeat('x', 1000000), pg_sleep($1)", [(0,), (60,)])
+    assert wire.is_lost and caught.value.was_sent
 
 
 @pytest.mark.parametrize("timeout", ["idle_session_timeout", "idle_in_transaction_session_timeout"])
@@ -385,13 +408,7 @@ def test_an_interrupt_is_what_is_raised_where_the_connection_breaks_just_then(
     if sends == "one":
         wire.execute(sleep, (0,))
 
-    def breaks() -> None:
-        if how == "ended":
-            cut(db)
-        else:
-            with socket.socket(fileno=os.dup(wire.fileno())) as ours:
-                ours.shutdown(socket.SHUT_RDWR)
-
+    breaks = partial(cut, db) if how == "ended" else partial(shut, wire)
     with interrupted_when(is_waiting_for_server, first=breaks), pytest.raises(Interrupted):
         if sends == "text":
             wire.simple("SELECT pg_sleep(60)")

@@ -126,6 +126,30 @@ def test_who_lives_keeps_its_task_for_longer_than_the_dead_are_waited_for(connec
     assert tube.ack(task).data == "held"
 
 
+def test_who_was_taken_for_dead_takes_in_a_new_session(connect: Connect) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    session = queue.identify().hex
+    end(queue)
+    task = tube.take(timeout=0)
+    assert task is not None and task.owner is not None
+    assert task.owner.hex == queue.store.session != session
+
+
+def test_who_was_taken_for_dead_hears_of_it_with_a_beat(connect: Connect) -> None:
+    queue = connect(sweep=False)
+    session = queue.store.session
+    end(queue)
+    eventually(lambda: queue.store.session != session)
+
+
+def end(queue: tubes.Queue) -> None:
+    """Take a process for dead."""
+    store: Any = queue.store
+    store._leave()
+
+
 def test_who_has_left_begins_no_session_anew(connect: Connect) -> None:
     """As a thread may, whose call finds out just then that its session is over."""
     store: Any = connect(sweep=False).store
