@@ -258,7 +258,7 @@ class RedisStore(Renewable):
         """Return the lock of a tube's commits, or of all, held: callbacks come in that order."""
         lock = self._orders.get(of) or self._orders.setdefault(of, threading.RLock())
         longest = self._hub.nodes.longest
-        if not lock.acquire(timeout=min(longest, threading.TIMEOUT_MAX)):
+        if not lock.acquire(timeout=longest):
             raise StoreUnavailable(
                 f"{self._what}: a call before this one has been under way for {longest:g} s"
             )
