@@ -718,6 +718,18 @@ def test_who_waits_for_room_is_called_by_others(tmp_path: Path, redis_db: str) -
         assert put.result().data == "y"
 
 
+def test_who_takes_there_has_at_once_what_the_dead_held(tmp_path: Path, redis_db: str) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(url, sweep=False) as queue:
+        tube = queue.create_tube("x", "redis", url=redis_db)
+        tube.put("held")
+        holder = begin(HOLDER, url, "x")
+        assert heard(holder) == "holds"
+        finish(holder)
+        task = tube.take(timeout=0)
+        assert task is not None and task.attempts == 2
+
+
 def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:

@@ -784,3 +784,26 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
         tube.put("x", delay=0.01)
         task = tube.take(timeout=30)
         assert task is not None and task.data == "x"
+
+
+def test_who_leaves_a_line_while_the_server_is_away_has_no_error_of_those_it_would_call(
+    own_redis_server: Callable[..., RedisServer],
+) -> None:
+    """What it came for is done, or it had nothing; the others look by themselves."""
+    server = own_redis_server()
+    with tubes.connect(server.url, sweep=False, busy_timeout=0) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        server.stop("immediate")
+        queue.store.call_instead(tube.record.id, 1)
+
+
+def test_no_pause_is_too_long_to_be_reckoned() -> None:
+    """A server that loads its file for minutes is asked again more than a thousand times."""
+    importlib.import_module("tubes.drivers.retries").pause_after(2000)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0])
+def test_the_server_s_disk_is_never_waited_for_without_end(seconds: float) -> None:
+    """As 0 would mean, where the time was over with the first try."""
+    wire = importlib.import_module("tubes.drivers.redis.wire")
+    assert wire._waitaof(seconds) == wire._waitaof(0.001)
