@@ -662,6 +662,15 @@ def test_a_tube_whose_entry_cannot_be_read_costs_the_others_nothing(entry: str, 
     ]
 
 
+@pytest.mark.parametrize("entry", ["{broken", json.dumps(ENTRY)])
+def test_a_tube_whose_name_cannot_be_read_costs_the_others_nothing(entry: str, patient: Patient) -> None:
+    fill(patient.opened[0], "fifo", "others")
+    patient.do("HSET", ":tubes", b"\xff", entry)
+    with tubes.connect(patient.url) as queue:
+        assert {*queue.tubes()} == {"others", "\\xff"} and queue.sweep() == 0
+        assert len(drain(queue.tube.others)) == 9
+
+
 @pytest.mark.parametrize("key", ["due", "sessions"])
 def test_a_tube_with_a_key_of_another_type_holds_up_no_other(key: str, patient: Patient) -> None:
     """A sweep sees to the others, and then says what is wrong."""

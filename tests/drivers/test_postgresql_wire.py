@@ -385,6 +385,19 @@ def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
     assert numbers(db) == [2]
 
 
+def test_a_child_cancels_nothing_of_its_parent_s(wire: Wire, db: psycopg.Connection) -> None:
+    waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool:
+        with db.transaction():
+            db.execute("LOCK TABLE numbers")
+            put = pool.submit(wire.execute, INSERT, (1,))
+            eventually(lambda: db.execute(waits, [wire.backend_pid]).fetchall())
+            wire._opened_by = os.getpid() - 1
+            assert wire.cancel()
+            wire._opened_by = os.getpid()
+        assert put.result(20).count == 1
+
+
 @pytest.mark.timeout(20, method="thread")
 def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
     wire: Wire, interrupted_when: Interrupt

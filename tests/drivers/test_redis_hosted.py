@@ -342,6 +342,22 @@ def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
         assert left.hex not in driver._store._sessions().connected()
 
 
+def test_who_has_joined_a_session_keeps_what_it_holds_there_when_the_other_ends(
+    tmp_path: Path, redis_db: str
+) -> None:
+    """The tube's server hears of it at once, also where nothing is to be rescued: else nobody is in it there."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False, session_ttr=60) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("jobs", "redis", url=redis_db)
+        tube.put("x")
+        held = two.tube.jobs.take(0)
+        one.identify(two.identify())
+        two.close()
+        with tubes.connect(file, sweep=False) as three:
+            assert three.tube.jobs.take(0) is None
+        assert held is not None and tube.ack(held).data == "x"
+
+
 def test_a_session_that_is_joined_keeps_its_ttr(tmp_path: Path, redis_db: str) -> None:
     """As it does in the queue's own store, until it is set."""
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
