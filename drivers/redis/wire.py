@@ -159,9 +159,6 @@ class Wire:
             raise Lost(str(error), was_sent=True) from error
         except exceptions.RedisError as error:
             return error
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def run_id(self) -> str:
