@@ -1337,6 +1337,24 @@ def test_a_server_that_loses_nothing_is_not_warned_of(url: str, caplog: Any) -> 
     assert not caplog.records
 
 
+def test_a_tube_whose_keys_were_lost_is_made_again_where_it_is_asked_for(
+    connect: Connect, server: RedisServer
+) -> None:
+    """It stays the same one, and gives no ids of an earlier tube."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    earlier = queue.create_tube("earlier", "fifo")
+    earlier.put_many(range(3))
+    earlier.truncate()
+    earlier.drop()
+    tube: Any = queue.create_tube("jobs", "fifo")
+    with redis.Redis.from_url(server.url) as client:
+        for asking in (queue, other):
+            client.delete(*tube.driver.keys)
+            again = asking.create_tube("jobs", "fifo", if_not_exists=True)
+            assert again.record == tube.record
+            assert again.put("x").id == 4
+
+
 def test_counts_are_stored_once_though_those_of_another_tube_cannot_be(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
