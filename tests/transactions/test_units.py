@@ -67,6 +67,21 @@ def test_a_unit_that_raises_rolls_back_what_was_done_on_its_connection(place: Pl
     assert place.rows() == [] and place.changes == [] and tube.tasks("r") == []
 
 
+def test_a_transaction_in_which_a_statement_has_failed_does_not_pass_for_committed(
+    postgres_place: Place,
+) -> None:
+    """The server would say nothing, and roll back."""
+    tube = postgres_place.tube()
+    with (
+        pytest.raises(tubes.StoreError, match="has failed before"),
+        postgres_place.queue.transaction() as unit,
+    ):
+        tube.put("x", unit=unit)
+        with suppress(sa.exc.DBAPIError):
+            unit.connection.execute(sa.text("SELECT 1 / 0"))
+    assert postgres_place.changes == [] and tube.tasks("r") == []
+
+
 def test_savepoints_on_a_unit_s_connection_are_followed(place: Place) -> None:
     tube = place.tube()
     with place.queue.transaction() as unit:
