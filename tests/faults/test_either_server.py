@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from servers import PostgresServer
 from slow import slow_but
 
 import tubes
+from tubes.testing import FakeClock
 
 Server = PostgresServer | RedisServer
 
@@ -69,6 +71,19 @@ def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server:
     put_when_it_can(other.tube.jobs, "came")
     thread.join(20)
     assert [task and task.data for task in got] == ["came"]
+
+
+def test_a_take_whose_time_is_over_while_the_server_is_away_says_so(connect: Connect, server: Server) -> None:
+    clock = FakeClock()
+    queue = connect(clock=clock, sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    with ThreadPoolExecutor(1) as pool:
+        take = pool.submit(tube.take, timeout=10)
+        eventually(lambda: queue.store.waiters)
+        server.stop("immediate")
+        clock.advance(10)
+        assert isinstance(take.exception(30), tubes.StoreUnavailable)
+        server.start()
 
 
 def test_who_is_hastier_by_its_url_and_stays_takes_nobody_for_dead(

@@ -37,6 +37,13 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.STEP_LIMIT", 3)
 
 
+def test_who_has_buried_a_task_may_bury_it_again_by_what_it_took(tube: tubes.Tube) -> None:
+    tube.put("x")
+    task = tube.take(timeout=0)
+    assert task is not None
+    assert tube.bury(task) == tube.bury(task)
+
+
 @pytest.mark.parametrize(("count", "kicked"), [(2, 2), (3, 3), (7, 7), (8, 8), (100, 8)])
 def test_a_kick_makes_exactly_so_many_ready_in_however_many_steps(
     small_steps: None, tube: tubes.Tube, count: int, kicked: int
