@@ -108,6 +108,7 @@ async def test_its_threads_end_with_the_queue(sql_url: str) -> None:
                 await jobs.put("x", unit=unit)
 
         await asyncio.gather(*[put_in_transaction() for _ in range(3)])
+        assert not queue._units
         await asyncio.gather(*[jobs.put(n) for n in range(20)])
         assert threads_since(before)
     await until(lambda: not threads_since(before))

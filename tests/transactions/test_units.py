@@ -303,6 +303,19 @@ def test_a_queue_in_memory_has_a_unit_s_connection() -> None:
         assert tube.take(0) is not None
 
 
+@pytest.mark.timeout(30, method="thread")
+def test_who_waits_for_no_lock_at_all_is_told_at_once_that_it_is_held(place: Place) -> None:
+    """On PostgreSQL a lock_timeout of 0 would be for ever."""
+    tube = place.tube()
+    tube.put("x")
+    impatient = place.connect(busy_timeout=0).tube.jobs
+    with place.queue.transaction() as unit:
+        task = tube.take(0, unit=unit)
+        assert task is not None
+        with ThreadPoolExecutor(1) as pool:
+            assert isinstance(pool.submit(impatient.delete, task.id).exception(20), tubes.StoreBusy)
+
+
 def test_a_unit_that_is_over_or_another_queue_s_is_refused(place: Place) -> None:
     tube = place.tube()
     other = place.connect(busy_timeout=0.2).tube.jobs
