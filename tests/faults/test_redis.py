@@ -510,6 +510,14 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
     assert other.tube.jobs.ack(again).state is tubes.State.DONE
 
 
+def test_who_was_taken_for_dead_hears_of_it_with_a_sweep_too(connect: Connect) -> None:
+    store: Any = connect().store
+    session = store.session
+    store._hub.listener.remove_beat(store._beat)
+    store._leave()
+    eventually(lambda: store.session != session)
+
+
 def test_who_is_there_but_for_a_moment_rescues_the_dead(
     server: RedisServer, process: Callable[..., Any]
 ) -> None:
