@@ -45,7 +45,7 @@ class _Executor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
 
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
-    """Plans by the wall clock, as APScheduler does, and goes on where that is set back."""
+    """Plans by the wall clock, as APScheduler does, and goes on where that is set, forward or back."""
 
     def __init__(self) -> None:
         self._executor = _Executor()
@@ -54,10 +54,11 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
         )
 
     def _process_jobs(self) -> float:
-        latest = real_now() + timedelta(seconds=2 * SWEEP_EVERY)
+        now, most = real_now(), timedelta(seconds=2 * SWEEP_EVERY)
         for job in self.get_jobs():
-            if job.next_run_time is not None and job.next_run_time > latest:
-                job.modify(next_run_time=real_now())
+            # One that is late is worse than one that is put off: APScheduler counts each second that it has missed
+            if job.next_run_time is not None and abs(job.next_run_time - now) > most:
+                job.modify(next_run_time=now)
         wait: float | None = super()._process_jobs()
         if self._executor.due is not None:
             self._executor.run()  # only now: in there the scheduler's lock is held, which a nudge needs
