@@ -63,9 +63,9 @@ class Signal:
 
     def _acquire_in_slices(self, timeout: float) -> bool:
         """A signal that comes just before a lock is waited for does not end the wait: look again now and then."""
-        end = time.monotonic() + timeout
+        end = real_monotonic() + timeout
         while True:
-            remaining = end - time.monotonic()
+            remaining = end - real_monotonic()
             if self._lock.acquire(timeout=min(max(remaining, 0.0), SLICE)):
                 return True
             if remaining <= SLICE:
@@ -105,14 +105,18 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return real_monotonic()
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
         return signal.wait(timeout)
 
 
-real_monotonic = time.monotonic
-"""Seconds of the real monotonic clock, for what no test can fake: locks held by other processes."""
+def real_monotonic() -> float:
+    """Return seconds of the real monotonic clock, for what no test can fake: locks held by other processes.
+
+    Tools that stop the clock for a test, such as freezegun, put something else in the place of ``time.monotonic``.
+    """
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 SINCE_BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from faults.harness import eventually
+from faults.harness import eventually, run
 
 import tubes
 from tubes.clock import SLICE, ServerClock, Signal, SystemClock, uptime
@@ -75,6 +75,17 @@ def test_a_wait_in_the_main_thread_lasts_as_long_though_it_looks_for_signals(tim
     began = time.monotonic()
     assert SystemClock().wait(Signal(), timeout) is False
     assert time.monotonic() - began >= timeout
+
+
+def test_a_wait_ends_where_a_tool_for_tests_has_stopped_the_clock() -> None:
+    """As freezegun does; the time of day is what is asked for there, and a take that never ends is not."""
+    code = """
+import time, tubes
+jobs = tubes.connect("sqlite://").create_tube("jobs", "fifo")
+time.monotonic = lambda: 0.0
+print(jobs.take(timeout=0.3))
+"""
+    assert run(code, within=20) == "None"
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
