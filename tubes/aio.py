@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable
 from contextlib import asynccontextmanager, suppress
@@ -32,6 +31,7 @@ from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
 from tubes.errors import BadOption
 from tubes.events import Listener
+from tubes.logs import Log
 from tubes.processes import OfOneProcess
 from tubes.store import Store, Unit, check_unit
 from tubes.task import Event, Task
@@ -52,7 +52,7 @@ MOST_TRANSACTIONS = 12
 On PostgreSQL each has a connection for as long as it is open; a queue has 16, and other calls need some too.
 """
 
-log = logging.getLogger("tubes.events")
+log = Log("tubes.events")
 
 
 def _of_tube(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
 import os
 import sys
 import threading
@@ -27,6 +26,7 @@ from greenlet import getcurrent, greenlet
 
 from tubes.clock import Signal, parking, real_monotonic
 from tubes.errors import StoreUnavailable
+from tubes.logs import Log
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ Such a Python ends what a thread has made, and another has let go, only when the
 STALE_NAPS = 64
 """Ended waits whose timeouts are not over, before the list of timeouts is cleared of them."""
 
-log = logging.getLogger("tubes.aio")
+log = Log("tubes.aio")
 
 
 def is_in_loop() -> bool:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from tubes.errors import BadOption
 from tubes.interrupts import calling_back, guarded, interruptible, is_of_a_handler
+from tubes.logs import Log
 from tubes.task import Event, Task
 
 Listener = Callable[[Task, Event], object]
 """A user's callback: the task after the change, and what happened to it."""
 
-log = logging.getLogger("tubes.events")
+log = Log("tubes.events")
 
 
 def check_listener(listener: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -11,9 +10,10 @@ from tubes import options as checked
 from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
 from tubes.errors import BadOption, TubeError, UnknownDriver
 from tubes.feature_options import check_tube_options, stored_options
+from tubes.logs import Log
 from tubes.store import Store
 
-log = logging.getLogger("tubes.queue")
+log = Log("tubes.queue")
 
 
 def make_driver(store: Store, definition: Any, record: TubeRecord) -> Driver:

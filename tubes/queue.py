@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import warnings
@@ -30,6 +29,7 @@ from tubes.errors import (
 from tubes.events import Deliveries, Listener, check_listener
 from tubes.feature_options import other_options
 from tubes.interrupts import guarded, is_interrupted
+from tubes.logs import Log
 from tubes.making import make_driver, options_to_store, start_driver, stop_driver
 from tubes.open_tubes import OpenTubes, apart_from_others
 from tubes.options import Seconds
@@ -52,7 +52,7 @@ There are none but where a server has lost a part of what it stored, or a client
 LONGEST_WAIT = 2_000_000.0
 """Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
 
-log = logging.getLogger("tubes.queue")
+log = Log("tubes.queue")
 
 
 def connect(

@@ -20,11 +20,12 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from tubes.clock import real_monotonic, real_now
 from tubes.errors import StoreError
 from tubes.interrupts import interruptible
+from tubes.logs import Log
 
 SWEEP_EVERY = 1.0
 """Seconds between two looks at what other processes may have left to do."""
 
-log = logging.getLogger("tubes.sweeper")
+log = Log("tubes.sweeper")
 scheduler_log = logging.getLogger("tubes.sweeper.scheduler")
 scheduler_log.setLevel(logging.ERROR)  # it tells of every turn
 

@@ -7,7 +7,6 @@ Under this there is the floor: a BLPOP ends after a while, and then the first in
 
 from __future__ import annotations
 
-import logging
 import select
 import threading
 import uuid
@@ -20,6 +19,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
+from tubes.logs import Log
 from tubes.waiting import Key, Waiters
 
 from ..retries import Lost
@@ -47,7 +47,7 @@ TROUBLE = (Lost, Refused, RedisError, TubeError)
 IDLE_AFTER = 5.0
 """Seconds after which a connection is closed that was for somebody who waits no longer."""
 
-log = logging.getLogger("tubes.redis")
+log = Log("tubes.redis")
 
 Waited = tuple[Waiters, Key]
 """Where somebody waits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
@@ -28,6 +27,7 @@ from tubes.errors import (
     TubeError,
 )
 from tubes.interrupts import guarded
+from tubes.logs import Log
 from tubes.stats import Deltas
 from tubes.store import Unit
 from tubes.waiting import Key, Lease
@@ -62,7 +62,7 @@ NO_TRANSACTIONS = (
     "takes in one"
 )
 
-log = logging.getLogger("tubes.redis")
+log = Log("tubes.redis")
 
 
 class NotAdmitted(Exception):

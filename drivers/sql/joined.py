@@ -8,7 +8,6 @@ transaction. These lie in the ``info`` of the database connection, which all tha
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -23,6 +22,7 @@ from sqlalchemy.engine import Dialect
 
 from tubes.errors import BadOption, StoreUnavailable
 from tubes.interrupts import guarded
+from tubes.logs import Log
 from tubes.store import Store, Unit
 
 from .statements import Row, Statement
@@ -33,7 +33,7 @@ KEY = "tubes"
 OPTIONS = {"stream_results": False, "yield_per": None, "schema_translate_map": None}
 """What the user's connection may be set to, and our statements are not meant for."""
 
-log = logging.getLogger("tubes.joined")
+log = Log("tubes.joined")
 
 _watched: weakref.WeakSet[Dialect] = weakref.WeakSet()
 _watching = threading.Lock()

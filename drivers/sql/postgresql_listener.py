@@ -10,7 +10,6 @@ is the floor: the first in each line looks by itself, behind a pooler, which pas
 
 from __future__ import annotations
 
-import logging
 import select
 import threading
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import TubeError
+from tubes.logs import Log
 from tubes.waiting import Key, Waiters
 
 from ..retries import Lost
@@ -52,7 +52,7 @@ PASSED_ON = "passed on"
 MOST_KEYS = 400
 """What a process names when it says that it waits: a notification is not to exceed 8,000 bytes."""
 
-log = logging.getLogger("tubes.postgresql")
+log = Log("tubes.postgresql")
 
 
 class Said:

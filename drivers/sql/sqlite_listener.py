@@ -6,7 +6,6 @@ It sleeps at the bell by which they call it. As a floor under that, it looks by 
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -16,12 +15,13 @@ from urllib.parse import quote
 
 from tubes.clock import pause
 from tubes.errors import StoreError, StoreUnavailable
+from tubes.logs import Log
 from tubes.waiting import Waiters
 
 from .sqlite_bell import FLOOR, Bell
 from .sqlite_lock_file import LockFile
 
-log = logging.getLogger("tubes.sqlite")
+log = Log("tubes.sqlite")
 
 NAP = 0.001
 """Seconds that it leaves the interpreter to the consumer that it has woken."""

@@ -27,6 +27,7 @@ DRIVER_API = (
     "tubes.clock",
     "tubes.doctor",
     "tubes.interrupts",
+    "tubes.logs",
     "tubes.stats",
     "tubes.payload",
 )

@@ -56,6 +56,29 @@ def test_a_callback_that_raises_is_logged_and_the_others_go_on(caplog: pytest.Lo
     assert record.exc_info is not None and isinstance(record.exc_info[1], ValueError)
 
 
+def test_what_is_logged_says_where_and_a_log_handler_that_raises_changes_nothing(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The put is committed: were the handler's error its own, the user would put the task again."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no route to host")
+
+    def fails(task: Task, event: Event) -> None:
+        raise ValueError
+
+    broken = Broken()
+    logging.getLogger().addHandler(broken)  # after that of caplog
+    try:
+        with tubes.connect("sqlite://", sweep=False) as queue:
+            queue.create_tube("jobs", "fifo", on_task_change=fails).put("x")
+    finally:
+        logging.getLogger().removeHandler(broken)
+    assert "no route to host" in capsys.readouterr().err
+    assert [(record.filename, record.funcName) for record in caplog.records] == [("events.py", "_call_first")]
+
+
 def test_what_a_callback_causes_is_delivered_after_it_and_not_within_it() -> None:
     deliveries, seen = Deliveries(), []
 

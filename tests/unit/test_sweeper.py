@@ -67,6 +67,31 @@ def test_a_failure_that_lasts_is_said_once_and_its_end_too(
     assert (works.levelname, works.message) == ("WARNING", "the background sweep works again")
 
 
+def test_a_log_handler_that_raises_ends_no_background_thread() -> None:
+    """Such as one that writes to a server that is away as well."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no route to host")
+
+    turns: list[float] = []
+
+    def work() -> float:
+        turns.append(real_monotonic())
+        raise AWAY
+
+    sweeper, broken = Sweeper(work), Broken()
+    logging.getLogger("tubes.sweeper").addHandler(broken)
+    try:
+        sweeper.nudge(0.0)
+        eventually(lambda: turns)
+        sweeper.nudge(0.0)
+        eventually(lambda: len(turns) > 1)
+    finally:
+        logging.getLogger("tubes.sweeper").removeHandler(broken)
+        sweeper.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [timedelta(hours=-1), timedelta(days=200)], ids=["back", "far forward"])
 def test_a_wall_clock_that_is_set_stops_no_sweep(by: timedelta, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,28 @@
+"""What is said to the user's log handlers, whatever these do with it."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+from tubes.interrupts import is_of_a_handler
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """A logger that never fails: a handler that raises ends no thread, and no call whose change is committed.
+
+    Python's own handlers print what goes wrong in them, and go on; so does this, for those that do not.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(name), None)
+
+    def log(self, level: int, msg: object, *args: object, **named: Any) -> None:
+        try:
+            super().log(level, msg, *args, **{"stacklevel": 2, **named})
+        except Exception as error:
+            if is_of_a_handler(error):  # a signal's
+                raise
+            if logging.raiseExceptions:
+                traceback.print_exc()
