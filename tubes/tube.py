@@ -314,8 +314,11 @@ class Tube(Takes):
         )
         if changes:
             return self._one(changes)
-        self.peek(ref.id, unit=unit)
-        raise self._not_taken(ref)
+        if ref.token is not None:
+            self.peek(ref.id, unit=unit)
+            raise self._not_taken(ref)
+        self._check_exists(unit)
+        raise TaskNotFound(self.name, ref.id)
 
     def kick(self, count: int = 1, *, unit: Unit | None = None, connection: Any = None) -> int:
         """Make up to ``count`` buried tasks ready again; return how many (Tarantool: ``tube:kick``)."""

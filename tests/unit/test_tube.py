@@ -227,6 +227,16 @@ def test_a_put_of_more_than_a_tube_can_hold_tells_that_it_is_gone(queue: tubes.Q
         tube.put_many("ab")
 
 
+def test_a_task_that_comes_after_a_delete_has_looked_was_not_there(
+    tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id may be known by then: on PostgreSQL, of a put whose transaction is still open."""
+    task = tube.put("x")
+    monkeypatch.setattr(tube.driver, "delete", lambda *given, **options: ())
+    with pytest.raises(tubes.TaskNotFound):
+        tube.delete(task.id)
+
+
 def test_an_ack_in_a_transaction_does_not_stand_by_itself(
     tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
