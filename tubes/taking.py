@@ -155,7 +155,7 @@ class Takes(Steps):
                 self._unknown.add(owner, now)
             raise
         if to_ack is not None and not any(event is ACK for event, _, _ in changes):
-            raise self._not_taken(to_ack)
+            self._refuse(to_ack, unit)
         return changes
 
     def _ack_and_take(self, tx: Any, ref: Ref, limit: int, owner: str, now: int) -> Sequence[Change]:

@@ -309,7 +309,7 @@ class Api(Suite):
         assert tube.name not in queue.tubes()
         verbs: list[tuple[Callable[..., Any], Any]] = [
             (tube.put, "x"), (tube.take, 0), (tube.peek, 1), (tube.kick, 1), (tube.tasks, "r"), (tube.ack_many, [1]),
-            (tube.ack, 1), (tube.release, 1), (tube.bury, 1), (tube.delete, 1),
+            (tube.ack, 1), (tube.release, 1), (tube.bury, 1), (tube.delete, 1), (lambda id: tube.take(0, ack=id), 1),
         ]  # fmt: skip
         for verb, given in verbs:
             assert tube.name in refused(verb, given, error=NoSuchTube)
