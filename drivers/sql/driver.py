@@ -459,13 +459,14 @@ class SqlDriver:
         """The refs that ``owner`` holds, by that very lease where one is named."""
         return [
             row
-            for row in self._stored(tx, refs)
+            for row in self._stored(tx, refs, taken=True)
             if row[STATE] == "t" and (owner is None or row[OWNER] == owner)
         ]
 
-    def _stored(self, tx: SqlTx, refs: Sequence[Ref]) -> list[Row]:
+    def _stored(self, tx: SqlTx, refs: Sequence[Ref], *, taken: bool = False) -> list[Row]:
         """The refs that are stored, each once; one with a token only while that lease lasts."""
-        rows = {row[ID]: row for row in self._locks.lock_stored(tx, [ref.id for ref in refs])}
+        taken = taken or all(ref.token is not None for ref in refs)
+        rows = {row[ID]: row for row in self._locks.lock_stored(tx, [ref.id for ref in refs], taken=taken)}
         chosen = {}
         for id, token, task in refs:
             row = rows.get(id)

@@ -39,12 +39,17 @@ class Locks:
         if self._with_groups:
             tx.rows(self._sql.lock_groups, json_ids(ids))
 
-    def lock_stored(self, tx: SqlTx, ids: Sequence[int]) -> list[Row]:
-        """Lock those of these tasks that are stored: first their sub-queues, then themselves. Return their rows."""
+    def lock_stored(self, tx: SqlTx, ids: Sequence[int], *, taken: bool = False) -> list[Row]:
+        """Lock those of these tasks that are stored: first their sub-queues, then themselves. Return their rows.
+
+        ``taken``: one alone only if it is taken. A ready one that is locked for nothing would be hidden from who
+        takes; of several, all are locked, so that an ack of some happens at one moment.
+        """
         self.lock_groups(tx, ids)
+        sql = self._sql
         if len(ids) == 1:
-            return tx.rows(self._sql.lock_one, ids[0], self._tube)
-        return tx.rows(self._sql.lock_some, self._tube, json_ids(ids))
+            return tx.rows(sql.lock_one_taken if taken else sql.lock_one, ids[0], self._tube)
+        return tx.rows(sql.lock_some, self._tube, json_ids(ids))
 
     # Those that nobody else has locked
 

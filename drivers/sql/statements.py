@@ -459,13 +459,14 @@ class Statements:
     # Looks
 
     def _write_looks_by_id(self) -> None:
-        """On SQLite ``lock_one`` and ``lock_some`` only look."""
+        """On SQLite those that lock only look."""
         task, c = self._task, self._task.c
         one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
         some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
         self.peek = self._make(one, "id", "tube")
         self.lock_one = self._make(one.with_for_update(), "id", "tube")
         self.lock_some = self._make(some.with_for_update(), "tube", "ids")
+        self.lock_one_taken = self._make(one.where(c.state == TAKEN).with_for_update(), "id", "tube")
 
     def _write_looks(self) -> None:
         task, c = self._task, self._task.c

@@ -1110,6 +1110,21 @@ def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Conn
         tube.ack(new)
 
 
+@pytest.mark.parametrize("type", ["fifottl", "utubettl"])
+def test_what_a_transaction_was_refused_is_not_hidden_from_who_takes(connect: Connect, type: str) -> None:
+    """Though it is still open: it has changed nothing of that."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", type)
+    for verb in (tube.ack, tube.release, partial(tube.touch, delta=1), tube.bury, tube.delete):
+        tube.put("x")
+        old = take(tube)
+        tube.release(old)
+        with queue.transaction() as unit:
+            refusal(verb, old, error=tubes.LeaseLost, unit=unit)
+            new = take(tube)
+        tube.ack(new)
+
+
 def test_who_comes_to_the_front_and_is_deleted_meanwhile_strands_nobody(connect: Connect, url: str) -> None:
     """Such as by a statement of the user's own, which locks no sub-queue."""
     tube = connect(sweep=False).create_tube("jobs", "utube")
