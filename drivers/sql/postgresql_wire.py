@@ -151,7 +151,8 @@ class Wire:
         self._poll_to_send.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._prepared: dict[str, bytes] = {}
         self._transformer = Transformer(self._connection)
-        self._names = itertools.count()
+        self._names = map(f"t{os.urandom(4).hex()}_{{}}".format, itertools.count())
+        """For what is prepared: nobody else's, or behind a pooler that is not noticed theirs would be executed."""
         self.is_lost = self.is_read_only = False
         self._lender: Lender | None = None
         self._was_lent = self._may_lack_triggers = False
@@ -358,7 +359,7 @@ class Wire:
             pg.send_query_params(other.encode(), None)
         if name is None:
             # never one again, since nobody may see that it was prepared; without a name it is soon forgotten
-            name = b"" if self.pooled else b"t%d" % next(self._names)
+            name = b"" if self.pooled else next(self._names).encode()
             pg.send_prepare(name, text.encode())
         for row in rows:
             pg.send_query_prepared(name, row)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,6 +26,8 @@ from servers import PostgresServer
 import tubes
 
 Connect = Callable[..., tubes.Queue]
+
+postgresql_wire: Any = importlib.import_module("tubes.drivers.sql.postgresql_wire")
 
 
 @pytest.fixture
@@ -46,6 +50,18 @@ def test_prepared_statements_do_not_work_here(pooled_db: str) -> None:
                 with first.transaction() as unit, second.transaction() as another:
                     first.tube.jobs.put("x", unit=unit)
                     second.tube.jobs.put("x", utube="y", unit=another)
+
+
+def test_no_statement_of_another_s_is_taken_for_one_s_own(pooled_db: str) -> None:
+    """As by who says ``pooled=no``, or behind a pooler that passes the server's process on."""
+    made = partial(postgresql_wire.Wire, plain(pooled_db), "it", "full", pooled=False)
+    with closing(made()) as first, closing(made()) as second:
+        first.simple("BEGIN")
+        first.execute("SELECT 'first'", ())
+        second.execute("SELECT 'second'", ())
+        first.simple("COMMIT")  # that connection of the server came free last, and is given next
+        with pytest.raises(postgresql_wire.Refused, match=r"prepared statement .* does not exist"):
+            second.execute("SELECT 'second'", ())
 
 
 def test_what_others_get_of_the_server_is_as_it_was(connect: Connect, pooled_db: str) -> None:
