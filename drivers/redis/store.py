@@ -219,7 +219,8 @@ class RedisStore(Renewable):
             return wire.evaluate(script, keys, given, most)
 
         try:
-            return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable)
+            # to open a tube a second time changes nothing
+            return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable or script is scripts.OPEN)
         except Refused as error:
             if error.code == NO_SESSION:
                 raise NotAdmitted(driver) from error

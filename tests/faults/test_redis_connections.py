@@ -158,6 +158,16 @@ def test_an_ack_whose_answer_is_lost_is_done_once(
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+def test_a_tube_is_opened_though_the_answer_is_lost(tube: tubes.Tube, proxy: Proxy) -> None:
+    """Nothing of that is unknown: it is made where it is not there, and may be so twice."""
+    proxy.cut_after = scripts.OPEN.sha.encode()
+    with tubes.connect(f"redis://127.0.0.1:{proxy.port}", sweep=False) as queue:
+        assert proxy.cut_after is None
+        proxy.cut_after = scripts.OPEN.sha.encode()
+        assert queue.create_tube("new", "fifo").put("x").data == "x"
+        assert proxy.cut_after is None
+
+
 def test_a_drop_whose_answer_is_lost_leaves_no_name_behind(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
