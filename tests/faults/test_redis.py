@@ -586,6 +586,8 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     is_alive, seen = store._is_alive, []
 
     def dies_after_the_first_look() -> bool:
+        if threading.current_thread() is not threading.main_thread():  # which beats
+            return True
         seen.append(is_alive())
         if len(seen) == 1:
             other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
