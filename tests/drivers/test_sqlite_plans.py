@@ -162,7 +162,7 @@ def test_a_listing_reads_not_what_other_tubes_hold(
     tube, other = queue.create_tube("jobs", "fifottl"), queue.create_tube("others", "utube")
 
     def least() -> list[int]:
-        return [min(used(partial(tube.tasks, state)) for _ in range(3)) for state in "rt!~"]
+        return [min(used(partial(tube.tasks, state)) for _ in range(5)) for state in "rt!~"]
 
     other.put_many(range(3_000), utube="one")
     few = least()
@@ -188,7 +188,7 @@ def test_no_verb_walks_over_its_sub_queue(
 
     def least() -> list[int]:
         """Without what comes to it now and then, such as a look for the dead."""
-        return [min(costs) for costs in zip(*[verbs() for _ in range(3)], strict=True)]
+        return [min(costs) for costs in zip(*[verbs() for _ in range(5)], strict=True)]
 
     tube.put_many(range(10), utube="one")
     few = least()
