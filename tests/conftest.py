@@ -16,6 +16,7 @@ import redis
 import sleeper
 import sqlalchemy as sa
 from faults.harness import eventually, finish, heard
+from hypothesis import HealthCheck, settings
 from interpreter import PIPE, Process
 from redis_servers import RedisCluster, RedisServer, numbered
 from servers import PostgresServer, empty_database, new_database
@@ -30,6 +31,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for w
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a busy machine is no fault
 os.environ.setdefault("TUBES_KIT_EXAMPLES", "3")  # other ones each time, for each type on each store
 
 
