@@ -488,7 +488,7 @@ class SqliteStore(SqlStore):
         self._long_log = 2 * size  # if somebody reads for longer than that: not again at once
 
         def write(tx: SqliteTx) -> None:
-            tx.only_run(self._sql.set_session, self.session_ttr_ms, self.session)
+            tx.only_run(self._sql.move_connection, self.session, self._connection)  # to where it is
 
         with suppress(sqlite3.Error, StoreError):  # such as a full disk: calls that write something say so
             if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout), write):

@@ -129,6 +129,24 @@ def test_who_shortens_the_log_waits_with_the_others_kept_from_it(connect: Connec
     assert db.with_name(f"{db.name}-wal").stat().st_size == 0
 
 
+def test_who_shortens_the_log_leaves_a_session_that_it_has_joined_its_ttr(connect: Connect, db: Path) -> None:
+    """What it writes for that changes nothing."""
+    queue, other = quiet(connect, session_ttr=60), quiet(connect)
+    tube = queue.create_tube("jobs", "fifo")
+    put_long(tube, 10)
+    held = tube.take(0)
+    session = other.identify(queue.identify())
+    store: Any = other.store
+    store._long_log = 1
+    store.tidy()
+    assert db.with_name(f"{db.name}-wal").stat().st_size == 0
+    queue.close()
+    other.close()
+    later = quiet(connect)
+    later.identify(session)
+    assert held is not None and later.tube.jobs.ack(held).id == held.id
+
+
 def by_itself(queue: tubes.Queue, tube: tubes.Tube) -> None:
     put_long(tube, 150)
 
