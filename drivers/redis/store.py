@@ -114,7 +114,7 @@ class RedisStore(Renewable):
         self._patience = max(busy_timeout, 0.1)
         self._namespace = namespace
         self._keys = Keys.of_queue(namespace)
-        self.session_ttr_ms = session_ttr_ms
+        self.session_ttr_ms = self._own_ttr_ms = session_ttr_ms
         self._open()
 
     def __repr__(self) -> str:
@@ -434,6 +434,7 @@ class RedisStore(Renewable):
     # Sessions
 
     def _new_session(self) -> str:
+        self.session_ttr_ms = self._own_ttr_ms  # one that was joined has another
         return uuid.uuid4().hex
 
     def _begin_session(self, session: str) -> None:
@@ -479,9 +480,10 @@ class RedisStore(Renewable):
             self._end_sessions(self.clock.now_ms())
             self._resume()
             with self._resuming:  # who proves life asks whether this connection is of this session
-                if not self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms()):
+                ttr_ms = self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms())
+                if ttr_ms is None:
                     raise NoSuchSession(uuid.UUID(session))
-                self.session = session
+                self.session, self.session_ttr_ms = session, int(ttr_ms)
 
         self.transact(step)
 
@@ -489,7 +491,7 @@ class RedisStore(Renewable):
         def step(tx: Any) -> None:
             with self._resuming:
                 self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms)
-                self.session_ttr_ms = ttr_ms
+                self.session_ttr_ms = self._own_ttr_ms = ttr_ms
 
         self.transact(step)
 

@@ -120,7 +120,7 @@ class PostgresStore(SqlStore):
         self._namespace = namespace
         self._busy_timeout = busy_timeout
         self._kind = (durability, busy_timeout, self._pooled)
-        self.session_ttr_ms = session_ttr_ms
+        self._own_ttr_ms = session_ttr_ms
         self._conninfo = conninfo(self._url)
         self._sql: Statements = statements(DIALECT, namespace)
         self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
@@ -443,7 +443,7 @@ class PostgresStore(SqlStore):
         session = uuid.uuid4().hex
 
         def step(tx: Any) -> int:
-            tx.run(self._sql.add_session, session, self.session_ttr_ms)
+            tx.run(self._sql.add_session, session, self._own_ttr_ms)
             return self._add_connection(tx, session)
 
         try:
@@ -451,7 +451,7 @@ class PostgresStore(SqlStore):
             self._connection = self.transact(step)
         except OutcomeUnknown as error:  # of a session that nobody lives in, if it is there: others end it
             raise StoreUnavailable(str(error)) from error
-        self.session = session
+        self.session, self.session_ttr_ms = session, self._own_ttr_ms
 
     def _call_roll(self) -> None:
         """Call the roll, see ``watch``. In a step of its own: an open transaction would hold up the beats of all."""
@@ -465,22 +465,23 @@ class PostgresStore(SqlStore):
         return int(id)
 
     def join(self, session: str) -> None:
-        def step(tx: Any) -> int:
+        def step(tx: Any) -> tuple[int, int]:
             now = self.clock.now_ms()
             if session == self.session:
-                return self._connection
+                return self._connection, self.session_ttr_ms
             tx.begin()
             self._end_lonely(tx, now)
             # It is locked before anybody can find it lonely
-            if not tx.run(self._sql.revive_session, session, now):
+            revived = tx.rows(self._sql.revive_session, session, now)
+            if not revived:
                 raise NoSuchSession(uuid.UUID(session))
             is_known = tx.run(self._sql.move_connection, session, self._connection)  # 0: taken for dead
             connection = self._connection if is_known else self._add_connection(tx, session)
             self._end_lonely(tx, now)
-            return connection
+            return connection, int(revived[0][0])
 
-        def joined(connection: int) -> None:
-            self.session, self._connection = session, connection
+        def joined(found: tuple[int, int]) -> None:
+            self.session, (self._connection, self.session_ttr_ms) = session, found
 
         self._remove_dead()
         with self._resuming:  # who looks meanwhile would find the session over that is being left

@@ -98,7 +98,7 @@ class SqliteStore(SqlStore):
         self._durability = durability
         self._namespace = namespace
         self._busy_timeout = busy_timeout
-        self.session_ttr_ms = session_ttr_ms
+        self._own_ttr_ms = session_ttr_ms
         self.lost_sessions: set[str] = set()
         self._sql: Statements = statements(DIALECT, namespace)
         self._notes = notes(DIALECT, namespace)
@@ -328,7 +328,7 @@ class SqliteStore(SqlStore):
             others = [id for id, _ in tx.rows(self._sql.connections) if locks.is_alive(id)]
             if not others and is_first:
                 self._empty_temporary(tx)
-            tx.run(self._sql.add_session, session, self.session_ttr_ms)
+            tx.run(self._sql.add_session, session, self._own_ttr_ms)
             mine = [(session, socket.gethostname(), os.getpid(), now)]
             (id,) = tx.insert(self._sql.add_connection, mine)
             while locks.is_alive(id):  # of a newer file that was here, to somebody who has not noticed yet
@@ -339,7 +339,7 @@ class SqliteStore(SqlStore):
             return id
 
         def begun(id: int) -> None:
-            self.session, self._connection = session, id
+            self.session, self._connection, self.session_ttr_ms = session, id, self._own_ttr_ms
 
         try:
             self.writer.transact(step, begun)
@@ -357,19 +357,21 @@ class SqliteStore(SqlStore):
     def join(self, session: str) -> None:
         self.prove_life()  # or, if it was taken for dead, it would have no connection to join with
 
-        def step(tx: SqliteTx) -> None:
+        def step(tx: SqliteTx) -> int:
             now = self.clock.now_ms()
             if session == self.session:
-                return
+                return self.session_ttr_ms
             tx.begin()
             self._notice_the_dead(tx, now)
-            if not tx.run(self._sql.revive_session, session, now):
+            revived = tx.rows(self._sql.revive_session, session, now)
+            if not revived:
                 raise NoSuchSession(uuid.UUID(session))
             tx.run(self._sql.move_connection, session, self._connection)
             self._end_lonely(tx, now)
+            return int(revived[0][0])
 
-        def joined(_: None) -> None:  # before anybody else's step can run
-            self.session = session
+        def joined(ttr_ms: int) -> None:  # before anybody else's step can run
+            self.session, self.session_ttr_ms = session, ttr_ms
 
         self.transact(step, joined)
 

@@ -574,7 +574,8 @@ class Statements:
         self.revive_session = self._make(
             sa.update(session)
             .where(c.id == bind("id"), sa.or_(c.ends_ms.is_(None), c.ends_ms > bind("now")))
-            .values(ends_ms=sa.null()),
+            .values(ends_ms=sa.null())
+            .returning(c.ttr_ms),
             "id",
             "now",
         )

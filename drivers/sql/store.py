@@ -35,6 +35,8 @@ class SqlStore(Renewable):
     clock: Clock
     session: str
     session_ttr_ms: int
+    _own_ttr_ms: int
+    """That of a session which begins here: one that is joined has another."""
     set_aside: set[str]
     _what: str
     """The database, as messages name it."""
@@ -112,7 +114,7 @@ class SqlStore(Renewable):
 
     def set_session_ttr(self, ttr_ms: int) -> None:
         def stored(_: int) -> None:
-            self.session_ttr_ms = ttr_ms
+            self.session_ttr_ms = self._own_ttr_ms = ttr_ms
 
         self.transact(lambda tx: int(tx.run(self._sql.set_session, ttr_ms, self.session)), stored)
 

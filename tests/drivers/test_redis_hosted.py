@@ -371,6 +371,18 @@ def test_a_session_that_is_joined_keeps_its_ttr(tmp_path: Path, redis_db: str) -
             assert client.hget("{tubes_hosted}:sessions", session) == b"3000 -"
 
 
+@pytest.mark.parametrize("kind", ["a file", "redis"])
+def test_a_tube_that_is_made_in_a_session_that_was_joined_has_the_ttr_of_that(
+    tmp_path: Path, redis_db: str, kind: str
+) -> None:
+    store = f"sqlite:///{tmp_path / 'jobs.db'}" if kind == "a file" else redis_db
+    with tubes.connect(store, session_ttr=7) as queue, tubes.connect(store) as other:
+        session = other.identify(queue.identify()).hex
+        other.create_tube("hot", "redis", url=redis_db)
+        with redis.Redis.from_url(redis_db) as client:
+            assert client.hget("{tubes_hosted}:sessions", session) == b"7000 -"
+
+
 def test_who_takes_where_a_server_has_lost_everything_goes_on(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
