@@ -248,6 +248,8 @@ class RedisStore(Renewable):
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: this session is ended again and again") from error
                 self._admit(error.driver)
+                if self._left:
+                    raise StoreUnavailable("this queue is closed") from error
             except Again as error:
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: conflicts with others, {tries} times") from error

@@ -979,3 +979,14 @@ def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> Non
             assert later is not None and later.data == "later"
             assert tube.release_all() == 1
             tube.drop()
+
+
+def test_a_take_beside_a_close_says_that_the_queue_is_closed(tmp_path: Path, redis_db: str) -> None:
+    """Its session has been left by then, and will not be begun anew."""
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        tube: Any = queue.create_tube("hot", "redis", url=redis_db)
+        tube.put("x")
+        tube.driver._store.leave()
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            tube.take(0)
+        assert tube.peek(1).state is tubes.State.READY
