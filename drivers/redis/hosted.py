@@ -395,12 +395,12 @@ class HostedStore(RedisStore):
     def _follow(self, session: str) -> None:
         with self._resuming:
             left, ttr_ms = self._connection, self._host.session_ttr_ms
-            if session != self.session:  # of one that is joined the ttr stays
+            if session == self.session:
+                self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
+            self.session_ttr_ms = ttr_ms
+            if session != self.session:  # where it is there, its ttr stays: another may just have set it
                 self._begin_session(session)
                 self._ask(scripts.LEAVE, left, self.clock.now_ms())
-            if ttr_ms != self.session_ttr_ms:
-                self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
-                self.session_ttr_ms = ttr_ms
 
     def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
         """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""

@@ -383,6 +383,24 @@ def test_a_tube_that_is_made_in_a_session_that_was_joined_has_the_ttr_of_that(
             assert client.hget("{tubes_hosted}:sessions", session) == b"7000 -"
 
 
+def test_who_joins_a_session_leaves_it_the_ttr_that_another_sets_just_then(
+    tmp_path: Path, redis_db: str
+) -> None:
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with (
+        tubes.connect(store, sweep=False) as queue,
+        tubes.connect(store, sweep=False, session_ttr=7) as other,
+    ):
+        queue.create_tube("hot", "redis", url=redis_db)
+        assert other.tube.hot.take(0) is None
+        session = queue.identify().hex
+        other.store.join(session)
+        queue.configure(session_ttr=60)
+        assert other.tube.hot.take(0) is None
+        with redis.Redis.from_url(redis_db) as client:
+            assert client.hget("{tubes_hosted}:sessions", session) == b"60000 -"
+
+
 def test_who_takes_where_a_server_has_lost_everything_goes_on(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
