@@ -1,0 +1,35 @@
+"""A store that was open when its process forked, in the child."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+import tubes
+
+renewal: Any = importlib.import_module("tubes.drivers.renewal")
+
+
+class ClosedAsItOpens(renewal.Renewable):  # type: ignore[misc]
+    """As where a signal's handler closes the queue in the middle of that."""
+
+    closed = 0
+
+    def _open(self) -> None:
+        self.close()
+
+    def _leave(self) -> None: ...
+
+    def _close(self) -> None:
+        self.closed += 1
+
+
+def test_what_is_closed_as_it_is_opened_anew_is_not_used() -> None:
+    store = ClosedAsItOpens()
+    store.forked()
+    for _ in range(2):
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            store.refresh()
+    assert store.closed == 1
