@@ -25,6 +25,7 @@ from interpreter import PIPE, Process
 
 import tubes
 from tubes.clock import Signal
+from tubes.testing import FakeClock
 
 Connect = Callable[..., tubes.Queue]
 
@@ -116,6 +117,20 @@ def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thr
     thread.start()
     eventually(lambda: tube._store.waiters.count(tube.record.id))
     return thread, got
+
+
+class EventfulClock(FakeClock):
+    """A clock at whose next reading something happens, in the middle of what reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[], object] | None = None
+
+    def now_ms(self) -> int:
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return super().now_ms()
 
 
 class Ended(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from faults.harness import Connect, Ended, eventually
+from faults.harness import Connect, Ended, EventfulClock, eventually
 from interpreter import Process
 from sleeper import is_asleep, number_known
 from slow import slow_but
@@ -103,6 +103,30 @@ def test_who_is_ended_as_it_is_called_for_room_has_another_process_called(
         eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # whom it passes the call on to
         monkeypatch.setattr(waiting.tube.jobs, "_commit", raise_ended)
         tube.ack(take(tube))
+        assert isinstance(put.exception(), Ended)
+    assert other.communicate(timeout=20)[0] == "late\n"
+
+
+def test_who_is_called_for_room_as_it_is_ended_has_another_process_called(
+    deaf: None, connect: Connect, url: str, asleep: Callable[..., Process]
+) -> None:
+    """It has looked, and is called after that."""
+    clock = EventfulClock()
+    queue, waiting = connect(sweep=False), connect(sweep=False, clock=clock)
+    tube = full(queue)
+    other = asleep(queue, url, "jobs", "late")
+
+    def be_called_and_end() -> None:
+        tube.ack(take(tube))
+        eventually(lambda: not waiting.store.waiters.uncalled(room(tube.record.id)))
+        raise Ended
+
+    with ThreadPoolExecutor(1) as threads:
+        put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
+        eventually(lambda: is_asleep(waiting))
+        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # whom it passes the call on to
+        clock.then = be_called_and_end
+        waiting.store.waiters.wake_first(room(tube.record.id))
         assert isinstance(put.exception(), Ended)
     assert other.communicate(timeout=20)[0] == "late\n"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from faults.harness import eventually
+from faults.harness import EventfulClock, eventually
 
 import tubes
 from tubes.testing import FakeClock
@@ -425,6 +425,27 @@ def test_who_comes_to_be_first_in_line_sees_to_what_is_due(queue: tubes.Queue, c
     eventually(lambda: clock.waiting == 1)
     clock.advance(55)
     assert second.end().data == "x"
+
+
+def test_who_was_called_behind_one_that_found_nothing_is_called_again() -> None:
+    """Or else who comes later is called in its place for the next two, and overtakes it."""
+    clock = EventfulClock()
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        tube, waiters = queue.create_tube("jobs", "fifo"), queue.store.waiters
+        line = [Waiting(clock, tube.take) for _ in range(2)]
+        left: list[int] = []
+
+        def call_both() -> None:
+            waiters.wake(tube.record.id)
+            waiters.wake(tube.record.id)
+            left.append(waiters.uncalled(tube.record.id))
+
+        clock.then = call_both  # as the first looks; and others have been faster
+        waiters.wake_first(tube.record.id)
+        eventually(lambda: left == [0])
+        eventually(lambda: waiters.uncalled(tube.record.id) == 2)
+        tube.put_many("ab")
+        assert [waiting.end().data for waiting in line] == ["a", "b"]
 
 
 def test_what_a_look_takes_is_a_part_of_the_timeout(
