@@ -24,6 +24,7 @@ import redis
 from faults.harness import (
     TYPES,
     Connect,
+    EventfulClock,
     eventually,
     heard,
     look_in_hastier_moments,
@@ -1363,6 +1364,20 @@ def test_a_tube_whose_keys_were_lost_is_made_again_where_it_is_asked_for(
             again = asking.create_tube("jobs", "fifo", if_not_exists=True)
             assert again.record == tube.record
             assert again.put("x").id == 4
+
+
+def test_who_makes_a_tube_as_another_does_has_that_one(connect: Connect) -> None:
+    """It was not there when it looked."""
+    clock = EventfulClock()
+    queue, other = connect(sweep=False, clock=clock), connect(sweep=False)
+    made: list[tubes.Tube] = []
+    clock.then = lambda: made.append(other.create_tube("jobs", "fifo"))
+    tube = queue.create_tube("jobs", "fifo", if_not_exists=True)
+    assert tube.record == made[0].record
+    clock.then = lambda: made.append(other.create_tube("more", "fifo"))
+    with pytest.raises(tubes.TubeExists):
+        queue.create_tube("more", "fifo")
+    assert other.tube.more.record == made[1].record
 
 
 def test_counts_are_stored_once_though_those_of_another_tube_cannot_be(

@@ -158,6 +158,19 @@ def test_an_ack_whose_answer_is_lost_is_done_once(
     assert tube.statistics()["tasks"]["total"] == 0
 
 
+def test_counts_whose_answer_is_lost_are_stored_once(
+    tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
+) -> None:
+    unlucky.put("x")
+    unlucky._queue.flush_counts()  # the server knows the script from then on
+    before = tube.statistics()["calls"]["put"]
+    unlucky.put("x")
+    proxy.cut_after = scripts.ADD_CALLS.sha.encode()
+    with pytest.raises(tubes.OutcomeUnknown):
+        unlucky._queue.flush_counts()
+    assert tube.statistics()["calls"]["put"] == before + 1
+
+
 def test_a_tube_is_opened_though_the_answer_is_lost(tube: tubes.Tube, proxy: Proxy) -> None:
     """Nothing of that is unknown: it is made where it is not there, and may be so twice."""
     proxy.cut_after = scripts.OPEN.sha.encode()
