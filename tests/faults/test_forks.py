@@ -729,9 +729,14 @@ queue.close()
 
 @pytest.mark.slow
 def test_a_child_keeps_no_connection_of_its_parent_open(postgres_db: str) -> None:
-    """Not one that no call was using: the server would keep it for as long as the child lives."""
+    """Not one that no call was using: the server would keep it for as long as the child lives.
+
+    Also where the queues hear of the fork first, as one of SQLite was there before, and nothing refers to it any more.
+    """
     code = """
-import os, sys, tubes
+import gc, os, sys, tubes
+tubes.connect("sqlite://").close()
+os.register_at_fork(after_in_child=gc.collect)
 queue = tubes.connect(sys.argv[1], migrate=True, sweep=False)
 with queue.store._pool.lent() as wire:
     number = wire.fileno()
