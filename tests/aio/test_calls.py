@@ -199,6 +199,24 @@ async def test_a_call_gets_into_the_shortest_line() -> None:
 
 
 @awaited
+async def test_a_thread_is_reserved_again_when_all_its_calls_are_over() -> None:
+    crew, may_end = bridge.Crew(1), [threading.Event() for _ in range(9)]
+    with crew.reserved() as worker:
+        calls = [
+            asyncio.create_task(crew.run(partial(each.wait, PATIENCE), worker=worker)) for each in may_end
+        ]
+        await asyncio.sleep(0)  # they are under way
+    for each in may_end[:-1]:
+        each.set()
+    await asyncio.gather(*calls[:-1])
+    await asyncio.sleep(0)
+    assert crew._spare == []
+    may_end[-1].set()
+    await until(lambda: crew._spare == [worker])
+    crew.disband()
+
+
+@awaited
 async def test_closing_ends_waiting_takes(url: str) -> None:
     queue = await connect(url)
     jobs = await queue.create_tube("jobs", "fifo")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from faults.harness import EventfulClock
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -260,3 +262,28 @@ def test_statements_run_in_no_other_queue_s_unit(place: Place) -> None:
 
     asyncio.run(main())
     assert place.rows() == []
+
+
+def test_what_a_take_brings_that_was_cancelled_in_a_transaction_goes_back_in_it() -> None:
+    """Also where the block ends at once: nothing can give it back after that."""
+
+    async def scene() -> None:
+        clock, has_begun, may_end = EventfulClock(), Event(), Event()
+
+        def hold_up() -> None:
+            has_begun.set()
+            may_end.wait(30)
+
+        async with tubes.aio.connect("sqlite://", clock=clock, sweep=False) as queue:
+            jobs = await queue.create_tube("jobs", "fifo")
+            await jobs.put("x")
+            async with queue.transaction() as unit:
+                clock.then = hold_up
+                take = asyncio.create_task(jobs.take(0, unit=unit))
+                while not has_begun.is_set():
+                    await asyncio.sleep(0.001)
+                take.cancel()
+                may_end.set()
+            assert [task.data for task in await jobs.tasks("r")] == ["x"]
+
+    asyncio.run(scene())
