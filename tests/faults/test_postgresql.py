@@ -1872,6 +1872,20 @@ def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCa
         eventually(lambda: beat() > before, within=5)
 
 
+def test_who_has_no_listener_beats_as_it_proves_its_life(connect: Connect, url: str) -> None:
+    """As where the server has room for no more connections; or it would be taken for dead."""
+    store: Any = quiet(connect).store
+    store._listener._is_over = True
+    store._listener._stir.set()
+    store._listener._thread.join()
+    eventually(lambda: store._listener.is_late)
+    look = "SELECT beat FROM tubes_connection"
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        before = db.execute(look).fetchone()
+        store.prove_life()
+        assert db.execute(look).fetchone() != before
+
+
 @pytest.mark.slow
 def test_a_listener_goes_on_whatever_it_meets(
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
