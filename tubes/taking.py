@@ -306,7 +306,7 @@ class Takes(Steps):
         expired = self.rescue()
         if self._unknown:
             self._give_back_unknown()
-        due = seen[self._id] if self._id in seen and not expired else self.next_due_ms()
+        due = seen[self._id] if self._id in seen else self.next_due_ms()
         while due is not None and due <= self._clock.now_ms():
             changes = self._run(self._expiry)
             expired += len(changes)
