@@ -523,6 +523,12 @@ def test_a_child_s_sweeper_does_not_count_on_that_of_its_parent(
     assert 80 < in_child(child) <= 90
 
 
+def test_a_child_that_only_waits_sweeps_too(connect: Connect) -> None:
+    queue = connect()
+    tube = queue.create_tube("jobs", "fifo")
+    assert in_child(lambda: tube.take(timeout=0.001) or queue._sweeper._scheduler is not None) is True
+
+
 def test_a_queue_that_is_closed_while_a_fork_waits_for_it_is_not_opened_again(connect: Connect) -> None:
     store: Any = connect(sweep=False).store
     assert store.writer.park(5)
