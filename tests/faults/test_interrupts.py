@@ -378,17 +378,27 @@ def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
         again.close()
 
 
-def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connect) -> None:
+@pytest.mark.parametrize("how", ["call", "transaction"])
+def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connect, how: str) -> None:
     """Wherever its handler raises, whatever is committed is told, if only with the next call; to every callback."""
-    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    queue = connect(sweep=False)
+    tube, other = queue.create_tube("jobs", "fifo"), queue.create_tube("other", "fifo")
+
+    def put_in_a_transaction(data: int) -> None:
+        with queue.transaction() as unit:
+            other.put(data, unit=unit)
+            tube.put(data, unit=unit)
+
+    put = tube.put if how == "call" else put_in_a_transaction
     told: list[object] = []
     tube.on_task_change(lambda task, event: told.append(task.data))
     tube.add_listener(lambda task, event: told.append(task.data))
     at = 1
-    while strike(partial(tube.put, at), at):
+    while strike(partial(put, at), at):
         at += 1
     assert at > 20
     assert Counter(told) == Counter(task.data for task in tube.tasks("r", limit=1000) for _ in range(2))
+    assert tube.statistics()["calls"]["put"] == len(told) / 2
 
 
 def test_a_callback_may_time_out_twice(connect: Connect) -> None:
