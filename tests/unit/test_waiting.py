@@ -427,6 +427,19 @@ def test_who_comes_to_be_first_in_line_sees_to_what_is_due(queue: tubes.Queue, c
     assert second.end().data == "x"
 
 
+def test_who_has_settled_what_was_due_sleeps_until_the_next_is(queue: tubes.Queue, clock: FakeClock) -> None:
+    """And no longer, as by what was due before."""
+    tube = queue.create_tube("jobs", "fifottl")
+    tube.put("held", ttl=5)
+    tube.take(timeout=0)
+    tube.put("next", delay=5.05)
+    waiter = Waiting(clock, tube.take)
+    clock.advance(5.03)
+    eventually(lambda: clock.waiting == 1)
+    clock.advance(0.02)
+    assert waiter.end().data == "next"
+
+
 def test_who_was_called_behind_one_that_found_nothing_is_called_again() -> None:
     """Or else who comes later is called in its place for the next two, and overtakes it."""
     clock = EventfulClock()
