@@ -291,10 +291,13 @@ class Queue(processes.OfOneProcess):
             emptied(tx)
             self.store.remove_tube(tx, dropped.record)
 
-        guarded(self.store.transact, step)
-        self._open_tubes.forget(dropped)
-        for key in dropped.record.id, room(dropped.record.id):
-            self.store.wake(key, 2**31)
+        def drop() -> None:
+            self.store.transact(step)
+            self._open_tubes.forget(dropped)
+            for key in dropped.record.id, room(dropped.record.id):
+                self.store.wake(key, 2**31)
+
+        guarded(drop)
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).

@@ -373,13 +373,17 @@ class Tube(Takes):
         """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
         removed = 0
         while True:
-            count = guarded(self.place.transact, lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+            count = guarded(self._truncate_some)
             removed += count
             if count < STEP_LIMIT:
-                self._store.wake(self._room, removed)
                 if not removed:
                     self._check_exists()
                 return removed
+
+    def _truncate_some(self) -> int:
+        count = self.place.transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+        self._store.wake(self._room, count)
+        return count
 
     def drop(self) -> None:
         """Remove the tube. TubeBusy while tasks are taken or consumers wait (Tarantool: ``tube:drop``)."""

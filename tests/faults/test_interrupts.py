@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 from faults.harness import Connect, Struck, eventually, heard, run, strike, tell
 
 import tubes
+from tubes.testing import FakeClock
+from tubes.testing.suite import Waiting
 
 STRESS = """
 import os, random, signal, sys, threading, time, tubes
@@ -423,6 +426,28 @@ def test_a_callback_may_time_out_twice(connect: Connect) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert len(caught) == 2
+
+
+@pytest.mark.parametrize("verb", ["truncate", "drop"])
+def test_a_signal_leaves_nobody_waiting_for_room_that_was_made(verb: str) -> None:
+    """Wherever its handler raises: in memory nobody looks without being called."""
+    clock = FakeClock()
+    at, is_struck = 0, True
+    with tubes.connect("sqlite://", sweep=False, clock=clock) as queue:
+        while is_struck:
+            at += 1
+            tube = queue.create_tube("jobs", "limfifottl", capacity=1, if_not_exists=True)
+            full = tube.put("full")
+            waiter = Waiting(clock, tube.put, "late", timeout=60)
+            is_struck = strike(getattr(tube, verb), at)
+            with suppress(tubes.NoSuchTube):
+                if full in tube.tasks("r"):
+                    tube.truncate()
+                assert waiter.end().data == "late"
+                tube.truncate()
+            waiter.thread.join(20)
+            assert not waiter.thread.is_alive()
+    assert at > 10
 
 
 @pytest.mark.parametrize("verb", ["sweep", "statistics"])
