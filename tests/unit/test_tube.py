@@ -19,7 +19,8 @@ from faults.harness import Ended, end_when_woken, eventually, put_before_it_leav
 
 import tubes
 from tubes import aio
-from tubes.driver import Change, TasksLocked
+from tubes.driver import STEP_LIMIT, Change, TasksLocked
+from tubes.steps import taken_by
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
 from tubes.testing.suite import refusal
@@ -606,3 +607,29 @@ def test_a_task_of_another_store_is_not_taken_for_one_of_ours_with_its_number(ty
                 verb(foreign[0])
         assert ours.ack_many(foreign) == []
         assert [task.data for task in ours.ack_many(mine)] == ["a", "b"]
+
+
+def test_a_take_settles_all_that_is_due_before_it_says_that_there_is_nothing(
+    queue: tubes.Queue, clock: FakeClock
+) -> None:
+    """However many steps that takes."""
+    tube = queue.create_tube("jobs", "fifottl")
+    tube.put_many(range(2 * STEP_LIMIT), ttl=1)
+    tube.put("x", delay=2)
+    clock.advance(2)
+    task = tube.take(timeout=0)
+    assert task is not None and task.data == "x"
+
+
+def test_a_take_in_a_transaction_leaves_takes_of_unknown_outcome_to_the_next(queue: tubes.Queue) -> None:
+    """It would wait for itself, or give back what the transaction may not know of."""
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put_many("ab")
+    taken = tube.take(timeout=0)
+    assert taken is not None
+    tube._unknown.add(*taken_by(taken))
+    with queue.transaction() as unit:
+        other = tube.take(timeout=0, unit=unit)
+        assert other is not None and other.data == "b"
+    again = tube.take(timeout=0)
+    assert again is not None and (again.data, again.attempts) == ("a", 2)
