@@ -550,11 +550,15 @@ def test_a_session_is_known_until_all_that_it_held_is_released(
         with tubes.connect(url, clock=clock, sweep=False, session_ttr=5) as other:
             assert other.tube.jobs.take(timeout=0) is not None
             session = other.identify().hex
+        tubes.connect(url, clock=clock, sweep=False, session_ttr=10).close()
         clock.advance(5)
         with monkeypatch.context() as locking:
             locking.setattr(jobs.driver, "release_owner", are_locked)
             assert queue.sweep() == 0
-        assert store.set_aside == {session}
+            assert store.set_aside == {session}
+            clock.advance(5)
+            assert queue.sweep() == 0
+            assert session in store.set_aside and session in jobs.ended  # though another has ended since
         assert queue.sweep() == 1
         assert store.set_aside == set()
         assert queue.sweep() == 0
