@@ -632,3 +632,19 @@ def test_who_reads_while_another_thread_closes_the_queue_uses_nothing_that_is_cl
         with pytest.raises(tubes.StoreUnavailable, match="this queue is closed"):
             looks.result(10)
     assert used == []
+
+
+def test_what_one_look_sees_is_of_one_instant_if_it_says_so(connect: Connect) -> None:
+    """Whatever others commit meanwhile."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+
+    def look(tx: Any) -> tuple[Any, Any]:
+        tx.begin()
+        before = tube.driver.count(tx)
+        other.tube.jobs.put("x")
+        return before, tube.driver.count(tx)
+
+    before, after = queue.store.read(look)
+    assert before == after
+    assert tube.statistics()["tasks"]["ready"] == 1
