@@ -65,6 +65,7 @@ def test_what_takes_of_unknown_outcome_hold_is_found_behind_what_others_hold(
     tube._unknown.add(tube._store.session, milliseconds(lost[0].updated_at))
     assert tube.expire() == (0, None)
     assert tube.tasks("t") == known
+    assert tube._unknown and not tube._unknown.due()  # it is looked for again, and not at once
 
 
 @pytest.mark.parametrize(
