@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 SLICE = 0.25
@@ -111,12 +112,11 @@ class SystemClock:
         return signal.wait(timeout)
 
 
-def real_monotonic() -> float:
-    """Return seconds of the real monotonic clock, for what no test can fake: locks held by other processes.
+real_monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+"""Seconds of the real monotonic clock, for what no test can fake: locks held by other processes.
 
-    Tools that stop the clock for a test, such as freezegun, put something else in the place of ``time.monotonic``.
-    """
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
+Tools that stop the clock for a test, such as freezegun, put something else in the place of ``time.monotonic``.
+"""
 
 
 SINCE_BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
