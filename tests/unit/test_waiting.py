@@ -458,7 +458,7 @@ def test_who_was_called_behind_one_that_found_nothing_is_called_again() -> None:
         eventually(lambda: left == [0])
         eventually(lambda: waiters.uncalled(tube.record.id) == 2)
         tube.put_many("ab")
-        assert [waiting.end().data for waiting in line] == ["a", "b"]
+        assert {waiting.end().data for waiting in line} == {"a", "b"}
 
 
 def test_what_a_look_takes_is_a_part_of_the_timeout(
