@@ -397,8 +397,9 @@ class HostedStore(RedisStore):
             left, ttr_ms = self._connection, self._host.session_ttr_ms
             if session == self.session:
                 self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
-            self.session_ttr_ms = ttr_ms
-            if session != self.session:  # where it is there, its ttr stays: another may just have set it
+                self.session_ttr_ms = ttr_ms
+            else:  # where it is there, its ttr stays: another may just have set it
+                self.session_ttr_ms = ttr_ms
                 self._begin_session(session)
                 self._ask(scripts.LEAVE, left, self.clock.now_ms())
 
