@@ -9,7 +9,6 @@ from urllib.parse import unquote
 import psycopg
 import sqlalchemy as sa
 from psycopg.conninfo import make_conninfo
-from sqlalchemy.dialects.postgresql.psycopg import dialect
 
 from tubes.errors import BadOption, suggestion
 
@@ -57,7 +56,7 @@ def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
 def conninfo(url: sa.URL) -> str:
     """What libpq is told of such a URL; BadOption where it would not take that."""
     try:
-        _, settings = dialect().create_connect_args(url)  # type: ignore[no-untyped-call]
+        _, settings = url.get_dialect()().create_connect_args(url)
         return make_conninfo(**settings)
     except sa.exc.ArgumentError:  # which shows what may be a part of a password
         raise BadOption("bad store URL: a port is a number, one for each host", option="url") from None
