@@ -209,7 +209,7 @@ async def test_a_thread_is_reserved_again_when_all_its_calls_are_over() -> None:
     for each in may_end[:-1]:
         each.set()
     await asyncio.gather(*calls[:-1])
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # what their end has called is over
     assert crew._spare == []
     may_end[-1].set()
     await until(lambda: crew._spare == [worker])
@@ -540,7 +540,7 @@ async def test_a_coroutine_function_is_awaited_one_change_at_a_time_in_order(url
     async def note(task: tubes.Task, event: tubes.Event) -> None:
         seen.append(("begin", task.data))
         await may_go_on.wait()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the next could begin here
         seen.append(("end", task.data))
 
     async with connect(url) as queue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import random
 import signal
 import sys
@@ -117,6 +118,22 @@ def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thr
     thread.start()
     eventually(lambda: tube._store.waiters.count(tube.record.id))
     return thread, got
+
+
+@contextmanager
+def handler_that_raises(name: str | None = None) -> Iterator[None]:
+    """A log handler of that logger's that fails, such as one that writes to a server that is away as well."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no route to host")
+
+    logger, broken = logging.getLogger(name), Broken()
+    logger.addHandler(broken)
+    try:
+        yield
+    finally:
+        logger.removeHandler(broken)
 
 
 class EventfulClock(FakeClock):

@@ -281,7 +281,7 @@ def test_what_a_take_brings_that_was_cancelled_in_a_transaction_goes_back_in_it(
                 clock.then = hold_up
                 take = asyncio.create_task(jobs.take(0, unit=unit))
                 while not has_begun.is_set():
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.001)  # it is another thread's, which no task can await
                 take.cancel()
                 may_end.set()
             assert [task.data for task in await jobs.tasks("r")] == ["x"]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from faults.harness import handler_that_raises
 
 import tubes
 from tubes.events import Deliveries
@@ -61,20 +62,11 @@ def test_what_is_logged_says_where_and_a_log_handler_that_raises_changes_nothing
 ) -> None:
     """The put is committed: were the handler's error its own, the user would put the task again."""
 
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("no route to host")
-
     def fails(task: Task, event: Event) -> None:
         raise ValueError
 
-    broken = Broken()
-    logging.getLogger().addHandler(broken)  # after that of caplog
-    try:
-        with tubes.connect("sqlite://", sweep=False) as queue:
-            queue.create_tube("jobs", "fifo", on_task_change=fails).put("x")
-    finally:
-        logging.getLogger().removeHandler(broken)
+    with handler_that_raises(), tubes.connect("sqlite://", sweep=False) as queue:  # after that of caplog
+        queue.create_tube("jobs", "fifo", on_task_change=fails).put("x")
     assert "no route to host" in capsys.readouterr().err
     assert [(record.filename, record.funcName) for record in caplog.records] == [("events.py", "_call_first")]
 

@@ -12,7 +12,7 @@ import tubes
 renewal: Any = importlib.import_module("tubes.drivers.renewal")
 
 
-class ClosedAsItOpens(renewal.Renewable):  # type: ignore[misc]
+class ClosedAsItOpens(renewal.Renewable):  # type: ignore[misc]  # imported by its name, it has no type
     """As where a signal's handler closes the queue in the middle of that."""
 
     closed = 0

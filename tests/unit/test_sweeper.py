@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import apscheduler.schedulers.base
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
-from faults.harness import eventually, run
+from faults.harness import eventually, handler_that_raises, run
 
 import tubes
 from tubes.clock import pause, real_monotonic
@@ -68,28 +68,21 @@ def test_a_failure_that_lasts_is_said_once_and_its_end_too(
 
 
 def test_a_log_handler_that_raises_ends_no_background_thread() -> None:
-    """Such as one that writes to a server that is away as well."""
-
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("no route to host")
-
     turns: list[float] = []
 
     def work() -> float:
         turns.append(real_monotonic())
         raise AWAY
 
-    sweeper, broken = Sweeper(work), Broken()
-    logging.getLogger("tubes.sweeper").addHandler(broken)
-    try:
-        sweeper.nudge(0.0)
-        eventually(lambda: turns)
-        sweeper.nudge(0.0)
-        eventually(lambda: len(turns) > 1)
-    finally:
-        logging.getLogger("tubes.sweeper").removeHandler(broken)
-        sweeper.stop()
+    sweeper = Sweeper(work)
+    with handler_that_raises("tubes.sweeper"):
+        try:
+            sweeper.nudge(0.0)
+            eventually(lambda: turns)
+            sweeper.nudge(0.0)
+            eventually(lambda: len(turns) > 1)
+        finally:
+            sweeper.stop()
 
 
 @pytest.mark.slow
