@@ -133,10 +133,11 @@ def first_due(item: NewTask, now: int) -> int | None:
 def put_change(tube: str, id: int, item: NewTask, now: int, is_timed: bool) -> Change:
     """The change that a put makes: what was stored need not be read again."""
     _, data, pri, utube, ttl, ttr, delay = item
+    name = sub_queue_name(utube) if utube else None
     if not is_timed:
-        return new_change((PUT, make_task(id, tube, READY, data, pri, sub_queue_name(utube), now, now), None))
+        return new_change((PUT, make_task(id, tube, READY, data, pri, name, now, now), None))
     due, state = first_due(item, now), DELAYED if delay else READY
-    task = make_task(id, tube, state, data, pri, sub_queue_name(utube), now, now, due, ttl, ttr)
+    task = make_task(id, tube, state, data, pri, name, now, now, due, ttl, ttr)
     return new_change((PUT, task, due))
 
 

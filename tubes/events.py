@@ -40,22 +40,23 @@ class Deliveries:
     """
 
     def __init__(self) -> None:
-        self._line: deque[tuple[Sequence[Listener], Task, Event]] = deque()
+        self.line: deque[tuple[Sequence[Listener], Task, Event]] = deque()
+        """What is on its way. Most calls find nothing there, and can do without the call of ``deliver``."""
         self._delivering = threading.Lock()
 
     def add(self, listeners: Sequence[Listener], task: Task, event: Event) -> None:
         """Append one change. Called in the order of the commits."""
-        self._line.append((listeners, task, event))
+        self.line.append((listeners, task, event))
 
     def deliver(self) -> None:
         """Call back until the line is empty, unless somebody is at it already."""
-        if self._line:
+        if self.line:
             guarded(self._deliver)
 
     def _deliver(self) -> None:
-        while self._line and self._delivering.acquire(blocking=False):
+        while self.line and self._delivering.acquire(blocking=False):
             try:
-                while self._line:
+                while self.line:
                     interruptible(self._call_first)
             finally:
                 self._delivering.release()
@@ -65,8 +66,8 @@ class Deliveries:
 
         That is what a signal's handler raises: Ctrl-C, or an alarm, which is not the callback's to catch.
         """
-        left, task, event = self._line[0]
-        del self._line[0]  # a signal is handled where something is called: not here
+        left, task, event = self.line[0]
+        del self.line[0]  # a signal is handled where something is called: not here
         try:
             while left:
                 listener, *left = left
@@ -79,4 +80,4 @@ class Deliveries:
                     log.exception("callback %r failed on %s of %r", listener, event, task)
         finally:
             if left:
-                self._line.appendleft((left, task, event))
+                self.line.appendleft((left, task, event))

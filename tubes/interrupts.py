@@ -121,28 +121,27 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
     finally:
         _guard.is_on = False
         try:
+            for number, handler in given.items():
+                if getsignal(number) is _note:  # else one has set another meanwhile
+                    signal(number, handler)
+        except BaseException:  # of a handler that is back
             _restore(given)
+            raise
         finally:
             if _guard.noted:
                 _hand_on()
 
 
 def _restore(given: Mapping[int, Handler]) -> None:
-    """Put the handlers back, but where one has set another meanwhile.
-
-    One that is back may raise before the next is: all the same all of them are.
-    """
-    raised: BaseException | None = None
+    """Put back the handlers that are not, whatever those raise that are."""
     for _ in range(MOST_TRIES):
         try:
             for number, handler in given.items():
                 if getsignal(number) is _note:
                     signal(number, handler)
-            break
-        except BaseException as error:
-            raised = error
-    if raised is not None:
-        raise raised
+            return
+        except BaseException:  # one is raised already
+            pass
 
 
 def check_stack() -> None:

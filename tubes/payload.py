@@ -66,7 +66,12 @@ def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
 
 def decode(payload: str | bytes) -> Any:
     """Return what a stored payload means."""
-    return payload if isinstance(payload, bytes) else decode_json(payload)
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return _decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return decode_json(payload)  # which looks at it closely
 
 
 def decode_many(payloads: Sequence[str]) -> list[Any]:

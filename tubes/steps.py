@@ -120,7 +120,9 @@ class Steps(OfOneProcess):
 
     def _commit_and_deliver(self, step: Step) -> Sequence[Change]:
         changes = self._commit(step)
-        self._queue.deliveries.deliver()
+        deliveries = self._queue.deliveries
+        if deliveries.line:
+            deliveries.deliver()
         return changes
 
     # Handing on
@@ -141,7 +143,8 @@ class Steps(OfOneProcess):
             if event in self._making_room:
                 store.wake(self._room, count)
         if waking:
-            store.wake(self._id, waking, self._next_leases(changes, waking))
+            leases = self._next_leases(changes, waking) if store.waiters.line else ()
+            store.wake(self._id, waking, leases)
         for event, count in tally.items():
             if store.counts.add(self._id, event, count):
                 queue.counted()

@@ -84,7 +84,9 @@ class Takes(Steps):
                         raise
                     kept.clear()  # closed meanwhile; or the ack stands, so that the next call has the error
         finally:
-            self._queue.deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
+            deliveries = self._queue.deliveries
+            if deliveries.line:
+                deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
 
     def _take_now(
         self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
