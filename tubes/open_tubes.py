@@ -16,6 +16,7 @@ from tubes.errors import (
     StoreUnavailable,
     UnknownDriver,
 )
+from tubes.interrupts import guarded
 from tubes.making import make_driver, start_driver, stop_driver
 from tubes.registry import find_driver
 from tubes.tube import Tube
@@ -56,7 +57,12 @@ class OpenTubes:
             driver = make_driver(self._store, find_driver(record.type), record)
         opened = Tube(self._queue, record, driver)
         start_driver(record, opened.place.start)
-        unused: Driver | None = driver
+        return guarded(self._opened, opened)
+
+    def _opened(self, opened: Tube) -> Tube:
+        """That tube, from now on, unless another thread was faster."""
+        record = opened.record
+        unused: Driver | None = opened.driver
         with self._lock:
             tube = self._get_same(record)
             if tube is None and not self._is_over:
@@ -82,9 +88,13 @@ class OpenTubes:
         tubes = [tube for record in records if (tube := self._open_if_possible(record)) is not None]
         ids = {record.id for record in records}
         for tube in before:
-            if tube.record.id not in ids and not self._store.waiters.count(tube.record.id):
-                self.forget(tube)
+            if tube.record.id not in ids:
+                guarded(self._forget_if_idle, tube)
         return tubes
+
+    def _forget_if_idle(self, tube: Tube) -> None:
+        if not self._store.waiters.count(tube.record.id):
+            self.forget(tube)
 
     def forget(self, tube: Tube) -> None:
         """It was dropped."""

@@ -272,7 +272,7 @@ class Queue(processes.OfOneProcess):
         dropped = tube if isinstance(tube, Tube) else self.get_tube(tube)
         if dropped._queue is not self:  # its number may be that of another tube here
             raise BadOption(f"{dropped!r} is another queue's", option="tube", value=dropped)
-        if self.store.waiters.count(dropped.record.id):
+        if guarded(self.store.waiters.count, dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
 
         def empty(tx: Any) -> None:

@@ -168,7 +168,7 @@ class PostgresStore(SqlStore):
         self._call_others = self._listener.notify
 
     def _share(self) -> None:
-        self._shared = Shared.of(self._conninfo, self._namespace)
+        self._shared = guarded(Shared.of, self._conninfo, self._namespace)
         self._pool = Pool(self._open_wire, self._kind, self._shared, self._what)
 
     def _get_ready(self, migrate: bool) -> None:

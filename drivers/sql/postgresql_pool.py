@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from tubes.clock import real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
-from tubes.interrupts import interruptible, is_interrupted
+from tubes.interrupts import guarded, interruptible, is_interrupted
 
 from ..retries import MOST_LOSSES, Lost
 from .postgresql_shared import Kind, Shared
@@ -86,7 +86,7 @@ class Pool:
     def _one_more(self) -> Wire:
         """Open one, in the place that is kept for it, or have a spare one."""
         try:
-            wire = self._shared.take_spare(self._kind)
+            wire = guarded(self._shared.take_spare, self._kind)
             if wire is None or not wire.still_stands():
                 wire = self._new_wire()
             self._wires.difference_update([other for other in self._wires.copy() if other.is_lost])

@@ -172,30 +172,34 @@ class SqliteStore(SqlStore):
                 self._locks: LockFile | Alone = Alone()
                 self.waiters, self.counts = Waiters(), Counts()
             else:
-                self._shared = SharedFile.open(self.path, namespace=self._namespace)
-                if file != self._shared.file:  # the writer's is another, which nobody would notice
+                shared = guarded(self._share, self.path)
+                if file != shared.file:  # the writer's is another, which nobody would notice
                     raise StoreUnavailable(
                         f"{self._what} cannot be used: it was replaced while it was being opened; connect again"
                     )
                 self._reader = self._connect()
-                self.writer.log.use(self._shared.hold, CHECKPOINT_PAGES[self._durability])
-                self._locks = self._shared.locks
-                self.waiters, self.counts = self._shared.waiters, self._shared.counts
-                self._shared.writers.add(self.writer)
-                self.writer.check_not_locked_here = self._shared.check_not_locked_here
+                self.writer.log.use(shared.hold, CHECKPOINT_PAGES[self._durability])
+                self._locks = shared.locks
+                self.waiters, self.counts = shared.waiters, shared.counts
+                shared.writers.add(self.writer)
+                self.writer.check_not_locked_here = shared.check_not_locked_here
                 sqlite_joined.watch_first_savepoints()
             self._call_others = self._locks.call
             self.set_aside: set[str] = set()
-            self._begin_session()
+            guarded(self._begin_session)
             if self._shared is not None:  # not before: what it looks at is the session's
                 self._shared.listener.add_check(self._suspects_deaths_waiting)
         except BaseException as error:
-            self._close_files(db)
+            guarded(self._close_files, db)
             if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                 raise translated(error, self._what) from error
             if isinstance(error, OSError):  # the lock file
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
+
+    def _share(self, path: str) -> SharedFile:
+        self._shared = shared = SharedFile.open(path, namespace=self._namespace)
+        return shared
 
     def _connect(self) -> sqlite3.Connection:
         try:
