@@ -29,7 +29,7 @@ from tubes import queue as plain
 from tubes.bridge import Crew, Worker, is_in_loop
 from tubes.clock import Clock
 from tubes.driver import Driver, Features, TubeRecord
-from tubes.errors import BadOption
+from tubes.errors import BadOption, shown
 from tubes.events import Listener
 from tubes.logs import Log
 from tubes.processes import OfOneProcess
@@ -84,7 +84,7 @@ async def _in_their_greenlet(
         connection = registry()
     if not hasattr(connection, "run_sync"):
         raise BadOption(
-            f"here a connection is an AsyncConnection or AsyncSession, not {connection!r}",
+            f"here a connection is an AsyncConnection or AsyncSession, not {shown(connection)}",
             option="connection",
         )
     if getattr(connection, "sync_connection", connection) is None:

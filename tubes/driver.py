@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from tubes.errors import BadOption, IncompleteDriver, StoreBusy
+from tubes.errors import BadOption, IncompleteDriver, StoreBusy, shown
 from tubes.options import sub_queue_name
 from tubes.task import DELAYED, PUT, READY, Event, State, Task, make_task
 
@@ -61,9 +61,9 @@ class TubeType:
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, Features):
-            raise BadOption(f"features must be Features(...), not {self.features!r}", option="features")
+            raise BadOption(f"features must be Features(...), not {shown(self.features)}", option="features")
         if self.order not in ("oldest", "newest"):
-            raise BadOption(f"order must be oldest or newest, not {self.order!r}", option="order")
+            raise BadOption(f"order must be oldest or newest, not {shown(self.order)}", option="order")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def _carried(value: object) -> object:
     try:
         pickle.dumps(value)
     except Exception:
-        return repr(value)
+        return shown(value)
     return value
 
 
@@ -61,7 +61,8 @@ class UnknownDriver(TubeError, LookupError):
 
     def __init__(self, type: object, known: Iterable[str] = (), *, why: str = "") -> None:
         self.type = type
-        super().__init__(f"unknown tube type {type!r}{suggestion(str(type), known)}{why}")
+        near = suggestion(type if isinstance(type, str) else "", known)
+        super().__init__(f"unknown tube type {shown(type)}{near}{why}")
 
 
 class IncompleteDriver(TubeError, TypeError):
@@ -196,6 +197,14 @@ ELSEWHERE = {
     "job_timeout": "ttr", "lock": "utube", "group": "utube", "maxsize": "capacity",
 }  # fmt: skip
 """What options are called in Celery, RQ, huey, procrastinate and the like, and what comes nearest here."""
+
+
+def shown(value: object) -> str:
+    """A value for the reader of a message, also one whose repr fails: Python writes down no number of 4,301 digits."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a value of type {type(value).__name__} that cannot be shown"
 
 
 def suggestion(word: str, known: Iterable[str], besides: Iterable[str] = ()) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tubes.errors import BadOption
+from tubes.errors import BadOption, shown
 from tubes.interrupts import calling_back, guarded, interruptible, is_of_a_handler
 from tubes.logs import Log
 from tubes.task import Event, Task
@@ -22,11 +22,11 @@ def check_listener(listener: object) -> None:
     """Refuse what cannot be called back, and what nobody here would await."""
     if not callable(listener):
         raise BadOption(
-            f"a callback must be callable, not {listener!r}", option="on_task_change", value=listener
+            f"a callback must be callable, not {shown(listener)}", option="on_task_change", value=listener
         )
     if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(listener.__call__):
         raise BadOption(
-            f"{listener!r} is a coroutine function, which nobody would await here: tubes.aio calls such callbacks",
+            f"{shown(listener)} is a coroutine function, which nobody would await here: tubes.aio calls such callbacks",
             option="on_task_change",
             value=listener,
         )

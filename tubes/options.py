@@ -10,7 +10,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from tubes.errors import BadOption, NotSupported, suggestion
+from tubes.errors import BadOption, NotSupported, shown, suggestion
 
 Seconds = float | int | timedelta
 """A public duration: a number of seconds or a timedelta."""
@@ -33,7 +33,7 @@ def tube_name(name: object, *, option: str = "name", what: str = "tube name") ->
     if isinstance(name, str) and _NAME.fullmatch(name):
         return str.__str__(name)
     raise BadOption(
-        f"bad {what} {name!r}: letters, digits and _, at most 32, not starting with a digit",
+        f"bad {what} {shown(name)}: letters, digits and _, at most 32, not starting with a digit",
         option=option,
         value=name,
     )
@@ -46,10 +46,12 @@ def milliseconds(option: str, value: object) -> int:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise BadOption(f"{option} must be seconds or a timedelta, not {value!r}", option=option, value=value)
+        raise BadOption(
+            f"{option} must be seconds or a timedelta, not {shown(value)}", option=option, value=value
+        )
     if value < 0 or value * 1000 > LONGEST_MS:
         raise BadOption(
-            f"{option} must be from 0 to {LONGEST_MS // 1000} seconds, not {_shown(value)}",
+            f"{option} must be from 0 to {LONGEST_MS // 1000} seconds, not {shown(value)}",
             option=option,
             value=value,
         )
@@ -83,14 +85,14 @@ def timeout_seconds(value: object) -> float | None:
 def check_flag(option: str, value: object) -> None:
     """Check a yes or no; "no" is neither."""
     if not isinstance(value, bool):
-        raise BadOption(f"{option} must be True or False, not {value!r}", option=option, value=value)
+        raise BadOption(f"{option} must be True or False, not {shown(value)}", option=option, value=value)
 
 
 def whole(option: str, value: object, *, least: int = 0) -> int:
     """Check a whole number; return it as an int, which a member of an enumeration is shown as by its name alone."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_ID:
         raise BadOption(
-            f"{option} must be a whole number from {least} to {LARGEST_ID}, not {_shown(value)}",
+            f"{option} must be a whole number from {least} to {LARGEST_ID}, not {shown(value)}",
             option=option,
             value=value,
         )
@@ -100,14 +102,6 @@ def whole(option: str, value: object, *, least: int = 0) -> int:
 def _digits(value: float, count: int) -> str:
     """A number with so many digits, whatever a class of its own makes of it as text."""
     return f"{float(value):.{count}g}"
-
-
-def _shown(value: object) -> str:
-    """A value for the reader of a message. Python refuses to write down the longest of whole numbers."""
-    try:
-        return repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
 
 
 def sub_queue(value: object) -> str:
@@ -141,7 +135,7 @@ def _number_as_text(value: object) -> str:
 
 
 def _no_sub_queue(value: object) -> BadOption:
-    return BadOption(f"utube must be text without NUL, not {_shown(value)}", option="utube", value=value)
+    return BadOption(f"utube must be text without NUL, not {shown(value)}", option="utube", value=value)
 
 
 def sub_queue_name(stored: str | None) -> str | None:
@@ -174,7 +168,7 @@ def iterated(option: str, values: Iterable[Any]) -> Iterator[Any]:
         return iter(values)
     except TypeError as error:
         raise BadOption(
-            f"{option} must be an iterable, not {values!r}", option=option, value=values
+            f"{option} must be an iterable, not {shown(values)}", option=option, value=values
         ) from error
 
 

@@ -25,6 +25,7 @@ from tubes.errors import (
     TubeExists,
     TubesWarning,
     UnknownDriver,
+    shown,
 )
 from tubes.events import Deliveries, Listener, check_listener
 from tubes.feature_options import other_options
@@ -82,11 +83,12 @@ def connect(
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
-        shown = "this" if "@" in str(url) else repr(url)  # there may be a password in it
-        raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {shown}", option="url")
+        given = shown(url)
+        given = "this" if "@" in given else given  # there may be a password in it
+        raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {given}", option="url")
     if durability not in (None, "full", "normal", "off"):
         raise BadOption(
-            f"durability must be full, normal or off, not {durability!r}",
+            f"durability must be full, normal or off, not {shown(durability)}",
             option="durability",
             value=durability,
         )
@@ -94,7 +96,7 @@ def connect(
         clock = SystemClock()
     elif isinstance(clock, type) or not isinstance(clock, Clock):
         raise BadOption(
-            f"a clock has now_ms(), monotonic() and wait(), as tubes.testing.FakeClock() has; {clock!r} is none",
+            f"a clock has now_ms(), monotonic() and wait(), as tubes.testing.FakeClock() has; {shown(clock)} is none",
             option="clock",
             value=clock,
         )
@@ -249,7 +251,7 @@ class Queue(processes.OfOneProcess):
     def get_tube(self, name: str) -> Tube:
         """Return a tube that exists; NoSuchTube if not, UnknownDriver if its type is not registered."""
         if not isinstance(name, str):
-            raise BadOption(f"a tube is given by its name, not {name!r}", option="name", value=name)
+            raise BadOption(f"a tube is given by its name, not {shown(name)}", option="name", value=name)
         tube = self._open_tubes.get(name)
         if tube is not None and self.store.read(lambda tx: self.store.has_tube(tx, tube.record)):
             return tube
@@ -334,7 +336,7 @@ class Queue(processes.OfOneProcess):
             try:
                 wanted = session if isinstance(session, UUID) else UUID(session)
             except (ValueError, TypeError, AttributeError) as error:
-                raise BadOption(f"a session is a UUID, not {session!r}", option="session") from error
+                raise BadOption(f"a session is a UUID, not {shown(session)}", option="session") from error
             guarded(self.store.join, wanted.hex)
             self._tell_of_session()
             self.rescuer.rescue()

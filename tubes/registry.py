@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, cast
 
 from tubes.driver import DriverFactory, TubeType, check_driver
-from tubes.errors import BadOption, StoreUnavailable, UnknownDriver, suggestion
+from tubes.errors import BadOption, StoreUnavailable, UnknownDriver, shown, suggestion
 from tubes.interrupts import guarded
 from tubes.options import tube_name
 
@@ -32,7 +32,9 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     """
     tube_name(type, option="type", what="name of a type")
     if not isinstance(driver, TubeType) and not callable(driver):
-        raise BadOption(f"a driver is a TubeType or a callable (store, tube), not {driver!r}", value=driver)
+        raise BadOption(
+            f"a driver is a TubeType or a callable (store, tube), not {shown(driver)}", value=driver
+        )
     check_driver(driver)
     is_taken = type not in _registered and type in _entries("tubes.drivers") and not _is_named(type, driver)
     # A TubeType is a value: a module that is imported twice registers the same. Of two threads one comes first

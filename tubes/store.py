@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tubes.clock import Clock
-from tubes.errors import BadOption
+from tubes.errors import BadOption, shown
 from tubes.interrupts import guarded
 from tubes.processes import OfOneProcess
 from tubes.stats import Counts, Deltas
@@ -294,5 +294,5 @@ class Unit(OfOneProcess):
 def check_unit(unit: Any, store: Store) -> None:
     """Raise BadOption unless a caller has passed an open transaction of that store."""
     if not isinstance(unit, Unit):
-        raise BadOption(f"a unit is what queue.transaction() gives, not {unit!r}", option="unit")
+        raise BadOption(f"a unit is what queue.transaction() gives, not {shown(unit)}", option="unit")
     unit.check(store)

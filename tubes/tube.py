@@ -23,6 +23,7 @@ from tubes.errors import (
     NotSupported,
     TaskNotFound,
     TubeFull,
+    shown,
 )
 from tubes.events import Listener, check_listener
 from tubes.feature_options import PutOptions, ReleaseOptions, TaskSettings, release_delay
@@ -349,7 +350,7 @@ class Tube(Takes):
         """Return up to ``limit`` tasks in a state, by id, from the one after ``after`` on."""
         if not isinstance(state, str) or state not in STATES:
             known = ", ".join(f"{state.value!r} ({state.name})" for state in State)
-            raise BadOption(f"a state is one of {known}, not {state!r}", option="state", value=state)
+            raise BadOption(f"a state is one of {known}, not {shown(state)}", option="state", value=state)
         wanted = State(state)
         after = checked.whole("after", after, least=-1)
         limit = checked.whole("limit", limit)

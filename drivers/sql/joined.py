@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-from tubes.errors import BadOption, StoreUnavailable
+from tubes.errors import BadOption, StoreUnavailable, shown
 from tubes.interrupts import guarded
 from tubes.logs import Log
 from tubes.store import Store, Unit
@@ -229,7 +229,7 @@ def connection_of(given: Any) -> sa.Connection:
             raise StoreUnavailable(f"this Session cannot connect: {error}") from error
     if not isinstance(given, sa.Connection):
         raise BadOption(
-            f"a connection is a SQLAlchemy Connection or Session, or its async twin, not {given!r}",
+            f"a connection is a SQLAlchemy Connection or Session, or its async twin, not {shown(given)}",
             option="connection",
         )
     if given.closed:

@@ -112,3 +112,39 @@ def test_an_error_reaches_another_process_whatever_was_given() -> None:
     there = pickle.loads(pickle.dumps(caught.value))
     assert type(there) is tubes.BadOption
     assert (str(there), there.option, there.value) == (str(caught.value), "pri", repr(given["pri"]))
+
+
+@pytest.mark.parametrize("given", [10**5000, [10**5000]], ids=["a number", "a list"])
+def test_what_cannot_be_shown_is_refused_like_anything_else(given: Any) -> None:
+    """Python itself refuses to write down a number of thousands of digits."""
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "fifottl")
+        for call in (
+            lambda: tubes.connect(given),
+            lambda: tubes.connect("sqlite://", durability=given),
+            lambda: tubes.connect("sqlite://", clock=given),
+            lambda: tubes.connect("sqlite://", sweep=given),
+            lambda: tubes.connect("sqlite://", namespace=given),
+            lambda: tubes.connect("sqlite://", session_ttr=given),
+            lambda: tubes.register_driver("jobs", given),
+            lambda: tubes.TubeType(given),
+            lambda: tubes.TubeType(order=given),
+            lambda: queue.create_tube(given, "fifo"),
+            lambda: queue.get_tube(given),
+            lambda: queue.identify(given),
+            lambda: jobs.tasks(given),
+            lambda: jobs.put("x", ttl=given),
+            lambda: jobs.put("x", unit=given),
+            lambda: jobs.put("x", connection=given),
+            lambda: jobs.ack_many(given),
+            lambda: jobs.on_task_change(given),
+        ):
+            with pytest.raises(tubes.BadOption, match=r"cannot be shown|must be"):
+                call()
+        with pytest.raises(tubes.UnknownDriver, match="cannot be shown"):
+            queue.create_tube("more", given)
+
+
+def test_a_value_that_cannot_be_shown_reaches_another_process_as_such() -> None:
+    error = tubes.BadOption("no", value=[10**5000, lambda: 0])
+    assert "list" in pickle.loads(pickle.dumps(error)).value
