@@ -314,10 +314,11 @@ POSTGRESQL_TRIGGERS = (
 # search_path on it would cost that with every call. Which schema that is, is known where the SQL runs. Queues of one
 # namespace in two schemas must not lock each other's sub-queues: the schema's number is part of the key.
 IN_THIS_SCHEMA = """DO $migration$ BEGIN
-EXECUTE replace(replace($create$
+EXECUTE replace(replace(replace($create$
 CREATE {create}
-$create$, '@schema@', pg_catalog.quote_ident(current_schema())),
-    '@number@', pg_catalog.hashtextextended(current_schema(), 0)::text);
+$create$, '$$', '$no_schema_can_have_this_within_its_name_which_is_of_63_bytes_at_most$'),
+    '@number@', pg_catalog.hashtextextended(current_schema(), 0)::text),
+    '@schema@', pg_catalog.quote_ident(current_schema()));
 END $migration$"""
 
 TASK_TABLES = (("task", "TABLE"), ("temporary_task", "UNLOGGED TABLE"))

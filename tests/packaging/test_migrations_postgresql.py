@@ -511,12 +511,14 @@ def test_queues_in_two_schemas_do_not_wait_for_each_other(
             assert blue.put("second", utube="u").id == 1
 
 
-def test_a_schema_of_its_own_holds_everything(postgres_db: str, db: psycopg.Connection) -> None:
-    url = in_schema(postgres_db, db, 'App"s $own')
+@pytest.mark.parametrize("schema", ['App"s $own', "of$$money", "@number@"])
+def test_a_schema_of_its_own_holds_everything(postgres_db: str, db: psycopg.Connection, schema: str) -> None:
+    """Whatever stands in its name, also what stands in the SQL that makes our functions."""
+    url = in_schema(postgres_db, db, schema)
     assert bring_up(url)
     assert not bring_up(url)
     assert relations(db) == set()
-    db.execute("""SET search_path = 'App"s $own'""")
+    db.execute("SELECT set_config('search_path', quote_ident(%s), false)", [schema])
     assert relations(db) == {f"tubes_{table}" for table in TABLES}
     assert {put(db): 1, put(db): 0} == fronts(db)
     bring_down(url)
