@@ -228,6 +228,39 @@ queue.close()
     assert run(code, url, within=20) == """['interrupted', "the handler's"] 2"""
 
 
+@pytest.mark.parametrize("second", ["a call", "a transaction"])
+@pytest.mark.parametrize("first", ["a call", "a transaction"])
+def test_callbacks_are_in_line_before_another_thread_commits(
+    connect: Connect, url: str, first: str, second: str
+) -> None:
+    """Else who takes a task at once could be called back before who has put it."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    told: list[str] = []
+    tube.on_task_change(lambda task, event: told.append(task.data))
+
+    def commit() -> None:
+        with queue.transaction() as unit:
+            tube.put("second", unit=unit)
+
+    thread = threading.Thread(target=commit if second == "a transaction" else partial(tube.put, "second"))
+
+    def committed(*_: object) -> None:
+        thread.start()
+        with psycopg.connect(plain(url), autocommit=True) as db:
+            has_put = "SELECT FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%tubes_task%'"
+            eventually(lambda: told or db.execute(has_put).fetchone() is not None)
+        told.append("first")
+
+    if first == "a transaction":
+        with queue.store.transaction(committed):
+            pass
+    else:
+        queue.store.transact(lambda tx: None, committed)
+    thread.join()
+    assert told == ["first", "second"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "lost"])
 def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
