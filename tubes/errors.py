@@ -13,7 +13,7 @@ TubeError
 │   └── LeaseLost                    it did, by that very take, and does no longer
 ├── TubeFull                         no room came within the put's timeout
 ├── TubeBusy                         drop of a tube with taken tasks or waiting consumers
-├── DuplicateKey
+├── DuplicateKey                     a driver of your own has a task with this key
 └── StoreError
     ├── StoreUnavailable             the file, disk or server cannot be used (now)
     ├── StoreBusy                    a lock was held for too long, or the server ended the call
@@ -156,7 +156,7 @@ class TubeBusy(TubeError):
 
 
 class DuplicateKey(TubeError):
-    """A task with this key is stored already."""
+    """A task with this key is stored already: for drivers of your own, since no built-in type has keys."""
 
 
 class StoreError(TubeError):
