@@ -180,7 +180,7 @@ class Tubes(Contender):
     type: ClassVar[str] = "fifo"
     options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, folder: Path, durability: str) -> None:
+    def __init__(self, folder: Path, durability: Any) -> None:
         super().__init__(folder, durability)
         self.queue = tubes.connect(
             f"sqlite:///{folder / 'tubes.db'}", durability=durability, busy_timeout=BUSY_SECONDS

@@ -50,7 +50,7 @@ class Putter(Protocol):
 class TubesPutter:
     """Ours, on a URL."""
 
-    def __init__(self, place: str, durability: str) -> None:
+    def __init__(self, place: str, durability: Any) -> None:
         self._queue = tubes.connect(place, durability=durability, migrate=True)
         self.put = self._queue.create_tube("wakeup", "fifo", if_not_exists=True).put
 
@@ -103,7 +103,7 @@ class RedisPutter:
         self._db.close()
 
 
-def wait_with_tubes(place: str, durability: str, results: Any) -> None:
+def wait_with_tubes(place: str, durability: Any, results: Any) -> None:
     """Take for ever; report when each task was in hand."""
     with tubes.connect(place, durability=durability) as queue:
         tube = queue.tube["wakeup"]

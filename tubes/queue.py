@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 from tubes import options as checked
@@ -53,6 +53,9 @@ There are none but where a server has lost a part of what it stored, or a client
 LONGEST_WAIT = 2_000_000.0
 """Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
 
+Durability = Literal["full", "normal", "off"]
+"""What is safe once a call has returned; see ``connect``."""
+
 log = Log("tubes.queue")
 
 
@@ -61,7 +64,7 @@ def connect(
     *,
     clock: Clock | None = None,
     sweep: bool = True,
-    durability: str | None = None,
+    durability: Durability | None = None,
     session_ttr: Seconds = 0,
     namespace: str = "tubes",
     migrate: bool | None = None,
@@ -86,7 +89,7 @@ def connect(
         given = shown(url)
         given = "this" if "@" in given else given  # there may be a password in it
         raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {given}", option="url")
-    if durability not in (None, "full", "normal", "off"):
+    if durability not in (None, *get_args(Durability)):
         raise BadOption(
             f"durability must be full, normal or off, not {shown(durability)}",
             option="durability",
