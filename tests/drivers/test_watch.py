@@ -98,6 +98,19 @@ def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_
     assert lives() == (True, 0.0)
 
 
+def test_a_doctor_goes_by_a_beat_that_its_own_process_has_seen_meanwhile(clock: Clock) -> None:
+    """Who has beaten since the doctor asked lives, though its next beat is late."""
+    beats: Beats[str] = Beats(15.0)
+    stored = {"other": 1}
+    watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
+    assert not watch.is_alive(None, "other")
+    clock.now += 4.0
+    stored["other"] = 2
+    beats.see(stored, {})
+    clock.now += 6.0
+    assert watch.is_alive(None, "other")
+
+
 def test_a_doctor_that_asks_of_many_at_once_looks_once(clock: Clock) -> None:
     beats: Beats[int] = Beats(15.0)
     looks: list[float] = []
