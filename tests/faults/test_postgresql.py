@@ -1653,6 +1653,31 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
     working.join(20)
     queue.sweep()  # the server lets go of a commit's locks one by one: the other may have met the last of them
     assert [task.data for task in tube.tasks("r")] == ["b", "y"]
+    tube.put_many(range(7), utube="c")
+    with pytest.raises(tubes.TubeFull):
+        tube.put("z")
+
+
+@pytest.mark.parametrize("others", [2, 1])
+def test_a_step_of_release_all_that_finds_less_than_it_looked_for_looks_again(
+    connect: Connect, url: str, others: int
+) -> None:
+    """One of those that it waited for was acked meanwhile; a step that ends with too few would be the last."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube, theirs = queue.create_tube("jobs", "fifo"), other.tube.jobs
+    tube.put_many(range(1 + others))
+    first, *left = tube.take_many(3, timeout=0)
+    now = queue.clock.now_ms()
+
+    def release() -> list[int]:
+        changes = other.store.transact(lambda tx: theirs.driver.release_owner(tx, None, 2, now=now))
+        return [theirs.driver.normalize_task(change.raw).id for change in changes]
+
+    with queue.transaction() as unit:
+        tube.ack(first, unit=unit)
+        thread, released = waits_for_a_lock(url, release)
+    thread.join(20)
+    assert released == [[task.id for task in left]]
 
 
 @pytest.mark.slow
