@@ -123,6 +123,13 @@ DAMAGES = (
         "session",
     ),
     Damage("taken by nobody", "utube", (task("state = 't', attempts = 1"),), "owner", deep=True),
+    Damage(
+        "taken by nobody behind another",
+        "utube",
+        (task("state = 't', attempts = 1", "{head} + 3"),),
+        "owner",
+        deep=True,
+    ),
     # Orphans
     Damage("a tube lost", "utubettl", ("DELETE FROM tubes_tube",), "orphan"),
     Damage("behind nobody", "fifo", (task("front = 0"),), "orphan", deep=True),
@@ -166,7 +173,17 @@ DAMAGES = (
         deep=True,
         follows="line",
     ),
+    Damage(
+        "two of no sub-queue",
+        "utube",
+        (task("utube = NULL"), task("utube = NULL", "{head} + 3")),
+        "state",
+        deep=True,
+        follows="line",
+    ),
+    Damage("buried, of no sub-queue", "utube", (task("utube = NULL", "{last}"),), "state", deep=True),
     Damage("out of order", "fifottl", (task("place = 99"),), "state", deep=True),
+    Damage("taken in the order of what is ready", "fifottl", (TAKEN, task("place = pri")), "state", deep=True),
     Damage("in no order", "utubettl", (task("place = NULL"),), "state", deep=True),
     Damage("never over", "fifottl", (task("due_ms = NULL"),), "state", deep=True),
     Damage(
@@ -315,6 +332,24 @@ def test_what_was_taken_for_longer_than_a_column_holds_is_set_right(file: Patien
     assert (said.status, said.kinds) == (0, {"state"})
     assert [*file.examine(deep=True)] == []
     assert tube.ack(held).data == "x"
+
+
+def test_a_taken_task_whose_next_time_is_lost_lives_no_longer_than_its_ttl(file: Patient) -> None:
+    tube = file.opened[0].create_tube("jobs", "fifottl")
+    tube.put("x", ttl=60, ttr=600)
+    held = tube.take(timeout=0)
+    assert held is not None
+    file.sql("UPDATE tubes_task SET due_ms = NULL, place = NULL")
+    assert file.doctor("--deep", "--fix").kinds == {"state"}
+    assert tube.peek(held).due_at == held.due_at
+
+
+def test_a_ttr_that_a_type_has_no_more_is_not_called_wrong(file: Patient) -> None:
+    """Its tasks were put when it had one."""
+    tube = fill(file.opened[0], "fifo")
+    file.sql("UPDATE tubes_task SET ttr_ms = 600000")
+    assert tube.take(timeout=0) is not None
+    assert file.examine(deep=True) == []
 
 
 @pytest.mark.parametrize("type", ["fifo", "utubettl"])
