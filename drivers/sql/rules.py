@@ -65,7 +65,10 @@ COLUMNS = Facts._fields[:-2]
 
 @dataclass(frozen=True)
 class Wrong:
-    """One thing that is wrong with a row. ``columns`` make it right; a row that ``is_empty`` is removed."""
+    """One thing that is wrong with a row. ``columns`` make it right; a row that ``is_empty`` is removed.
+
+    Who may stand in front of a sub-queue is seen by who looks at all that are in it.
+    """
 
     rule: str
     kind: Kind
@@ -127,13 +130,7 @@ def _contradictions(row: Facts, features: Features | None) -> list[Wrong]:
 
 def _stuck(row: Facts, features: Features | None) -> Iterator[Wrong]:
     """What keeps a task in a state for ever, so that all the rest follows from it."""
-    ready = {
-        "state": "r",
-        "front": 1 if row.utube is None else 0,
-        "place": row.pri,
-        "due_ms": row.end_ms,
-        "owner": None,
-    }
+    ready = {"state": "r", "front": 1, "place": row.pri, "due_ms": row.end_ms, "owner": None}
     if row.state == "t" and row.owner is None:
         yield Wrong("nobody", Kind.OWNER, "is taken by nobody", "give it back", ready)
     elif row.state == "~" and features is not None and not features.timed:
@@ -157,10 +154,7 @@ def _place_in_line(row: Facts, features: Features | None) -> Iterator[Wrong]:
     if features is not None and features.grouped and utube is None:
         utube = ""
         what = "has no sub-queue in a tube of sub-queues"
-        columns: dict[str, Any] = {"utube": ""}
-        if row.state == "r":
-            columns["front"] = 0
-        yield Wrong("utube", Kind.STATE, what, "move it to the unnamed one", columns)
+        yield Wrong("utube", Kind.STATE, what, "move it to the unnamed one", {"utube": ""})
     elif features is not None and not features.grouped and utube is not None:
         yield Wrong("no utube", Kind.STATE, f"has the sub-queue {utube!r} in a tube that has none")
         return
