@@ -219,7 +219,7 @@ class RedisStore(Renewable):
             return wire.evaluate(script, keys, given, most)
 
         try:
-            # to open a tube a second time changes nothing
+            # to open a tube a second time changes nothing; all the same a tube that was created is to be on the disk
             return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable or script is scripts.OPEN)
         except Refused as error:
             if error.code == NO_SESSION:

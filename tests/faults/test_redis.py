@@ -1270,6 +1270,19 @@ def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, ser
     assert task is not None and tube.ack(task).data == "on disk"
 
 
+def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect, server: RedisServer) -> None:
+    """Also what makes it, on the node where its tasks will be."""
+    if server.version < "Redis 7.2":  # Valkey too is later
+        return
+    queue = connect(durability="full", sweep=False)
+    with redis.Redis.from_url(server.url) as client, client.monitor() as seen:
+        queue.create_tube("jobs", "fifo")
+        server.command("ECHO", "created")
+        said = [*iter(lambda: seen.next_command()["command"], "ECHO created")]
+    made = max(place for place, command in enumerate(said) if scripts.OPEN.sha in command)
+    assert any(command.startswith("WAITAOF") for command in said[made:])
+
+
 @pytest.mark.parametrize("may_ask", [True, False])
 def test_full_durability_needs_a_server_that_syncs(
     own_redis_server: Callable[..., RedisServer], may_ask: bool
