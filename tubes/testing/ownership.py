@@ -121,6 +121,18 @@ class Ownership(Suite):
         take(tube)
         assert tube.ack(old.id).state is State.DONE
 
+    def test_by_a_task_as_it_was_put_as_well(self, tube: Tube) -> None:
+        """It names no lease."""
+
+        def ack_many(task: Task) -> Task:
+            return tube.ack_many([task])[0]
+
+        for verb in (*verbs_of_the_owner(tube), ack_many):
+            put = tube.put("x")
+            take(tube)
+            assert verb(put).id == put.id
+            tube.truncate()
+
     def test_tokens_grow_with_every_take(self, tube: Tube) -> None:
         tube.put("x")
         tokens = []
