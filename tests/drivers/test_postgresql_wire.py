@@ -230,7 +230,7 @@ def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
     comes = [True, False]
     monkeypatch.setattr(wire, "_poll", SimpleNamespace(poll=lambda timeout: comes.pop(0)))
     assert not wire.still_stands()
-    assert wire.is_lost
+    assert wire.is_lost and not wire.seems_to_stand()
 
 
 def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str) -> None:
