@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from slow import slow_but
 
 import tubes
 from tubes.testing import FakeClock
+from tubes.testing.suite import refusal, take
 
 Server = PostgresServer | RedisServer
 
@@ -41,6 +43,20 @@ def url(request: pytest.FixtureRequest, server: Server) -> str:
         return f"{server.url}&dead_after=1"
     database: str = request.getfixturevalue("own_migrated_db")
     return sa.make_url(database).update_query_dict({"dead_after": "1"}).render_as_string(hide_password=False)
+
+
+def test_a_task_that_was_taken_in_another_queue_is_not_held_here(connect: Connect) -> None:
+    """Though its tube, its id and its lease are called the same there."""
+    queues = connect(sweep=False), connect(sweep=False, namespace="other", migrate=True)
+    here, there = (queue.create_tube("jobs", "utubettl", ttr=60) for queue in queues)
+    here.put("x")
+    there.put("y")
+    mine, theirs = take(here), take(there)
+    assert (mine.id, mine.token) == (theirs.id, theirs.token)
+    for verb in (here.ack, here.release, partial(here.touch, delta=1), here.bury, here.delete):
+        refusal(verb, theirs, error=tubes.NotTaken)
+    assert here.ack_many([theirs]) == []
+    assert here.peek(mine) == mine
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
