@@ -280,7 +280,7 @@ def check_driver(driver: object) -> None:
     if isinstance(driver, TubeType) or (callable(driver) and not isinstance(driver, type)):
         return
     missing = [] if _has_features(driver) else ["features"]
-    missing += [name for name in _needed_of(driver) if not callable(getattr(driver, name, None))]
+    missing += [name for name in _needed_of(driver) if not _has_method(driver, name)]
     if missing:
         kind = driver if isinstance(driver, type) else type(driver)
         raise IncompleteDriver(kind.__name__, missing)
@@ -291,6 +291,12 @@ def _has_features(driver: object) -> bool:
     if isinstance(driver, type):
         return any("features" in vars(base) or "features" in _annotated(base) for base in driver.__mro__)
     return isinstance(getattr(driver, "features", None), Features)
+
+
+def _has_method(driver: object, name: str) -> bool:
+    """Whether it has a method of its own: one that is inherited from the protocol does nothing."""
+    method = getattr(driver, name, None)
+    return callable(method) and getattr(method, "__func__", method) is not vars(Driver).get(name)
 
 
 def _needed_of(driver: object) -> Iterator[str]:

@@ -93,6 +93,17 @@ def test_a_method_that_cannot_be_called_is_missing() -> None:
         check_driver(type("Wrong", (), complete(kick=None)))
 
 
+def test_a_method_of_the_protocol_s_own_is_missing_in_a_class_that_inherits_it() -> None:
+    """It would do nothing: who waits would never be called, say."""
+    attributes = {name: value for name, value in complete().items() if name != "can_take"}
+    kind = type("Partial", (Driver,), attributes)
+    for driver in (kind, kind()):
+        with pytest.raises(IncompleteDriver) as caught:
+            check_driver(driver)
+        assert caught.value.missing == ("can_take",)
+    check_driver(type("Complete", (Driver,), complete()))
+
+
 @pytest.mark.parametrize(
     ("said", "needed"),
     [({"is_hosted": True}, "ack_and_take"), ({"tube_options": ("colour",)}, "check_tube_options")],
