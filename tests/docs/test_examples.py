@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from interpreter import PIPE, Process
 
 import tubes
 import tubes.aio
+from tubes.testing import FakeClock
 
 from . import blocks as runner
 from .blocks import blocks
@@ -173,6 +175,24 @@ def test_the_awaiting_worker_touches_what_takes_long_and_finishes_it_when_it_is_
         calls = jobs.statistics()["calls"]
         assert (tasks("ready"), tasks("buried"), calls["ack"], calls["ttr"]) == (1, 1, 5, 0), said
         assert said.count("KeyError") == 1 and "no longer" not in said and "retrieved" not in said
+
+
+def test_the_figures_show_what_waits_though_no_worker_lives_and_not_its_delay() -> None:
+    """Those of the how-to: 40 of the 100 seconds since the put were its delay, which nobody saw end."""
+    (block,) = (
+        found
+        for found in blocks(ROOT / "docs/how-to/watch-a-queue.md", "python")
+        if "def figures" in found.text
+    )
+    page: dict[str, Any] = {}
+    exec(block.text.partition("\nwith ")[0], page)
+    clock = FakeClock(round(time.time() * 1000) - 100_000)
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        queue.create_tube("jobs", "fifottl").put("x", delay=40)
+        clock.advance(40)
+        figures = dict(page["figures"](queue))
+    assert figures['tubes_tasks{tube="jobs",state="ready"}'] == 1
+    assert 60 <= figures['tubes_oldest_ready_seconds{tube="jobs"}'] < 90
 
 
 def test_the_copy_to_another_store_leaves_out_what_is_over() -> None:
