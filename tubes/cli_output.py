@@ -122,15 +122,25 @@ def write_line(text: str) -> None:
     write_out((text + "\n").encode())
 
 
+def is_awaited(wait_ms: float) -> bool:
+    """Whether standard output takes something now, or within so many milliseconds."""
+    output = select.poll()
+    output.register(1, select.POLLOUT)
+    return bool(interruptible(output.poll, max(wait_ms, 0)))
+
+
+def await_reader() -> None:
+    """Wait until standard output takes something."""
+    while not is_awaited(SIGNALS_EVERY):
+        pass
+
+
 def write_out(data: bytes) -> None:
     """Write to standard output; raise Closed where that cannot be."""
     left = memoryview(data)
-    output = select.poll()
-    output.register(1, select.POLLOUT)
     try:
         while left:
-            while not interruptible(output.poll, SIGNALS_EVERY):
-                pass
+            await_reader()
             left = left[os.write(1, left[: select.PIPE_BUF]) :]
     except BrokenPipeError as error:
         raise Closed from error

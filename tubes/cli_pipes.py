@@ -12,13 +12,17 @@ from contextlib import suppress
 from typing import Any
 
 import tubes
-from tubes.cli_output import line, progress, say, write_line
+from tubes.cli_output import await_reader, is_awaited, line, progress, say, write_line
+from tubes.clock import real_monotonic
 from tubes.interrupts import guarded
 from tubes.payload import parse
 from tubes.task import Task
 
 BATCH = 500
 """Most lines that are put, or tasks that are taken, in one commit."""
+
+PATIENCE = 0.1
+"""Seconds for which tasks may wait, taken, for a reader that is behind."""
 
 
 def shown(task: Task) -> dict[str, Any]:
@@ -167,7 +171,7 @@ def read_in() -> bytes:
 
 
 class Taking:
-    """Takes tasks and prints them."""
+    """Takes tasks and prints them: none is held while the reader of the output is behind, since its ttr would run."""
 
     def __init__(self, tube: tubes.Tube, count: int | None, timeout: float | None, acks: bool) -> None:
         self._tube = tube
@@ -175,29 +179,35 @@ class Taking:
         self._timeout = timeout
         self._acks = acks
         self._printed = 0
+        self._most = BATCH
         self.late = False
 
     def run(self) -> int:
         """Return how many tasks were printed."""
         with progress("take", self._count, is_free=not os.isatty(1)) as moved:
             while self._count is None or self._printed < self._count:
-                most = BATCH if self._count is None else min(BATCH, self._count - self._printed)
-                taken = guarded(self._take_and_print, most)
-                if not taken:
+                await_reader()
+                most = self._most if self._count is None else min(self._most, self._count - self._printed)
+                printed = guarded(self._take_and_print, most)
+                if not printed:
                     break
-                moved(advance=taken)
+                moved(advance=printed)
         return self._printed
 
     def _take_and_print(self, most: int) -> int:
         tasks = self._tube.take_many(most, self._timeout)
-        self._print(tasks)
-        return len(tasks)
+        printed = self._print(tasks)
+        self._most = printed if printed < len(tasks) else min(self._most + 1, BATCH)
+        return printed
 
-    def _print(self, tasks: list[Task]) -> None:
-        """Write lines until a signal comes; another one finds what was written acked."""
+    def _print(self, tasks: list[Task]) -> int:
+        """Write lines until the reader is behind, or a signal comes; another one finds what was written acked."""
         written = 0
+        patient_until = real_monotonic() + PATIENCE
         try:
             for task in tasks:
+                if written and not is_awaited(1000 * (patient_until - real_monotonic())):
+                    break
                 write_line(line(shown(task)))
                 written += 1
         finally:  # a closed pipe, Ctrl-C and TERM come here too
@@ -207,6 +217,7 @@ class Taking:
             for task in tasks[written:]:
                 with suppress(tubes.NotTaken):  # its time was over: it is back already
                     self._tube.release(task)
+        return written
 
     def _ack(self, printed: list[Task]) -> None:
         acked = {task.id for task in self._tube.ack_many(printed)}

@@ -294,6 +294,18 @@ def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jo
     assert count(jobs, "total") == 2
 
 
+def test_nothing_stays_taken_while_the_reader_is_behind(shell: Shell, jobs: tubes.Tube) -> None:
+    """Else its ttr would be over before it is written, and it would be printed again and again."""
+    jobs.put_many(["x" * 1000] * 300)  # several times what the pipe holds
+    process = shell.start("take", "jobs", "--ack", "--all", "--timeout", "0", stdout=subprocess.PIPE)
+    eventually(lambda: count(jobs, "total") < 300 and count(jobs, "taken") == 0)
+    assert process.poll() is None and process.stdout is not None
+    printed = [task["id"] for task in values(process.stdout.read())]
+    assert len(printed) == 300 and printed == sorted(set(printed))
+    assert process.wait(20) == 0
+    assert count(jobs, "done") == 300
+
+
 def test_what_a_killed_take_was_to_ack_is_ready_again_at_once(shell: Shell, jobs: tubes.Tube) -> None:
     jobs.put("x" * 1_000_000)  # there it is stuck
     process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE)
