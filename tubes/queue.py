@@ -86,8 +86,10 @@ def connect(
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
-        given = shown(url)
-        given = "this" if "@" in given else given  # there may be a password in it
+        is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL looks like one, and is none
+        given = shown(url) if is_text else f"a value of type {type(url).__name__}"
+        if "@" in given:
+            given = "this"  # there may be a password in it
         raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {given}", option="url")
     if durability not in (None, *get_args(Durability)):
         raise BadOption(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -38,6 +39,13 @@ def test_what_is_no_url_is_refused_without_the_password_that_may_be_in_it(url: s
     with pytest.raises(BadOption, match="URL") as caught:
         tubes.connect(url)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_url_that_is_no_text_is_refused_by_its_type() -> None:
+    """One of SQLAlchemy's is shown as a text that would do."""
+    url: Any = sa.make_url("sqlite:///jobs.db")
+    with pytest.raises(BadOption, match="not a value of type URL"):
+        tubes.connect(url)
 
 
 @pytest.mark.parametrize(
