@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import subprocess
 import sys
@@ -193,6 +194,28 @@ def test_the_figures_show_what_waits_though_no_worker_lives_and_not_its_delay() 
         figures = dict(page["figures"](queue))
     assert figures['tubes_tasks{tube="jobs",state="ready"}'] == 1
     assert 60 <= figures['tubes_oldest_ready_seconds{tube="jobs"}'] < 90
+
+
+def test_the_application_goes_on_where_its_work_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """That of the how-to. An error in the group of its lifespan would close the queue under all requests."""
+    (block,) = (
+        found
+        for found in blocks(ROOT / "docs/how-to/web-application.md", "python")
+        if "def lifespan" in found.text
+    )
+    page: dict[str, Any] = {}
+    text = block.text.replace("await asyncio.sleep(0.01)  # the work", "1 / 0").replace("/jobs.db", "")
+    exec(text.replace("sleep(1)", "sleep(0)"), page)
+
+    async def serve() -> None:
+        async with page["lifespan"](None) as state:
+            await state["mails"].put(1)
+            while not caplog.records:
+                await asyncio.sleep(0)
+            await state["mails"].put(2)
+
+    asyncio.run(serve())
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_the_copy_to_another_store_leaves_out_what_is_over() -> None:
