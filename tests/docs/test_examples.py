@@ -218,6 +218,26 @@ def test_the_application_goes_on_where_its_work_fails(caplog: pytest.LogCaptureF
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_the_awaiting_worker_makes_up_for_a_touch_that_failed() -> None:
+    """Else another would get the task after a restart of the server, long before it is done."""
+    (block,) = (found for found in blocks(ROOT / "docs/how-to/asyncio.md", "python") if found.file)
+    page: dict[str, Any] = {"__name__": "worker"}
+    exec(block.text, page)
+    touches: list[float] = []
+
+    class Jobs:
+        async def touch(self, task: str, delta: float) -> None:
+            touches.append(delta)
+            if len(touches) == 2:
+                raise tubes.StoreUnavailable("away")
+            if len(touches) == 5:
+                raise tubes.NotTaken("jobs", 1)
+
+    every = 1 / 1024
+    asyncio.run(page["keep"](Jobs(), "task", every))
+    assert touches == [every, every, 2 * every, every, every]
+
+
 def test_the_copy_to_another_store_leaves_out_what_is_over() -> None:
     """That of the how-to, also where a task never had any time to live."""
     (block,) = (
