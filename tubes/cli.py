@@ -330,7 +330,7 @@ def exit_if_away(missing: Mapping[str, str]) -> None:
 def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: Any) -> None:
     """Put one JSON value, or every line of input.
 
-    Puts DATA, one JSON value, into the tube NAME; without DATA, every line of standard input.
+    Puts DATA, one JSON value, into the tube NAME; without DATA, or for -, every line of standard input.
 
     \b
       tubes put jobs '{"url": "http://example.org/"}'
@@ -348,7 +348,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     read = base64_payload if as_bytes else json_value
     with target.connect() as queue:
         tube = queue.get_tube(name)
-        if data is None:
+        if data is None or data == "-":
             tube.put_many((), **given)  # an option that cannot be is refused, whatever the input
             if Putting(tube, read, given, as_json).run():
                 raise click.exceptions.Exit(BAD_INPUT)

@@ -53,6 +53,12 @@ def test_what_is_put_through_a_pipe_is_taken_through_a_pipe(shell: Shell, jobs: 
     assert count(jobs, "total") == 0
 
 
+def test_a_hyphen_is_standard_input(shell: Shell, jobs: tubes.Tube) -> None:
+    put = shell.run("put", "jobs", "-", input=b"1\n2\n")
+    assert (put.returncode, put.stderr) == (0, b"")
+    assert [task.data for task in jobs.tasks("r")] == [1, 2]
+
+
 def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell, jobs: tubes.Tube) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     put = shell.run("put", "jobs", input=b'1\n\n{"a": \nNaN\n"\xff"\n[1e999]\n2\n"\\ud800"\n' + deep)
