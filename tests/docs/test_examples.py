@@ -211,7 +211,7 @@ def test_the_application_goes_on_where_its_work_fails(caplog: pytest.LogCaptureF
         async with page["lifespan"](None) as state:
             await state["mails"].put(1)
             while not caplog.records:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the work is another task's
             await state["mails"].put(2)
 
     asyncio.run(serve())
