@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tubes
+from tubes.queue import Durability
 
 BUSY_SECONDS = 30
 """How long everybody waits for a lock: in a race of eight writers somebody is starved for a while."""
@@ -180,7 +181,7 @@ class Tubes(Contender):
     type: ClassVar[str] = "fifo"
     options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, folder: Path, durability: Any) -> None:
+    def __init__(self, folder: Path, durability: Durability) -> None:
         super().__init__(folder, durability)
         self.queue = tubes.connect(
             f"sqlite:///{folder / 'tubes.db'}", durability=durability, busy_timeout=BUSY_SECONDS

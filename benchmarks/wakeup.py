@@ -30,6 +30,7 @@ from benchmarks import postgresql_server, redis_server
 from benchmarks.places import conclude, keep_of_store, store_of
 from benchmarks.postgresql_server import conninfo
 from benchmarks.showing import new_progress, new_table, output
+from tubes.queue import Durability
 
 MILLISECONDS_BARS = {"sqlite": 2.0, "postgresql": 2.0, "redis": 1.0}
 CORE_BAR = 5.0
@@ -50,7 +51,7 @@ class Putter(Protocol):
 class TubesPutter:
     """Ours, on a URL."""
 
-    def __init__(self, place: str, durability: Any) -> None:
+    def __init__(self, place: str, durability: Durability) -> None:
         self._queue = tubes.connect(place, durability=durability, migrate=True)
         self.put = self._queue.create_tube("wakeup", "fifo", if_not_exists=True).put
 
@@ -103,7 +104,7 @@ class RedisPutter:
         self._db.close()
 
 
-def wait_with_tubes(place: str, durability: Any, results: Any) -> None:
+def wait_with_tubes(place: str, durability: Durability, results: Any) -> None:
     """Take for ever; report when each task was in hand."""
     with tubes.connect(place, durability=durability) as queue:
         tube = queue.tube["wakeup"]
@@ -184,8 +185,8 @@ def cpu_seconds(pid: int) -> float:
 class Way(NamedTuple):
     """One way to put here and to wait elsewhere."""
 
-    putter: Callable[[str, str], Putter]
-    wait: Callable[[str, str, Any], None]
+    putter: Callable[[str, Durability], Putter]
+    wait: Callable[[str, Durability, Any], None]
 
 
 OURS = Way(TubesPutter, wait_with_tubes)
@@ -199,7 +200,7 @@ BARE = {
 class Side:
     """Some waiting processes, and a way to put."""
 
-    def __init__(self, name: str, way: Way, place: str, durability: str, waiters: int) -> None:
+    def __init__(self, name: str, way: Way, place: str, durability: Durability, waiters: int) -> None:
         self.name = name
         context = multiprocessing.get_context("spawn")
         self.results = context.Queue()

@@ -133,7 +133,7 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def _restore(given: Mapping[int, Handler]) -> None:
-    """Put back the handlers that are not, whatever those raise that are."""
+    """Put back the handlers that are not, whatever those raise that are: what ``guarded`` does where none raises."""
     for _ in range(MOST_TRIES):
         try:
             for number, handler in given.items():
