@@ -220,9 +220,7 @@ class Unit(OfOneProcess):
 
         It belongs to the unit, which alone commits it and rolls it back; savepoints (``begin_nested``) are yours.
         """
-        with self._lock:
-            self.check(self._store)
-            return self._whole(self._store.connection, self)
+        return self._in_turn(self._connection)
 
     def check(self, store: Store) -> None:
         """Raise BadOption unless this is an open transaction of that store."""
@@ -233,13 +231,11 @@ class Unit(OfOneProcess):
 
     def run(self, step: Callable[[Any], Sequence[Change]], tube: Steps) -> Sequence[Change]:
         """Run a driver's step in it, and keep the changes that it made."""
-        with self._lock:
-            return self._whole(self._run, step, tube)
+        return self._in_turn(self._run, step, tube)
 
     def read(self, look: Callable[[Any], T]) -> T:
         """Look at what is committed, and at what this transaction has done."""
-        with self._lock:
-            return self._whole(self._read, look)
+        return self._in_turn(self._read, look)
 
     def turn(self) -> AbstractContextManager[object]:
         """Keep the calls of other threads out meanwhile, as each call does."""
@@ -277,8 +273,16 @@ class Unit(OfOneProcess):
 
     # Within
 
-    def _whole(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        return work(*args) if self._is_joined else guarded(work, *args)
+    def _in_turn(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return self._alone(work, *args) if self._is_joined else guarded(self._alone, work, *args)
+
+    def _alone(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        with self._lock:
+            return work(*args)
+
+    def _connection(self) -> Any:
+        self.check(self._store)
+        return self._store.connection(self)
 
     def _run(self, step: Callable[[Any], Sequence[Change]], tube: Steps) -> Sequence[Change]:
         changes = self._read(step)

@@ -58,6 +58,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for found, make in (
         (tubes.waiting.Waiters, threading.Lock),
         (tubes.open_tubes.OpenTubes, threading.RLock),
+        (tubes.store.Unit, threading.RLock),
     ):
         monkeypatch.setattr(found, "__init__", watching(found.__init__, make, noted))
     return noted
@@ -66,8 +67,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def watching(init: Callable[..., None], make: Callable[[], Any], noted: list[str]) -> Callable[..., None]:
     """The same, and the lock is a watched one."""
 
-    def watched(self: Any, *given: Any) -> None:
-        init(self, *given)
+    def watched(self: Any, *given: Any, **options: Any) -> None:
+        init(self, *given, **options)
         self._lock = Watched(make(), noted)
 
     return watched
@@ -89,6 +90,11 @@ def test_no_signal_can_leave_a_lock_locked(url: str, noted: list[str]) -> None:
         with suppress(tubes.TubeFull):
             tube.put("y", timeout=0.01)
         tube.ack(take(tube))
+        with queue.transaction() as unit:
+            tube.put("z", unit=unit)
+            assert tube.peek(2, unit=unit).data == "z"
+            tube.delete(2, unit=unit)
+            assert not unit.connection.closed
         assert tube.take(timeout=0.01) is None
         tube.truncate()
         tube.statistics()
