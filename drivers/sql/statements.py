@@ -144,22 +144,16 @@ class Statements:
         """Raw tasks in an order, up to a limit."""
         return _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
 
-    def _first(self, *names: str, where: Condition, by: Sequence[Any]) -> Statement:
-        return self._make(self._in_order(where, by), *names, "limit")
-
     def _passing(self, *names: str, where: Condition, by: Sequence[Any]) -> Passing:
         """A look that can pass over what others have locked, however much that is, where others write meanwhile."""
-        look = self._first(*names, where=where, by=by)
+        query, names = self._in_order(where, by), (*names, "limit")
+        look = self._make(query, *names)
         if not self._is_server:
             return Passing(look, look, look)
-        query = self._in_order(where, by)
-        names_of_busy = sa.select(sa.func.pg_catalog.json_array_elements_text(bind("busy")))
-        elsewhere = query.where(self._task.c.utube.not_in(names_of_busy))
-        return Passing(
-            look,
-            self._make(query.with_for_update(skip_locked=True), *names, "limit"),
-            self._make(elsewhere.with_for_update(skip_locked=True), *names, "limit", "busy"),
-        )
+        free = query.with_for_update(skip_locked=True)
+        busy = sa.select(sa.func.pg_catalog.json_array_elements_text(bind("busy")))
+        elsewhere = free.where(self._task.c.utube.not_in(busy))
+        return Passing(look, self._make(free, *names), self._make(elsewhere, *names, "busy"))
 
     def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
         """One of these ids. A join could become one of each with each, where the plan was made for few rows."""
