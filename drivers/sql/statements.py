@@ -166,14 +166,6 @@ class Statements:
         name = sa.quoted_name(f"{self._namespace}_key", True)
         return sa.Function(name, table.c.tube, table.c.utube)
 
-    def _unlocked(self, table: sa.Table) -> Condition:
-        """The row whose id is given, unless somebody has locked it: the dead may have left an open transaction."""
-        if not self._is_server:
-            return table.c.id == bind("id")
-        free = sa.alias(table, "free")
-        choice = sa.select(free.c.id).where(free.c.id == bind("id")).with_for_update(skip_locked=True)
-        return table.c.id == choice.scalar_subquery()
-
     # Put
 
     def _write_puts(self) -> None:
@@ -573,8 +565,13 @@ class Statements:
             "id",
             "now",
         )
+        given: sa.ColumnElement[Any] = bind("id")
+        if self._is_server:  # unless somebody has locked it: the dead may have left an open transaction
+            free = sa.alias(session, "free")
+            choice = sa.select(free.c.id).where(free.c.id == given).with_for_update(skip_locked=True)
+            given = choice.scalar_subquery()
         self.remove_session = self._make(
-            sa.delete(session).where(self._unlocked(session), c.ends_ms.is_not(None)), "id"
+            sa.delete(session).where(c.id == given, c.ends_ms.is_not(None)), "id"
         )
         self.ended = self._make(
             sa.select(c.id).where(c.ends_ms <= bind("now")).order_by(c.ends_ms, c.id), "now"
