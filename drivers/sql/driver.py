@@ -387,13 +387,14 @@ class SqlDriver:
         return [change for _, _, change in sorted(found, key=itemgetter(0, 1))]
 
     def release_owner(self, tx: SqlTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        if owner is None:
-            return self._release_all(tx, limit, now)
         tx.begin()
-        look = self._sql.taken_by  # the dead may have locked some of it
-        locked = self._locks.lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
-        if not locked and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
-            raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
+        if owner is None:
+            locked = self._locks.lock_taken(tx, limit, by=_by_pri)
+        else:
+            look = self._sql.taken_by  # the dead may have locked some of it
+            locked = self._locks.lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
+            if not locked and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
+                raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
         return self._make_ready(tx, Event.RELEASE, locked, 1, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
@@ -484,11 +485,6 @@ class SqlDriver:
                 ],
             )
         return [Change(event, row, row[DUE]) for row in moved]
-
-    def _release_all(self, tx: SqlTx, limit: int, now: int) -> Sequence[Change]:
-        tx.begin()
-        locked = self._locks.lock_taken(tx, limit, by=_by_pri)
-        return self._make_ready(tx, Event.RELEASE, locked, 1, now)
 
     def _make_ready(
         self, tx: SqlTx, event: Event, rows: Sequence[Row], front: int, now: int
