@@ -29,6 +29,7 @@ from tubes.payload import decode, decode_many
 from tubes.task import (
     ACK,
     STATES,
+    STORED,
     TAKE,
     TAKEN,
     Event,
@@ -424,7 +425,7 @@ class SqlDriver:
         return bool(tx.only_rows(self._sql.can_take, self._tube))
 
     def count(self, tx: SqlTx) -> Mapping[State, int]:
-        totals = dict.fromkeys((State.READY, State.TAKEN, State.BURIED, State.DELAYED), 0)
+        totals = dict.fromkeys(STORED, 0)
         for code, count in tx.only_rows(self._sql.count, self._tube):
             state = STATES.get(code)
             if state in totals:  # else it is damaged, and in none of them
