@@ -252,13 +252,13 @@ class SqlDriver:
             tx.begin()
         self._locks.lock_groups(tx, [ref.id for ref in refs])
         if not self._reads_acks and self._ack_all(tx, refs, owner):
-            return self._all_done(refs, now)
+            return _all_done(refs, now)
         sql = self._sql
-        statement, leases = self._of_leases(refs, sql.ack_range, sql.ack_leases)
+        statement, leases = _of_leases(refs, sql.ack_range, sql.ack_leases)
         rows = tx.only_rows(statement, *leases, self._tube, owner)
         self._give_room(tx, len(rows))
         if not self._is_timed and len(rows) == len(refs):
-            return self._all_done(refs, now)
+            return _all_done(refs, now)
         acked = {id: times for id, *times in rows}
         return [
             Change(ACK, done(with_times(task, *acked[id]), now))
@@ -269,7 +269,7 @@ class SqlDriver:
     def _ack_all(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> bool:
         """Ack them without reading what they were, a third of SQLite's work; none, if any is refused."""
         sql = self._sql
-        statement, leases = self._of_leases(refs, sql.ack_range_unread, sql.ack_leases_unread)
+        statement, leases = _of_leases(refs, sql.ack_range_unread, sql.ack_leases_unread)
         tx.run(sql.mark)
         are_acked = tx.run(statement, *leases, self._tube, owner) == len(refs)
         if are_acked:
@@ -278,20 +278,6 @@ class SqlDriver:
             tx.run(sql.back_to_mark)
         tx.run(sql.end_mark)
         return are_acked
-
-    @staticmethod
-    def _of_leases(
-        refs: Sequence[Ref], of_range: Statement, of_any: Statement
-    ) -> tuple[Statement, tuple[Any, ...]]:
-        """The statement for these leases, of two, and its parameters: one span of ids with one token is the most
-        frequent case, since a batch is mostly acked as it was taken, and the cheapest."""
-        span, tokens = _span([ref.id for ref in refs]), {ref.token for ref in refs}
-        if span and len(tokens) == 1:
-            return of_range, (*span, *tokens)
-        return of_any, (_json_leases(refs),)
-
-    def _all_done(self, refs: Sequence[Ref], now: int) -> Sequence[Change]:
-        return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]
 
     def _ack_one(self, tx: SqlTx, ref: Ref, owner: str | None, now: int) -> Sequence[Change]:
         """Ack in one statement; what is known of the task need not be read again."""
@@ -505,9 +491,20 @@ class SqlDriver:
             tx.run(self._sql.give_room, self._tube, gone)
 
 
-def _json_leases(refs: Sequence[Ref]) -> str:
+def _of_leases(refs: Sequence[Ref], of_range: Statement, of_any: Statement) -> tuple[Statement, Row]:
+    """Which of two statements is for these leases, and what it is given.
+
+    A batch is mostly acked as it was taken: one span of ids, with one token. That is the cheapest.
+    """
+    span, tokens = _span([ref.id for ref in refs]), {ref.token for ref in refs}
+    if span and len(tokens) == 1:
+        return of_range, (*span, *tokens)
     leases = ",".join([f'"{id}":{token}' for id, token, _ in sorted(refs)])
-    return f"{{{leases}}}"
+    return of_any, (f"{{{leases}}}",)
+
+
+def _all_done(refs: Sequence[Ref], now: int) -> Sequence[Change]:
+    return [new_change((ACK, done(task, now), None)) for _, _, task in refs if task is not None]
 
 
 def _span(ids: Sequence[int]) -> tuple[int, int] | None:
