@@ -86,11 +86,13 @@ class _Member:
     )  # fmt: skip
 
     def __init__(
-        self, work: Callable[[Any], Any] | None, on_commit: Callable[[Any], None] | None, alone: bool = False
+        self,
+        work: Callable[[Any], Any] | None = None,
+        on_commit: Callable[[Any], None] | None = None,
     ) -> None:
         self.work = work
         self.on_commit = on_commit
-        self.alone = alone
+        self.alone = work is None
         self.since = real_monotonic()
         self.lock = threading.Lock()
         self.lock.acquire()
@@ -326,22 +328,21 @@ class SqliteWriter:
 
     def _take_turn(self) -> None:
         """Get the writer for this thread alone, until it gives up the turn."""
-        if not self._turn.acquire(False):
-            if self._shares_commits:
-                self._stand_in_line(_Member(None, None, alone=True))
-            else:
-                self._snatch_turn()
+        if self._turn.acquire(False):
+            return
+        if self._shares_commits or not self._snatch_turn():
+            self._stand_in_line(_Member())
 
-    def _snatch_turn(self) -> None:
+    def _snatch_turn(self) -> bool:
+        """Sleep a moment and try again; tell whether it was had so."""
         self._check_is_not_here(get_ident())
         began, nap = real_monotonic(), FIRST_NAP
         while not self._turn.acquire(False):
-            if real_monotonic() - began < NAPS_FOR:
-                interruptible(pause, nap)
-                nap = min(nap * 2, LONGEST_NAP)
-            else:
-                self._stand_in_line(_Member(None, None, alone=True))
-                return
+            if real_monotonic() - began >= NAPS_FOR:
+                return False
+            interruptible(pause, nap)
+            nap = min(nap * 2, LONGEST_NAP)
+        return True
 
     def _stand_in_line(self, member: _Member) -> Any:
         thread = get_ident()
