@@ -218,15 +218,14 @@ class SqliteWriter:
                 raise StoreUnavailable(
                     "this transaction is the parent process's: a forked child cannot commit it"
                 )
-            with self._translating():
+            try:
                 self._check_stands()
-                try:
-                    with self._maybe_copying():
-                        self.db.execute("COMMIT")
-                except sqlite3.IntegrityError as error:  # of the user's own tables: ours are checked at once
-                    raise StoreError(f"{self._what}: {error}") from error
-                except sqlite3.Error as error:
-                    raise of_commit(error, self._what) from error
+                with self._maybe_copying():
+                    self.db.execute("COMMIT")
+            except sqlite3.IntegrityError as error:  # of the user's own tables: ours are checked at once
+                raise StoreError(f"{self._what}: {error}") from error
+            except sqlite3.Error as error:
+                raise of_commit(error, self._what) from error
             on_commit()
         except BaseException:
             self._roll_back()
