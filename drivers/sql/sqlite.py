@@ -165,7 +165,7 @@ class SqliteStore(SqlStore):
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
             )
-            self._prepare(db)  # not before: it changes the file
+            self._prepare()  # not before: it changes the file
             if is_behind:
                 migrations.bring_up(self.writer, self._namespace, self._what)
             if self.path is None:
@@ -213,13 +213,15 @@ class SqliteStore(SqlStore):
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
+    def _prepare(self) -> None:
+        """Set up the writer's connection."""
+        db = self.writer.db
         db.execute(f"PRAGMA page_size={PAGE_SIZE}")
         if self.path is not None:
             # SQLite waits for those who read, so that no more can begin; for another who writes, and may want the same,
             # it does not
             db.execute(f"PRAGMA busy_timeout={WAITS_FOR_READERS_MS}")
-            while not self._has_log(db):
+            while not self._has_log():
                 mode = self.writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
                 if mode != "wal":
                     raise StoreUnavailable(f"{self._what} cannot be used: it stays in {mode} mode, not WAL")
@@ -235,22 +237,22 @@ class SqliteStore(SqlStore):
             db.execute(f"PRAGMA {setting}")
         db.execute("PRAGMA busy_timeout=0")
 
-    def _has_log(self, db: sqlite3.Connection) -> bool:
+    def _has_log(self) -> bool:
         """Tell whether the file has a write-ahead log; if so, it keeps it for as long as this connection is open.
 
         Until the connection has read something, others may take the log away. Then nobody could commit: without a log
         a commit waits for all who read, and what ``sqlite_hold`` locks looks like one of them.
         """
         self.writer.execute("SELECT 1 FROM sqlite_master").fetchall()
-        return bool(db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
+        return bool(self.writer.db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
 
-    def _check_writes(self, db: sqlite3.Connection) -> None:
-        """Raise sqlite3's error for a connection that only reads.
+    def _check_writes(self) -> None:
+        """Raise sqlite3's error if the writer's connection only reads.
 
         SQLite opens a file for that which cannot be opened for writing just then, and does not try again.
         """
         try:
-            db.execute(f'UPDATE "{self._namespace}_tube" SET id = id WHERE 0')
+            self.writer.db.execute(f'UPDATE "{self._namespace}_tube" SET id = id WHERE 0')
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
@@ -582,10 +584,9 @@ class SqliteStore(SqlStore):
             if self._shared is not None and not self._shared.is_in_place():
                 self._be_gone()  # SQLite would make an empty file there
                 return
-            db = self._connect()
-            self.writer.use(db)
-            self._prepare(db)
-            self._check_writes(db)
+            self.writer.use(self._connect())
+            self._prepare()
+            self._check_writes()
             self._reader = self._connect()
         except Exception:  # the next call says why, or begins anew, in another session
             self._is_stale = True
