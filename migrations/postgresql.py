@@ -41,7 +41,7 @@ def bring_up(
             _check_shows_rows(connection, namespace, what)
         if version is None and not migrate:
             _check_not_hidden(connection, namespace, what)
-        command = running.migration(shown(connection.engine.url), namespace)
+        command = running.migrate_command(shown(connection.engine.url), namespace)
         if not running.must_upgrade(version, what, command, migrate=migrate):
             return False
         connection.execute(

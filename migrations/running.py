@@ -54,7 +54,7 @@ def upgrade(connection: sa.Connection, namespace: str, version: str | None, what
 
     settings = config(namespace)
     if version is not None:
-        check_known(version, what)
+        _check_known(version, what)
     settings.attributes["connection"] = connection
     with _own_alembic():
         command.upgrade(settings, f"{LABEL}@head")
@@ -68,7 +68,7 @@ def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool)
     if version == HEAD:
         return False
     if version is not None:
-        check_known(version, what)
+        _check_known(version, what)
     if not migrate:
         raise SchemaMismatch(
             f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
@@ -77,7 +77,7 @@ def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool)
     return True
 
 
-def migration(url: str, namespace: str) -> str:
+def migrate_command(url: str, namespace: str) -> str:
     """The command that brings up the schema there, as a shell wants it."""
     words = ["tubes", "migrate", "--url", url]
     if namespace != "tubes":
@@ -85,7 +85,7 @@ def migration(url: str, namespace: str) -> str:
     return shlex.join(words)
 
 
-def check_known(version: str, what: str) -> None:
+def _check_known(version: str, what: str) -> None:
     """Raise SchemaMismatch for a version that is newer than we are."""
     from alembic.script import ScriptDirectory
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
-from tubes.migrations.running import migration, must_upgrade
+from tubes.migrations.running import migrate_command, must_upgrade
 
 from tubes.clock import Clock, real_monotonic
 from tubes.doctor import Check
@@ -146,7 +146,7 @@ class SqliteStore(SqlStore):
         return None
 
     def _try_to_open(self, *, migrate: bool) -> None:
-        command = migration(_url(self.path), self._namespace)
+        command = migrate_command(_url(self.path), self._namespace)
         if self.path is not None:
             if not migrate and not os.path.exists(self.path):  # which SQLite would make to look into it
                 must_upgrade(None, self._what, command, migrate=False)
