@@ -6,7 +6,6 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy.engine import Dialect
@@ -96,7 +95,7 @@ class SqlStore(Renewable):
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
         """When time does something next in these tubes, by their ids."""
-        return {id: earliest(dues) for id, *dues in self._rows_of_each(tx, tubes, attrgetter("next_dues"))}
+        return {id: earliest(dues) for id, *dues in self._rows_of_each(tx, tubes, lambda sql: sql.next_dues)}
 
     def _rows_of_each(
         self, tx: Any, tubes: Sequence[TubeRecord], look: Callable[[Statements], Statement]
@@ -130,7 +129,7 @@ class SqlStore(Renewable):
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
         """The sessions that hold tasks, by tubes' ids."""
         holders: dict[int, set[str]] = {tube.id: set() for tube in tubes}
-        for id, owner in self._rows_of_each(tx, tubes, attrgetter("holders")):
+        for id, owner in self._rows_of_each(tx, tubes, lambda sql: sql.holders):
             if owner:
                 holders[id].add(owner)
         return holders
