@@ -203,7 +203,8 @@ class Counts(SqlCheck):
         left = [tube for tube in bounded if after is None or tube.id > after]
         if not left:
             return Look(())
-        tube, stored, counted = left[0], *self._counted(tx, left[0].id, left[0].temporary)
+        tube = left[0]
+        stored, counted = self._counted(tx, tube.id, tube.temporary)
         findings = []
         if stored != counted:
             what = f"it is said to hold {stored} tasks, and holds {counted}"
