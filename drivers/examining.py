@@ -37,7 +37,7 @@ def portions(sizes: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
 
 
 class StoreCheck(Check, Generic[S]):
-    """A check of a store, as the check sees it."""
+    """A check of a store, of which it sees what is in ``S``."""
 
     def __init__(self, store: S) -> None:
         self._store = store

@@ -25,9 +25,9 @@ class Renewable(ABC):
         self._renewing = threading.RLock()
         self._is_renewing = False
         self._failed: StoreUnavailable | None = None
-        """Why that could not be done the last time."""
+        """Why it could not begin anew the last time."""
         self._is_unwanted = False
-        """Whether it was closed in the middle of that, by a signal's handler in the thread that does it."""
+        """Whether a signal's handler has closed it in the middle of beginning anew, in the thread that does that."""
 
     @abstractmethod
     def _open(self) -> None:

@@ -91,7 +91,7 @@ class SqlDriver:
         self._locks_groups = grouped and statements.is_shared
         self._locks = Locks(statements, tube.id, grouped=grouped, bounded=self._capacity > 0)
         self._reads_acks = features.timed or statements.is_shared
-        """Whether an ack of a batch is to return what it has acked: their times, and on a server which these are."""
+        """Whether an ack of a batch reads what it has acked: tasks' times, and on a server which these are."""
         self._ready_front = 0 if grouped else 1
         """The ``front`` of a task that comes back from aside: in a sub-queue a trigger sees to who stands there."""
         self._choose_statements(newest)

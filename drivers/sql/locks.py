@@ -29,7 +29,7 @@ class Locks:
         """Whether ``lock_room`` comes first. Where there are no sub-queues, a put waits for nothing else."""
 
     def lock_room(self, tx: SqlTx) -> None:
-        """Have the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""
+        """Lock the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""
         tx.run(self._sql.give_room, self._tube, 0)
 
     def lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ class Locks:
         return ids
 
     def _lock_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
-        """As ``lock_stored``, and in that order, in which the DELETE that follows would not lock them."""
+        """Lock them in the order of ``lock_stored``. The DELETE that follows would lock them in another."""
         self.lock_groups(tx, ids)
         return [id for (id,) in tx.rows(self._sql.lock_ids, json_ids(ids))]
 

@@ -23,7 +23,7 @@ IS_READ_ONLY = "current_setting('transaction_read_only')"
 TAKES_ARRAYS = (
     "current_setting('array_nulls') = 'on' AND current_setting('standard_conforming_strings') = 'on'"
 )
-"""Else a NULL in an array is the text NULL, or psycopg doubles the backslashes there, with which bytes are written.
+"""Else a NULL in an array is the text NULL, or psycopg doubles the backslashes with which bytes are written there.
 
 The settings are the user's, and are not changed.
 """
@@ -103,7 +103,7 @@ class PostgresJoinedTx(JoinedTx):
 
 @lru_cache(maxsize=1024)
 def _in_style(text: str, style: str) -> tuple[str, list[int] | None]:
-    """A statement in another parameter style, and which parameter stands where if they stand in a row."""
+    """A statement in another parameter style; where that has neither names nor numbers, which stands at each place."""
     if style == "pyformat":
         return re.sub(r"\$(\d+)", r"%(p\1)s", text.replace("%", "%%")), None
     if style == "format":

@@ -50,6 +50,7 @@ class LockFile:
         self._like = like
         self._held: set[int] = set()
         self._mine = 0
+        """The connection whose slot of the board is this process's."""
         self._is_closed = False
         self._left_behind: list[tuple[int, Board]] = []
         self._open()

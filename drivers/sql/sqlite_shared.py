@@ -169,7 +169,7 @@ class SharedFile:
     @classmethod
     @contextmanager
     def opening(cls, path: str | None) -> Iterator[None]:
-        """While a queue opens this file. A fork waits for that; a child in which it goes on nowhere is told so."""
+        """While a queue opens this file. A fork waits for that, or else its child cannot use the file."""
         thread = get_ident()
         if path is not None:
             cls._opening[thread] = path

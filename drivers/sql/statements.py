@@ -156,13 +156,13 @@ class Statements:
         return Passing(look, self._make(free, *names), self._make(elsewhere, *names, "busy"))
 
     def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
-        """One of these ids. A join could become one of each with each, where the plan was made for few rows."""
+        """One of these ids. A join might compare each with each, where the plan was made for few rows."""
         if not self._is_server:
             return id.in_(chosen)
         return id == sa.any_(sa.cast(sa.func.array(chosen.scalar_subquery()), sa.ARRAY(sa.BigInteger)))
 
     def _key(self, table: sa.FromClause) -> sa.ColumnElement[int]:
-        """By which a server locks a task's sub-queue."""
+        """The number by which a server locks a task's sub-queue."""
         name = sa.quoted_name(f"{self._namespace}_key", True)
         return sa.Function(name, table.c.tube, table.c.utube)
 

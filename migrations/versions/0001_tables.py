@@ -12,7 +12,7 @@ down_revision = None
 branch_labels = ("tubes",)
 depends_on = None
 
-# A put takes the number of its tube from that table, and is refused where it finds none. A foreign key would look
+# A put takes its tube's number from the table of tubes, and is refused where it finds none. A foreign key would look
 # through all tasks, of whatever tube, when one is dropped; a trigger would cost a batch an eighth of its time. What has
 # no tube is the row that keeps the largest id from being given again.
 SQLITE_TABLES = """
