@@ -349,16 +349,15 @@ def watch_savepoints(dialect: Dialect) -> None:
 
         return do
 
-    release = told(dialect.do_release_savepoint, Joined.release)
+    release = dialect.do_release_savepoint
 
     def do_release_savepoint(connection: sa.Connection, name: str) -> None:
         release(connection, name)
         joined: Joined | None = connection.info.get(KEY)
-        if (
-            joined is not None
-            and connection.dialect.name == "sqlite"
-            and joined.is_over(connection.connection)
-        ):
+        if joined is None:
+            return
+        joined.release(name)
+        if dialect.name == "sqlite" and joined.is_over(connection.connection):
             del connection.info[KEY]
             guarded(partial(joined.ended, committed=True))
 
