@@ -39,8 +39,8 @@ def bring_up(
         version = schema_version(connection, namespace)
         if version is None:
             _check_shows_rows(connection, namespace, what)
-        if version is None and not migrate:
-            _check_not_hidden(connection, namespace, what)
+            if not migrate:
+                _check_not_hidden(connection, namespace, what)
         command = running.migrate_command(shown(connection.engine.url), namespace)
         if not running.must_upgrade(version, what, command, migrate=migrate):
             return False
@@ -56,6 +56,7 @@ def bring_up(
 
 
 def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> None:
+    """StoreUnavailable where the table is in a schema that this role may not look into."""
     schema = connection.scalar(sa.text(HIDDEN), {"table": version_table(namespace)})
     if schema is not None:
         raise StoreUnavailable(

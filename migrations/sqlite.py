@@ -20,9 +20,9 @@ MADE = ("tube", "task", "session", "connection", "calls")
 
 
 def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *, migrate: bool) -> bool:
-    """Whether the schema is to be brought up; SchemaMismatch for what is not, see ``running.must_upgrade``.
+    """Whether the schema is to be brought up; SchemaMismatch where it cannot be, see ``running.must_upgrade``.
 
-    And where others have tables of these names: a file that is refused is not to be in another journal mode then.
+    Nor can it be where others have tables of these names. That is seen before the file is put in another journal mode.
     """
     version = schema_version(db, namespace, what)
     behind = running.must_upgrade(version, what, command, migrate=migrate)
