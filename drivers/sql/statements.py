@@ -269,7 +269,7 @@ class Statements:
                 else_=until,
             )
             set_["place"] = set_["due_ms"]
-        update = sa.update(task).where(self._next(timed, many, newest)).values(set_)
+        update = sa.update(task).where(self._next(timed, newest, many)).values(set_)
         if timed and not many:  # else what is due has been settled
             over, late = sa.alias(task, "over"), sa.alias(task, "late")
             update = update.where(~sa.exists(sa.select(ONE).where(_due(over))))
@@ -277,7 +277,7 @@ class Statements:
         names = ("owner", "now", "tube", "limit") if many else ("owner", "now", "tube")
         return self._make(update.returning(*(columns or self._raw)), *names)
 
-    def _next(self, timed: bool, many: bool, newest: bool) -> Condition:
+    def _next(self, timed: bool, newest: bool, many: bool) -> Condition:
         """It is the one to be taken next, or one of those."""
         c, next_ = self._task.c, sa.alias(self._task, "next")
         choice = sa.select(next_.c.id).where(_of_tube(next_), next_.c.front == ONE, next_.c.state == READY)
