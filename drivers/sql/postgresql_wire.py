@@ -137,11 +137,7 @@ class Wire:
             self._pg = self._connection.pgconn
             self._connection.add_notice_handler(self._heed)
             keep_from_children(self)
-        except (
-            psycopg.Error,
-            OSError,
-            UnicodeError,
-        ) as error:  # no descriptor can be had; no host has that name
+        except (psycopg.Error, OSError, UnicodeError) as error:  # no descriptor can be had; no such host
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._opened_by = os.getpid()
         self._poll = select.poll()
