@@ -368,7 +368,7 @@ class PostgresStore(SqlStore):
     def connection(self, unit: Unit) -> sa.Connection:
         if isinstance(unit.tx, PostgresJoinedTx):
             return unit.tx.connection
-        lent: sa.Connection = self.within(unit.tx, lambda tx: tx.lend().lend(self, unit))
+        lent: sa.Connection = self.within(unit.tx, lambda tx: tx.open_lender().lend(self, unit))
         return lent
 
     def read(self, work: Callable[[Any], T]) -> T:

@@ -39,8 +39,8 @@ class PostgresTx:
             self.is_open = True
             self._unsent = self._opening
 
-    def lend(self) -> Lender:
-        """The SQLAlchemy form of this connection."""
+    def open_lender(self) -> Lender:
+        """What lends this transaction's connection to users, once it is begun."""
         if self._unsent:
             self._with_begin(self._wire.begin)
         self.lender = self._wire.lender()

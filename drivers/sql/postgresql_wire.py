@@ -281,7 +281,7 @@ class Wire:
         return not (self.is_lost or poll.poll(0))
 
     def lender(self) -> Lender:
-        """Lends this connection to users, as a SQLAlchemy Connection."""
+        """What lends this connection to users, as a SQLAlchemy Connection."""
         self._was_lent = True
         if self._lender is None:
             self._lender = Lender("postgresql+psycopg://", self._connection, self._notice)

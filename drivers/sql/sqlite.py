@@ -291,7 +291,7 @@ class SqliteStore(SqlStore):
     def connection(self, unit: Unit) -> sa.Connection:
         if isinstance(unit.tx, SqliteJoinedTx):
             return unit.tx.connection
-        return self.writer.lend(unit.tx).lend(self, unit)
+        return self.writer.lender_of(unit.tx).lend(self, unit)
 
     def read(self, work: Callable[[Any], T]) -> T:
         return guarded(self._read, work)

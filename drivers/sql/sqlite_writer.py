@@ -252,8 +252,8 @@ class SqliteWriter:
         if not self.db.in_transaction:
             raise StoreError(f"{self._what}: {ENDED}")
 
-    def lend(self, tx: SqliteTx) -> Lender:
-        """The SQLAlchemy form of such a transaction's connection."""
+    def lender_of(self, tx: SqliteTx) -> Lender:
+        """What lends such a transaction's connection to users."""
         if self._lender is None:
             self._lender = Lender("sqlite://", self.db, lambda _: self._check_stands(), closes_results=True)
         tx.lender = self._lender

@@ -154,7 +154,7 @@ def test_nothing_is_done_outside_a_transaction_whose_begin_was_refused(
             elif does == "many":
                 tx.many(insert, [(1,), (2,)])
             else:
-                tx.lend()
+                tx.open_lender()
     assert numbers(db) == [0] and not wire.in_transaction
 
 
