@@ -2,8 +2,8 @@
 
 Who looks but for a moment, as a worker that cron starts, sees nobody's silence. So who connects also calls the roll:
 the store notes the beat of each connection, and how often it was the same as at the roll call before. Who was absent
-``BEATS`` times is dead as well. Each is called no more often than it beats, on the server's clock: were that put
-forward, it would be one absence for who lives, and not three.
+``BEATS`` times is dead as well. Each is called no more often than it beats, by the server's clock: when that is put
+forward, who lives is absent once, and not three times.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Beats(Generic[C]):
     """The beats of all connections as this process saw them. It looks with each beat of its own, and when it must know.
 
     A long gap between two looks says that this process, or all of them, could not go on: no silence before it counts.
-    Long is one beat less than ``dead_after``: who was to beat just after the look before was silent for a beat then.
+    Long is one beat less than ``dead_after``: who was about to beat at the look before was silent for a beat by then.
     """
 
     def __init__(self, dead_after: float) -> None:
@@ -71,7 +71,7 @@ class Beats(Generic[C]):
     def suspects(self, look: Callable[[], bool], *, thoroughly: bool, away: type[StoreError]) -> bool:
         """Look for the dead, if it is time to; tell whether there may be some.
 
-        For ``dead_after / LOOKS`` after a look nobody looks again, unless it found something, which a rescue is to find
+        After a look nobody looks again for ``dead_after / LOOKS``, unless it found something: a rescue is to find that
         too. ``away`` is raised where the server cannot be asked.
         """
         now = real_monotonic()

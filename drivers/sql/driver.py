@@ -267,7 +267,7 @@ class SqlDriver:
         ]
 
     def _ack_all(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> bool:
-        """Ack them without reading what they were, a third of SQLite's work; none, if any is refused."""
+        """Ack them all, or none if any is refused. What they were is not read, which is a third of SQLite's work."""
         sql = self._sql
         statement, leases = _of_leases(refs, sql.ack_range_unread, sql.ack_leases_unread)
         tx.run(sql.mark)

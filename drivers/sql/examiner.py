@@ -156,7 +156,7 @@ class StrayTubes(SqlCheck):
 
     def _numbers(self, tx: SqlTx) -> list[Any]:
         numbers = {number for corner in self._looks.strays for (number,) in tx.rows(corner)}
-        return sorted(numbers, key=lambda number: (str(type(number)), number))  # on SQLite it may be none
+        return sorted(numbers, key=lambda number: (str(type(number)), number))  # on SQLite it may be anything
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         numbers = self._numbers(tx)
@@ -178,7 +178,7 @@ def stray_tube(number: object) -> Finding:
 
 
 def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool, dry: bool) -> bool:
-    """Add a tube for tasks that have none, of a type that has all that they may have; tell whether they have none."""
+    """Add a tube for tasks that have none, of a type with all that they may use; tell whether they had none."""
     tubes = store.read_tubes(tx)
     if number in {tube.id for tube in tubes}:
         return False

@@ -42,8 +42,8 @@ class Locks:
     def lock_stored(self, tx: SqlTx, ids: Sequence[int], *, taken: bool = False) -> list[Row]:
         """Lock those of these tasks that are stored: first their sub-queues, then themselves. Return their rows.
 
-        ``taken``: one alone only if it is taken. A ready one that is locked for nothing would be hidden from who
-        takes; of several, all are locked, so that an ack of some happens at one moment.
+        ``taken``: one alone is locked only if it is taken, since a ready one that is locked for nothing is hidden from
+        who takes. Of several all are locked, so that an ack of some happens at one moment.
         """
         self.lock_groups(tx, ids)
         sql = self._sql

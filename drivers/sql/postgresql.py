@@ -66,9 +66,9 @@ UNIQUE = "23505"
 """The SQLSTATE of a row that is there already."""
 
 IN_THE_WAY = ("42P07", "42723", "42710", "42703")
-"""SQLSTATEs of a table and a function that are to be made, where others have that name, or a type has the table's.
+"""SQLSTATEs where others have the name of a table that is to be made, of a function, or of a table's type.
 
-The last: there is a table of versions, and it is no such one.
+The last: what has the name of the table of versions is none.
 """
 
 LOCK_WAIT = 0.1

@@ -67,7 +67,7 @@ COLUMNS = Facts._fields[:-2]
 class Wrong:
     """One thing that is wrong with a row. ``columns`` make it right; a row that ``is_empty`` is removed.
 
-    Who may stand in front of a sub-queue is seen by who looks at all that are in it.
+    Who may stand in front of a sub-queue is not seen here, but by who looks at all that are in it.
     """
 
     rule: str

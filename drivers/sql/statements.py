@@ -194,8 +194,8 @@ class Statements:
     def _write_ranked_puts(self, grouped: dict[str, Any]) -> None:
         """With priorities too: nothing is put where a worse task waits in front, which must step back first.
 
-        What is to be ignored says so by having no attempts: an INSERT … SELECT of a table that it reads stores it
-        twice.
+        What is to be ignored says so by having no attempts. A condition would make it an INSERT … SELECT, which SQLite
+        stores twice where it reads the table itself.
         """
         task, ahead = self._task, sa.alias(self._task, "ahead")
 

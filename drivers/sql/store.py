@@ -26,8 +26,8 @@ T = TypeVar("T")
 class SqlStore(Renewable):
     """The part of ``tubes.store.Store`` that is the same on either database.
 
-    Its looks read with ``only_rows``, so that they open no transaction where a look is all there is. What must hold
-    until a write is done is for the writing step to begin with.
+    Its looks read with ``only_rows``, so that they open no transaction where a look is all there is. A step that writes
+    calls ``begin`` first, if what it sees must hold until then.
     """
 
     dialect: ClassVar[Dialect]
