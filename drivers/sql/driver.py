@@ -294,7 +294,7 @@ class SqlDriver:
             if not self._held(tx, (ref,), owner):
                 return []
         rows = tx.only_rows(self._ack_any, ref.id, self._tube, owner)
-        return [Change(ACK, _gone(row, now)) for row in rows]
+        return [Change(ACK, _moved(row, "-", None, now)) for row in rows]
 
     def touch(
         self, tx: SqlTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
@@ -306,7 +306,7 @@ class SqlDriver:
         for row in self._held(tx, refs, owner):
             delta = min(delta_ms, _headroom(row[TTL]), _headroom(row[TTR]))
             due, ttl, ttr = (None if ms is None else ms + delta for ms in (row[DUE], row[TTL], row[TTR]))
-            moved.append(_moved(row, "t", due, ttl, ttr, row[OWNER], now))
+            moved.append((*row[:UPDATED], now, due, ttl, ttr, *row[ATTEMPTS:]))
         return self._write(tx, Event.TOUCH, moved, 1)
 
     def release(
@@ -319,15 +319,13 @@ class SqlDriver:
         moved = []
         for row in rows:
             ttl = None if row[TTL] is None else row[TTL] + min(delay_ms, _headroom(row[TTL]))
-            moved.append(_moved(row, "~", now + delay_ms, ttl, row[TTR], None, now))
+            moved.append(_moved((*row[:TTL], ttl, *row[TTR:]), "~", now + delay_ms, now))
         return self._write(tx, Event.RELEASE, moved, None)
 
     def bury(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         tx.begin()
         moved = [
-            _moved(row, "!", _end_of_life(row), row[TTL], row[TTR], None, now)
-            for row in self._stored(tx, refs)
-            if row[STATE] != "!"
+            _moved(row, "!", _end_of_life(row), now) for row in self._stored(tx, refs) if row[STATE] != "!"
         ]
         return self._write(tx, Event.BURY, moved, None)
 
@@ -363,7 +361,7 @@ class SqlDriver:
             at[row[ID]] = end
             if row[DUE] < end:  # nobody looked when its ttr or its delay was over: told all the same
                 event = Event.TTR if row[STATE] == "t" else Event.DELAY
-                ready = _moved(row, "r", end, row[TTL], row[TTR], None, now)
+                ready = _moved(row, "r", end, now)
                 found.append((row[DUE], row[ID], Change(event, ready, end)))
         changes = [
             *self._remove(tx, Event.TTL, over, now),
@@ -478,13 +476,13 @@ class SqlDriver:
     ) -> Sequence[Change]:
         if rows:
             tx.run(self._sql.ready, front, now, json_ids([row[ID] for row in rows]))
-        moved = [_moved(row, "r", _end_of_life(row), row[TTL], row[TTR], None, now) for row in rows]
+        moved = [_moved(row, "r", _end_of_life(row), now) for row in rows]
         return [Change(event, row, row[DUE]) for row in moved]
 
     def _remove(self, tx: SqlTx, event: Event, rows: Sequence[Row], now: int) -> Sequence[Change]:
         if rows:
             self._give_room(tx, tx.run(self._sql.remove, json_ids([row[ID] for row in rows])))
-        return [Change(event, _gone(row, now)) for row in rows]
+        return [Change(event, _moved(row, "-", None, now)) for row in rows]
 
     def _give_room(self, tx: SqlTx, gone: int) -> None:
         if gone and self._capacity:
@@ -545,10 +543,9 @@ def _check_utube(name: str | None) -> None:
         )
 
 
-def _moved(
-    row: Row, state: str, due: int | None, ttl: int | None, ttr: int | None, owner: str | None, now: int
-) -> Row:
-    return (*row[:STATE], state, *row[DATA:UPDATED], now, due, ttl, ttr, row[ATTEMPTS], owner)
+def _moved(row: Row, state: str, due: int | None, now: int) -> Row:
+    """A row in another state, in nobody's hands."""
+    return (*row[:STATE], state, *row[DATA:UPDATED], now, due, *row[TTL:OWNER], None)
 
 
 def _by_pri(row: Row) -> tuple[float, int]:
@@ -568,7 +565,3 @@ def _is_lease(row: Row, token: int, task: Task | None) -> bool:
     if row[STATE] != "t" or row[ATTEMPTS] != token:
         return False
     return task is None or task.owner is None or row[OWNER] == task.owner.hex
-
-
-def _gone(row: Row, now: int) -> Row:
-    return _moved(row, "-", None, row[TTL], row[TTR], None, now)
