@@ -450,12 +450,10 @@ class SqliteWriter:
         self._owner = get_ident()
         try:
             self.begin()
-            index = 0
-            while index < len(batch):
-                if index + 1 == len(batch):
-                    self._gather(batch)
-                self._run(batch[index])
-                index += 1
+            for one in batch:
+                if one is batch[-1]:
+                    self._gather(batch)  # and these are next
+                self._run(one)
             with self._maybe_copying():
                 self.db.execute("COMMIT")
         except BaseException as error:
