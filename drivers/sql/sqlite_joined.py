@@ -72,8 +72,8 @@ def begin(
         if has_recursion:
             raise BadOption("tubes works only with PRAGMA recursive_triggers=OFF", option="connection")
         raw = _raw(connection)
-        is_locked = not raw.in_transaction
-        if is_locked:
+        was_open = raw.in_transaction
+        if not was_open:
             if _is_autocommit(raw):
                 raise BadOption(
                     "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
@@ -84,7 +84,7 @@ def begin(
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
-    return SqliteJoinedTx(connection, namespace, is_locked=is_locked)
+    return SqliteJoinedTx(connection, namespace, is_locked=not was_open)
 
 
 def stands(dialect: Any, connection: Any) -> bool:
