@@ -291,6 +291,7 @@ class SqliteStore(SqlStore):
     def connection(self, unit: Unit) -> sa.Connection:
         if isinstance(unit.tx, SqliteJoinedTx):
             return unit.tx.connection
+        self.refresh()
         return self.writer.lender_of(unit.tx).lend(self, unit)
 
     def read(self, work: Callable[[Any], T]) -> T:

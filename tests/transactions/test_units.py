@@ -342,16 +342,18 @@ def test_a_closed_queue_has_no_transactions(place: Place) -> None:
         tube.put("x")
 
 
-@pytest.mark.parametrize("is_used_again", [True, False])
+@pytest.mark.parametrize("used_again", ["tube", "connection", None])
 def test_a_queue_that_is_closed_inside_a_transaction_commits_nothing(
-    place: Place, is_used_again: bool
+    place: Place, used_again: str | None
 ) -> None:
     tube = place.tube()
     with pytest.raises(tubes.StoreUnavailable), place.queue.transaction() as unit:
         tube.put("x", unit=unit)
         place.queue.close()
-        if is_used_again:
+        if used_again == "tube":
             tube.put("y", unit=unit)
+        elif used_again == "connection":
+            unit.connection.execute(INSERT, {"what": "y"})
     assert place.changes == [] and place.connect().tube.jobs.tasks("r") == []
 
 
