@@ -97,7 +97,7 @@ def _check_known(version: str, what: str) -> None:
 
 
 @lru_cache(maxsize=16)
-def print_sql(namespace: str, dialect: str) -> str:
+def schema_sql(namespace: str, dialect: str) -> str:
     """Return the SQL that makes the schema from nothing, on PostgreSQL in one transaction."""
     from alembic import command
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy.engine import Dialect
-from tubes.migrations.running import print_sql
+from tubes.migrations.running import schema_sql
 
 from tubes.clock import Clock
 from tubes.driver import Driver, TubeRecord, TubeType
@@ -51,7 +51,7 @@ class SqlStore(Renewable):
     @classmethod
     def migrate_sql(cls, namespace: str) -> str:
         """Return the SQL that makes the tables of a namespace, for `tubes migrate --sql`."""
-        return str(print_sql(namespace, cls.dialect.name))
+        return str(schema_sql(namespace, cls.dialect.name))
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
         """The statements for a tube's tasks."""

@@ -25,7 +25,7 @@ from psycopg import sql
 from servers import PostgresServer, conninfo
 from tubes.drivers.sql.tables import tables  # noqa: TID251  # what migrations are for
 from tubes.migrations import HEAD, LABEL, TABLES, include_object, postgresql
-from tubes.migrations.running import config, print_sql
+from tubes.migrations.running import config, schema_sql
 
 import tubes
 from tubes.doctor import Doctor
@@ -189,7 +189,7 @@ def test_who_waited_for_another_sees_what_it_did_in_any_isolation(
             WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"""
         while not db.execute(waiting).fetchall():
             assert thread.is_alive(), outcome
-        script = print_sql("tubes", "postgresql")
+        script = schema_sql("tubes", "postgresql")
         db.execute(script.replace("BEGIN;", "", 1).replace("COMMIT;", "").encode())
     thread.join()
     assert outcome == [False]
@@ -450,7 +450,7 @@ def test_the_printed_sql_makes_the_same(
 
 def test_the_printed_sql_makes_everything_or_nothing(postgres_db: str, db: psycopg.Connection) -> None:
     """Also through what runs it statement by statement."""
-    script = print_sql("tubes", "postgresql")
+    script = schema_sql("tubes", "postgresql")
     assert script.startswith("BEGIN;") and script.rstrip().endswith("COMMIT;")
     db.execute("CREATE TABLE tubes_temporary_task (mine integer)")
     with pytest.raises(psycopg.errors.DuplicateTable):
