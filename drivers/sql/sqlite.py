@@ -470,7 +470,7 @@ class SqliteStore(SqlStore):
 
         def store(deltas: list[Deltas]) -> None:
             db.execute("BEGIN IMMEDIATE")
-            self._add_calls(SqliteTx(self.writer, db, is_open=True), deltas)
+            self._add_calls(SqliteTx(self.writer, is_open=True), deltas)
             db.execute("COMMIT")
 
         with suppress(sqlite3.Error):

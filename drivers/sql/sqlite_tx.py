@@ -43,9 +43,9 @@ class SqliteTx:
 
     __slots__ = ("_db", "_writer", "is_open", "lender")
 
-    def __init__(self, writer: SqliteWriter, db: sqlite3.Connection, *, is_open: bool = False) -> None:
+    def __init__(self, writer: SqliteWriter, *, is_open: bool = False) -> None:
         self._writer = writer
-        self._db = db
+        self._db = writer.db
         self.is_open = is_open
         self.lender: Lender | None = None
 

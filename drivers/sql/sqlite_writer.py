@@ -144,7 +144,7 @@ class SqliteWriter:
         self._company = 0
         """How many shared the last commit with its leader."""
         self._lender: Lender | None = None
-        self._tx = SqliteTx(self, db)
+        self._tx = SqliteTx(self)
         self.log = LogCopying()
         self.check_not_locked_here: Callable[[], None] = lambda: None
         """Raises StoreBusy if this thread has the file's write lock through something else."""
@@ -205,7 +205,7 @@ class SqliteWriter:
         """Hold the writer for as long as the block lasts."""
         self._take_turn()
         self._holder = get_ident()
-        tx = SqliteTx(self, self.db)
+        tx = SqliteTx(self)
         try:
             with self._translating():
                 tx.begin()
@@ -283,7 +283,7 @@ class SqliteWriter:
         with self.held() as db, self.log.alone() as is_alone:
             if not is_alone:
                 return True  # somebody is at it
-            write(SqliteTx(self, db))
+            write(SqliteTx(self))
             return copy_all(db, "TRUNCATE", patience)
 
     # Around a fork
@@ -299,7 +299,7 @@ class SqliteWriter:
         """Write through another connection from now on. Only between ``park`` and ``unpark``."""
         self.db = db
         self._lender = None
-        self._tx = SqliteTx(self, db)
+        self._tx = SqliteTx(self)
 
     def unpark(self) -> None:
         """Let the others go on."""
@@ -479,7 +479,7 @@ class SqliteWriter:
 
     def _run(self, member: _Member) -> None:
         """Run one member's work. What it fails with is its own; _Spoiled where that has ended the transaction."""
-        tx = SharedTx(self, self.db)
+        tx = SharedTx(self)
         try:
             member.result = member.work(tx)  # type: ignore[misc]
             tx.release()
