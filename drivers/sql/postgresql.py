@@ -122,8 +122,8 @@ class PostgresStore(SqlStore):
         self._kind = (durability, busy_timeout, self._pooled)
         self._own_ttr_ms = session_ttr_ms
         self._conninfo = conninfo(self._url)
-        self._sql: Statements = statements(DIALECT, namespace)
-        self._sql_temporary: Statements = statements(DIALECT, namespace, temporary=True)
+        self._sql = statements(DIALECT, namespace)
+        self._sql_temporary = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
         self._identity: Identity | None = None
         self._vacuum = Vacuum(namespace)

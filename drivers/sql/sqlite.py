@@ -40,7 +40,7 @@ from .sqlite_shared import SharedFile, file_at
 from .sqlite_statistics import notes
 from .sqlite_tx import ReadTx, SqliteTx
 from .sqlite_writer import SqliteWriter
-from .statements import Statements, statements
+from .statements import statements
 from .store import SqlStore
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class SqliteStore(SqlStore):
         self._busy_timeout = busy_timeout
         self._own_ttr_ms = session_ttr_ms
         self.lost_sessions: set[str] = set()
-        self._sql: Statements = statements(DIALECT, namespace)
+        self._sql = statements(DIALECT, namespace)
         self._notes = notes(DIALECT, namespace)
         self._long_log = LONG_LOG
         self._is_parked = False
