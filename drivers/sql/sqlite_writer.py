@@ -333,7 +333,7 @@ class SqliteWriter:
             self._stand_in_line(_Member())
 
     def _snatch_turn(self) -> bool:
-        """Sleep a moment and try again; tell whether it was had so."""
+        """Sleep a moment and try again, for a while; tell whether it got the turn."""
         self._check_is_not_here(get_ident())
         began, nap = real_monotonic(), FIRST_NAP
         while not self._turn.acquire(False):

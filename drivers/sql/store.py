@@ -27,7 +27,7 @@ class SqlStore(Renewable):
     """The part of ``tubes.store.Store`` that is the same on either database.
 
     Its looks read with ``only_rows``, so that they open no transaction where a look is all there is. A step that writes
-    calls ``begin`` first, if what it sees must hold until then.
+    calls ``begin`` first, if what it sees must hold until it does.
     """
 
     dialect: ClassVar[Dialect]
