@@ -75,7 +75,10 @@ class PostgresTx:
         self.only_many(statement, given)
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone."""
+        """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone.
+
+        A batch is one statement, and as the ``only_`` forms a transaction by itself, unless one was begun.
+        """
         batch = statement.batch
         if len(given) == 1 or batch is None:
             self.begin()
