@@ -9,7 +9,7 @@
 for n = 4, #ARGV, 3 do
   local id = ARGV[n]
   local t = stored(id, ARGV[n + 1], ARGV[n + 2])
-  if t and t.state ~= '!' then move('bury', id, t, '!', end_of_life(t), NONE) end
+  if t and t.state ~= '!' then move('bury', id, t, '!', end_of_life(t)) end
 end
 ring_all()
 return changes

@@ -15,7 +15,7 @@ for n = 6, #ARGV, 2 do
     make_ready('release', id, t)
   elseif t then
     if t.ttl ~= NONE then t.ttl = plus(t.ttl, math.min(delay, headroom(t.ttl))) end
-    move('release', id, t, '~', plus(now, delay), NONE)
+    move('release', id, t, '~', plus(now, delay))
   end
 end
 ring_all()

@@ -142,10 +142,10 @@ local function note(event, id, t, payload)
   changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = event, id, record(t), payload
 end
 
--- Moves a task into another state.
-local function move(event, id, t, state, due, owner)
+-- Moves a task into another state, in which nobody holds it.
+local function move(event, id, t, state, due)
   unindex(id, t)
-  t.state, t.due, t.owner, t.updated = state, due, owner, now
+  t.state, t.due, t.owner, t.updated = state, due, NONE, now
   call('HSET', TASKS, id, record(t))
   index(id, t)
   if state == 'r' or grouped then waking = waking + 1 end
@@ -153,7 +153,7 @@ local function move(event, id, t, state, due, owner)
 end
 
 local function make_ready(event, id, t)
-  move(event, id, t, 'r', end_of_life(t), NONE)
+  move(event, id, t, 'r', end_of_life(t))
 end
 
 -- Removes a task; it is done. Its payload is in the answer if it is wanted there.
