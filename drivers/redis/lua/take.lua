@@ -45,17 +45,13 @@ end
 
 for _, id in ipairs(in_order('r', limit)) do
   local t = load(id)
-  local due = t.due
-  if t.ttr ~= NONE then
-    local until_ = plus(now, t.ttr)
-    if due == NONE or tonumber(until_) < tonumber(due) then due = until_ end
-  end
+  local ends = t.ttr ~= NONE and plus(now, t.ttr)
+  local is_due_sooner = ends and (t.due == NONE or tonumber(ends) < tonumber(t.due))
+  if is_due_sooner then t.due = ends end
   t.state, t.owner, t.updated, t.attempts = 't', owner, now, plus(t.attempts, 1)
   call('ZREM', STATES, 'r' .. id)  -- before what adds, see even_when_full
-  local is_due_sooner = t.due ~= due
-  t.due = due
   call('HSET', TASKS, id, record(t))
-  if is_due_sooner then call('ZADD', DUE, due, id) end
+  if is_due_sooner then call('ZADD', DUE, t.due, id) end
   call('ZADD', STATES, 0, 't' .. id)
   call('ZADD', HELD, 0, lease(id, t))
   if grouped then
