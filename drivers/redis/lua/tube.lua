@@ -74,5 +74,5 @@ local waking, freed = 0, 0
 -- Calls those that have something to do now.
 local function ring_all()
   ring(WAITING, BELL, waking - here)
-  if freed > 0 then ring(SEEKING, ROOM, freed) end
+  ring(SEEKING, ROOM, freed)
 end
