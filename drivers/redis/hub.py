@@ -110,10 +110,10 @@ class Hub:
             cls._all = {}
             cls._lock = threading.Lock()
 
-    def empty_after_restart(self, wire: Wire, driver: RedisDriver, now: int) -> None:
+    def empty_after_restart(self, wire: Wire, driver: RedisDriver) -> None:
         """What a temporary tube held before its server was started is gone."""
         if self._emptied.get(driver) != wire.run_id:
-            wire.evaluate(EMPTY, driver.keys, ("", now, 0, wire.run_id))
+            wire.evaluate(EMPTY, driver.keys, ("", 0, 0, wire.run_id))
             self._emptied[driver] = wire.run_id
 
     def _on_wait(self) -> None:

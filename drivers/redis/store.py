@@ -213,7 +213,7 @@ class RedisStore(Renewable):
 
         def use(wire: Wire) -> Any:
             if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
-                self._hub.empty_after_restart(wire, driver, self.clock.now_ms())
+                self._hub.empty_after_restart(wire, driver)
             elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience, most)
             return wire.evaluate(script, keys, given, most)
