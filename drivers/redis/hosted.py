@@ -192,9 +192,9 @@ class RedisTube:
         self, tx: Any, refs: Sequence[Ref], limit: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
         """Ack, and take in the same step; nothing at all where the ack is refused."""
-        now, store = self._now(now), self._store
+        now = self._now(now)
         if owner is not None:
-            store.follow(owner)
+            self._store.follow(owner)
         rescued = self._rescue(now) if self._deaths_suspected() else ()
         try:
             taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)

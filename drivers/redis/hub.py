@@ -40,7 +40,7 @@ class Hub:
         self._users = 0
         self.nodes = nodes
         self.counts = Counts()
-        self.waiters = Waiters(self._on_wait)
+        self.waiters = Waiters(lambda: self.listener.on_wait())
         self.listener = Listener(self.nodes, server.namespace, self.waiters)
         self.seen: tuple[float, Sessions] | None = None
         """The sessions as one of the queues has read them last, and when."""
@@ -115,9 +115,6 @@ class Hub:
         if self._emptied.get(driver) != wire.run_id:
             wire.evaluate(EMPTY, driver.keys, ("", 0, 0, wire.run_id))
             self._emptied[driver] = wire.run_id
-
-    def _on_wait(self) -> None:
-        self.listener.on_wait()
 
 
 os.register_at_fork(after_in_child=Hub.forget_all)  # also of one that another thread is about to use
