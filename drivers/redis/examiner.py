@@ -368,22 +368,17 @@ class StrayTubes(RedisCheck):
         whose = f"of tube number {number}, which is not in the catalogue, the"
         wrong = list(_wrong_types(self._store, tx, driver, whose, tube=None))
         yield from wrong
-        if not wrong and self._lies(tx, number) is not None:
+        if not wrong and self._store.survey(tx, driver).has_keys:
             yield self._finding(number)
 
     def _finding(self, number: int) -> Finding:
         what = f"there are keys of tube number {number}, which is not in the catalogue"
         return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
 
-    def _lies(self, tx: RedisTx, number: int) -> Survey | None:
-        """What is under the keys of a tube, if anything is."""
-        survey = self._store.survey(tx, self._store.driver(_unnamed(number)))
-        return survey if survey.has_keys else None
-
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         tubes = self._store.tubes(tx)
-        survey = self._lies(tx, finding.key)
-        if survey is None or finding.key in {tube.id for tube in tubes}:
+        survey = self._store.survey(tx, self._store.driver(_unnamed(finding.key)))
+        if not survey.has_keys or finding.key in {tube.id for tube in tubes}:
             return False
         if dry:
             return True
