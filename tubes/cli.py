@@ -60,9 +60,9 @@ class Target:
 
     def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
         """Open the store. Only who makes something may make its file and tables: a mistyped path is no empty queue."""
-        path = unquote(re.sub(r"^sqlite(\+\w+)?:///", "", self.url))
-        # a URL with a query is for connect to refuse: it names no file
-        is_made = makes_file or "?" in self.url or path in (unquote(self.url), "", ":memory:")
+        file = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", self.url)  # with a query: connect refuses it
+        path = unquote(file[1]) if file else ""
+        is_made = makes_file or path in ("", ":memory:")
         if not is_made and not Path(path).exists():
             raise tubes.StoreUnavailable(
                 f"there is no file {path}; 'tubes create' makes it with its first tube"
