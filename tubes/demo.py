@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,13 +87,13 @@ class Outcome:
         return all(self.checks().values())
 
     def as_json(self) -> dict[str, Any]:
-        more = {
+        return asdict(self) | {
+            "seconds": round(self.seconds, 2),
             "per_second": round(self.per_second, 1),
             "lost": self.lost,
             "checks": self.checks(),
             "ok": self.ok,
         }
-        return asdict(self) | {"seconds": round(self.seconds, 2)} | more
 
 
 def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callable[[Crawl], None]) -> Outcome:
@@ -167,8 +167,7 @@ class _Worker:
 
     def end(self) -> None:
         """Make sure that it is gone."""
-        with suppress(ProcessLookupError):
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
 
     def failure(self) -> str | None:

@@ -323,7 +323,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
                 answered = True
         except OSError:
-            self.close_connection = True
+            pass  # the client is gone
         finally:
             site.end(host, request, answered=answered)
 
