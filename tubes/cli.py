@@ -179,14 +179,12 @@ def cli() -> None:
     """
 
 
-def command(name: str) -> Callable[[F], F]:
-    def register(function: F) -> F:
-        return cast("F", cli.command(name)(with_target(function)))
-
-    return register
+def command(function: F) -> F:
+    """Make a command of a function, by its name."""
+    return cast("F", cli.command()(with_target(function)))
 
 
-@command("create")
+@command
 @name_argument
 @click.argument("type", default="fifo")
 @click.option("--ttl", type=Seconds(), metavar="SECONDS", help="How long its tasks live.")
@@ -239,7 +237,7 @@ def create(
             write_line(line({"name": tube.name, "type": tube.type, "options": dict(tube.record.options)}))
 
 
-@command("ls")
+@command
 @name_if_any
 @click.option(
     "--state", type=click.Choice([state.name.lower() for state in STORED]), help="Only tasks in this state."
@@ -314,7 +312,7 @@ def exit_if_away(missing: Mapping[str, str]) -> None:
 # Putting
 
 
-@command("put")
+@command
 @name_argument
 @click.argument("data", required=False)
 @click.option("--pri", type=int, metavar="N", help="Priority, 0 first.")
@@ -365,7 +363,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 # Taking
 
 
-@command("take")
+@command
 @name_argument
 @click.option("--count", type=Number(min=1), metavar="N", help="Most tasks.  [default: 1]")
 @click.option("--all", "take_all", is_flag=True, help="No limit: end when none has come within --timeout.")
@@ -459,7 +457,7 @@ def each(
         raise click.exceptions.Exit(REFUSED)
 
 
-@command("ack")
+@command
 @name_argument
 @ids_argument
 @in_session
@@ -473,7 +471,7 @@ def ack(name: str, ids: tuple[int, ...], session: str, as_json: bool) -> None:
     each(name, ids, "ack", session, as_json)
 
 
-@command("release")
+@command
 @name_argument
 @ids_argument
 @in_session
@@ -488,7 +486,7 @@ def release(name: str, ids: tuple[int, ...], session: str, delay: float | None, 
     each(name, ids, "release", session, as_json, delay=delay)
 
 
-@command("touch")
+@command
 @name_argument
 @ids_argument
 @in_session
@@ -510,7 +508,7 @@ def touch(name: str, ids: tuple[int, ...], session: str, delta: float, as_json: 
     each(name, ids, "touch", session, as_json, delta=delta)
 
 
-@command("peek")
+@command
 @name_argument
 @ids_argument
 @as_json
@@ -519,7 +517,7 @@ def peek(name: str, ids: tuple[int, ...], as_json: bool) -> None:
     each(name, ids, "peek", None, as_json)
 
 
-@command("bury")
+@command
 @name_argument
 @ids_argument
 @as_json
@@ -528,7 +526,7 @@ def bury(name: str, ids: tuple[int, ...], as_json: bool) -> None:
     each(name, ids, "bury", None, as_json)
 
 
-@command("delete")
+@command
 @name_argument
 @ids_argument
 @as_json
@@ -537,7 +535,7 @@ def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
     each(name, ids, "delete", None, as_json)
 
 
-@command("kick")
+@command
 @name_argument
 @click.argument("count", type=Number(min=0), default=1)
 @as_json
@@ -555,7 +553,7 @@ def kick(name: str, count: int, as_json: bool) -> None:
     write_line(line({"kicked": kicked}) if as_json else str(kicked))
 
 
-@command("drop")
+@command
 @name_argument
 @as_json
 def drop(name: str, as_json: bool) -> None:
@@ -572,7 +570,7 @@ def drop(name: str, as_json: bool) -> None:
 # The whole
 
 
-@command("stats")
+@command
 @name_if_any
 @as_json
 def stats(name: str | None, as_json: bool) -> None:
@@ -609,7 +607,7 @@ def print_statistics(chosen: dict[str, dict[str, Any]]) -> None:
         print_table(table)
 
 
-@command("doctor")
+@command
 @click.argument("store", metavar="[URL]", required=False, callback=_set("url"), expose_value=False)
 @click.option("--deep", is_flag=True, help="Look at every task too, and at the pages of a SQLite file.")
 @click.option("--fix", is_flag=True, help="Repair what can be, and show what is left.")
@@ -640,7 +638,7 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(REFUSED)
 
 
-@command("migrate")
+@command
 @click.option("--sql", is_flag=True, help="Print the SQL instead; the store is not touched.")
 @as_json
 def migrate(sql: bool, as_json: bool) -> None:
@@ -663,7 +661,7 @@ def migrate(sql: bool, as_json: bool) -> None:
         write_line(line({"migrated": target.namespace}))
 
 
-@cli.command("demo")
+@cli.command()
 @click.option(
     "--pages",
     type=Number(min=50),
