@@ -53,7 +53,7 @@ Raw = tuple[int, bytes, bytes]
 class RedisDriver:
     """All five types, and others of their kind.
 
-    ``waiting`` tells how many consumers wait here that nobody called, ``after`` the id after which the tube's begin.
+    ``waiting`` tells how many consumers wait here that nobody called; the tube's ids begin after ``after``.
     """
 
     transactional = False
@@ -102,7 +102,7 @@ class RedisDriver:
         """The store has made it."""
 
     def make(self, tx: RedisTx, *, anew: bool = False) -> None:
-        """Make it where it is not there. ``anew``: it was, and sessions that live may hold what it gave."""
+        """Make it where it is not there. ``anew``: it was there before, and ids that it gave must not come again."""
         self.do(tx, scripts.OPEN, self.after, int(anew))
 
     def start(self, tx: RedisTx) -> None:
@@ -240,7 +240,7 @@ class RedisDriver:
         except UNREADABLE as error:
             raise self._damaged(id, error) from error
 
-    # Any script. ``given`` comes after the three words that each gets, see tube.lua; as if nobody waited here
+    # Any script, as if nobody waited here. ``given`` comes after the three words that each gets, see tube.lua
 
     def do(self, tx: RedisTx, script: Script, *given: Argument, now: int = 0) -> Any:
         """Run one that writes."""

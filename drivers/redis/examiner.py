@@ -118,12 +118,10 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True)
 class Examined:
-    """The store as the checks see it.
+    """The store as the checks see it. Whoever is admitted to a tube was one of its sessions before.
 
     ``add_tube`` adds one to the catalogue, and tells whether its name was free. ``numbers`` goes through the keys that
-    there are. ``after`` tells after which id a tube's begin, by its number. ``ask`` runs a script of the queue;
-    ``sessions`` reads its sessions and connections.
-    Whoever is admitted to a tube was known there before.
+    there are. ``after`` tells after which id a tube's begin, by its number. ``ask`` runs a script of the queue.
     """
 
     namespace: str

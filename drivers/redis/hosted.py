@@ -58,7 +58,7 @@ _given: dict[str, str] = {}
 
 
 class Reach:
-    """Calls on a tube, and whether one of any tube on the same server was waited for in vain just now.
+    """Calls on a tube, and whether one on any tube of the same server was waited for in vain just now.
 
     ``node``: which one of a Cluster has the tube; ``None``: it is no Cluster, or that is not known yet.
     """
@@ -70,7 +70,7 @@ class Reach:
         self._node = node
 
     def check(self) -> None:
-        """Raise StoreUnavailable then. For what nobody waits for: each tube there would cost as long a wait."""
+        """Raise StoreUnavailable if so. Asked before what nobody waits for: else each tube there would cost a wait."""
         if real_monotonic() < self._hangs_until.get((self._url, self._node()), 0.0):
             raise StoreUnavailable(f"{described(self._url)} cannot be used: it did not answer a moment ago")
 

@@ -31,7 +31,7 @@ MOST_IDLE = 16
 """Connections to a node that are kept for later."""
 
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
-"""What redis-py says of an option in a URL that no connection has, or whose value none can be: an object, say."""
+"""What redis-py says of an option in a URL that no connection has, or that cannot have its value: an object, say."""
 
 ANSWERED = (*NOT_NOW, Lost, Refused)
 """Errors after which no answer is on its way."""
@@ -95,7 +95,7 @@ class Nodes:
     def check_reachable(self, keys: Keys) -> None:
         """Raise StoreUnavailable where the node of these keys, one of a Cluster, was waited for in vain a moment ago.
 
-        For what nobody waits for: each tube there would cost as long a wait. A call that reaches the node ends it.
+        Asked before what nobody waits for: else each tube there would cost a wait. A call that comes through ends that.
         """
         if self._away:
             self._check_not_away(self._address(keys))

@@ -52,7 +52,7 @@ from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire, not_redis
 T = TypeVar("T")
 
 HOSTED = "tubes_hosted"
-"""Namespace of all tubes of the type ``redis`` on a server: their numbers, and sessions apart from those of stores."""
+"""Namespace of all tubes of the type ``redis`` on a server: their sessions are apart from those of its stores."""
 
 MOMENT = 0.05
 """Seconds for which the stores of a process that look at the sessions again and again go by one answer."""
@@ -77,7 +77,7 @@ class Again(Exception):
 
 
 class Spared(threading.local):
-    """Of the last script of this thread: how many fewer it called in other processes, as so many wait here.
+    """How many the last script of this thread did not call in other processes, since as many wait here.
 
     ``wake``, which comes after it, calls those here, and others in the place of who has left meanwhile.
     """
@@ -88,8 +88,8 @@ class Spared(threading.local):
 class RedisStore(Renewable):
     """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
 
-    ``dead_after``: seconds without a sign of life after which a process is taken for dead; by who has a shorter one,
-    too. Everything else in the query is for redis-py. A node of a Cluster stands for all of it.
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead, also by those whose own is
+    shorter. Everything else in the query is for redis-py. A node of a Cluster stands for all of it.
     """
 
     default_durability = "normal"
@@ -356,7 +356,7 @@ class RedisStore(Renewable):
     def _add_tube(self, tube: TubeRecord) -> bool:
         """Add it to the catalogue, unless its name is taken there.
 
-        Where its node goes away in the middle it stays there: others may have opened it, as whoever finds it does.
+        Where the tube's node goes away after that, its entry stays: others may have found it, and opened the tube.
         """
         self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # changes nothing; fails where nobody can write
         given = tube.name, tube.id, written_entry(tube)
@@ -753,5 +753,5 @@ def _memory(wire: Wire) -> dict[str, str]:
 
 
 def _persistence(wire: Wire) -> dict[str, str]:
-    wire.command("PING")  # while it loads it says LOADING to this, but tells of itself, and not of an AOF
+    wire.command("PING")  # is refused while it loads; INFO is answered then, without a word of the AOF
     return wire.info("persistence")

@@ -7,7 +7,8 @@
 -- - · 9 1 where its payload is wanted in the answer.
 -- Reply: changes. None where the ack is refused; of the ack as ack.lua answers.
 -- Cost: O(log n) for each task that is acked, settled or taken, whatever lies in busy sub-queues.
-local owner, limit, most = ARGV[4], math.min(tonumber(ARGV[5]), 2 ^ 31), tonumber(ARGV[6])
+local owner, most = ARGV[4], tonumber(ARGV[6])
+local limit = math.min(tonumber(ARGV[5]), 2 ^ 31)  -- a command is given 1e+18 as such, which it refuses
 if owner ~= '-' and call('SISMEMBER', SESSIONS, owner) == 0 then
   return redis.error_reply('NOSESSION it must be admitted')  -- as who takes from a tube that was dropped must be
 end

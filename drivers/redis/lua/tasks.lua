@@ -54,7 +54,7 @@ local function lead(member)
   call('ZADD', READY, string.sub(member, -32, -17), string.sub(member, -16))
 end
 
--- Gives a ready task its place. In front of a free sub-queue that is in the stead of who stood there.
+-- Gives a ready task its place. In front of a free sub-queue it stands in place of who stood there.
 local function index_ready(id, t)
   if grouped then
     call('ZADD', LINE, 0, in_line(id, t))
@@ -70,7 +70,7 @@ local function index_ready(id, t)
   end
 end
 
--- Has the first one lead, where a task of the sub-queue is taken or in front no more.
+-- Has the first of a task's sub-queue lead, in which none is taken or leads any more.
 local function lead_next(t)
   local first = first_in_line(t, 1)
   if first[1] then lead(first[1]) end
