@@ -23,7 +23,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 from typing import Any
@@ -268,11 +268,10 @@ class Site:
                 held_for=self._held_for,
             )
 
-    def last_report(self) -> dict[str, Any]:
+    def last_report(self) -> Report:
         """The report, with what only the end can tell."""
         reachable = self.reachable()
-        missed = len(reachable - self._answered)
-        return asdict(self.report()) | {"reachable": len(reachable), "missed": missed}
+        return replace(self.report(), reachable=len(reachable), missed=len(reachable - self._answered))
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
@@ -344,7 +343,7 @@ def serve(hosts: int, pages: int, questions: Iterable[str], answers: Any) -> Non
     for question in questions:
         if question.strip() == "hold":
             site.hold_next()
-        answer(site.last_report() if question.strip() == "finish" else asdict(site.report()))
+        answer(asdict(site.last_report() if question.strip() == "finish" else site.report()))
 
 
 if __name__ == "__main__":

@@ -53,15 +53,15 @@ def test_every_page_is_pydocs_and_leads_to_pages_that_are_there(site: tuple[Site
         links = {link.partition("#")[0] for link in re.findall(r'href="(http://127[^"]*)"', page)}
         assert links <= reachable
     report = served.last_report()
-    assert (report["fetched"], report["reachable"], report["missed"]) == (42, 42, 0)
-    assert report["requests"] == 42
-    assert set(report["at_once"].values()) == {1}
+    assert (report.fetched, report.reachable, report.missed) == (42, 42, 0)
+    assert report.requests == 42
+    assert set(report.at_once.values()) == {1}
 
 
 def test_pages_that_nobody_fetched_are_missed(site: tuple[Site, list[str]]) -> None:
     served, seeds = site
     read(seeds[0])
-    assert served.last_report()["missed"] == 41
+    assert served.last_report().missed == 41
 
 
 def test_two_requests_at_once_are_counted_as_two_on_their_host_alone(site: tuple[Site, list[str]]) -> None:
