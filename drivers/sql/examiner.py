@@ -50,7 +50,7 @@ class Examined:
     dialect: Dialect
     namespace: str
     features: FeaturesOf
-    read_tubes: Callable[[Any], Sequence[TubeRecord]]
+    tubes: Callable[[Any], Sequence[TubeRecord]]
 
     @property
     def is_server(self) -> bool:
@@ -103,13 +103,13 @@ def sql_checks(
     if store.is_server:
         yield Sequences(store)
     yield UnknownSessions(store)
-    yield CatalogueCheck(store.read_tubes)
+    yield CatalogueCheck(store.tubes)
     for temporary in store.kinds():
         yield StrayTubes(store, temporary)
     if deep:
         for temporary in store.kinds():
             yield Tasks(store, temporary)
-    for tube in read(store.read_tubes):
+    for tube in read(store.tubes):
         yield Lines(store, tube)
     yield Counts(store)
     yield Owners(store, is_alive, watch)
@@ -126,7 +126,7 @@ class Owners(DeadOwners[Examined]):
     """Looks at who holds tasks, one tube a step."""
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        tubes = [tube for tube in self._store.read_tubes(tx) if after is None or tube.id > after]
+        tubes = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
         if not tubes:
             return Look(())
         tube, looks = tubes[0], self._store.looks(tubes[0].temporary)
@@ -179,7 +179,7 @@ def stray_tube(number: object) -> Finding:
 
 def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool, dry: bool) -> bool:
     """Add a tube for tasks that have none, of a type with all that they may use; tell whether they had none."""
-    tubes = store.read_tubes(tx)
+    tubes = store.tubes(tx)
     if number in {tube.id for tube in tubes}:
         return False
     if dry:
@@ -199,7 +199,7 @@ class Counts(SqlCheck):
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         """One tube a step."""
-        bounded = [tube for tube in self._store.read_tubes(tx) if self._is_counted(tube)]
+        bounded = [tube for tube in self._store.tubes(tx) if self._is_counted(tube)]
         left = [tube for tube in bounded if after is None or tube.id > after]
         if not left:
             return Look(())
@@ -258,7 +258,7 @@ class Uncounted(SqlCheck):
     name = "calls"
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        names = {tube.id: tube.name for tube in self._store.read_tubes(tx)}
+        names = {tube.id: tube.name for tube in self._store.tubes(tx)}
         found = [(names.get(tube), tube, event) for tube, event in tx.rows(self._store.looks().uncounted)]
         return Look([self._finding(*each) for each in found], seen=len(found))
 
@@ -393,7 +393,7 @@ class Tasks(SqlCheck):
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         rows = [Facts(*row) for row in tx.rows(self._looks.rows, -(2**63) if after is None else after, limit)]
-        tubes = {tube.id: tube for tube in self._store.read_tubes(tx)}
+        tubes = {tube.id: tube for tube in self._store.tubes(tx)}
         unreadable = self._unreadable(tx, rows)
         findings: list[Finding] = []
         for row in rows:
@@ -454,7 +454,7 @@ class Tasks(SqlCheck):
     def _locked(self, tx: SqlTx, id: int) -> tuple[Facts, TubeRecord] | None:
         """A row that nobody else can change now, and its tube: first its sub-queue is locked, then the row."""
         for row in map(Facts._make, tx.rows(self._looks.rows, id - 1, 1)):
-            tube = next((tube for tube in self._store.read_tubes(tx) if tube.id == row.tube), None)
+            tube = next((tube for tube in self._store.tubes(tx) if tube.id == row.tube), None)
             if row.id == id and tube is not None:
                 if row.utube is not None or self._is_grouped(tube):
                     lock_line(tx, self._looks, tube.id, row.utube or "")
