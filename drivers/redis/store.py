@@ -47,7 +47,7 @@ from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
 from .urls import described, parsed
-from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire, not_redis
+from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 T = TypeVar("T")
 
@@ -531,10 +531,7 @@ class RedisStore(Renewable):
         clock = self.clock
         if isinstance(clock, ServerClock):
             self._hub.nodes.call(
-                self._keys,
-                lambda wire: clock.ask(partial(_server_ms, wire)),
-                is_repeatable=True,
-                within=within,
+                self._keys, lambda wire: clock.ask(wire.time_ms), is_repeatable=True, within=within
             )
 
     def _dead(self, sessions: Sessions) -> list[tuple[str, str]]:
@@ -724,18 +721,6 @@ _COUNT = re.compile("0|[1-9][0-9]{0,17}")
 """What a server can add to, which others may have overwritten; see rules.lua."""
 
 _warned: set[str] = set()
-
-
-def _server_ms(wire: Wire) -> float:
-    answer = wire.command("TIME")
-    if not (isinstance(answer, list) and len(answer) == 2 and all(map(_is_number, answer))):
-        raise not_redis("TIME", answer)
-    seconds, micros = map(int, answer)
-    return seconds * 1000 + micros / 1000
-
-
-def _is_number(word: object) -> bool:
-    return isinstance(word, bytes) and word.isdigit()
 
 
 def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:

@@ -171,9 +171,17 @@ class Wire:
         """What the server tells about itself."""
         told = self.command("INFO", section)
         if not isinstance(told, bytes):
-            raise not_redis("INFO", told)
+            raise _not_redis("INFO", told)
         lines = told.decode(errors="replace").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def time_ms(self) -> float:
+        """What the server's clock says."""
+        told = self.command("TIME")
+        if not (isinstance(told, list) and len(told) == 2 and all(map(_is_number, told))):
+            raise _not_redis("TIME", told)
+        seconds, micros = map(int, told)
+        return seconds * 1000 + micros / 1000
 
     def fileno(self) -> int:
         """The socket, for polls."""
@@ -247,7 +255,11 @@ def _refused(error: exceptions.RedisError) -> Exception:
     return error if isinstance(error, NOT_NOW) else Refused(error)
 
 
-def not_redis(asked: str, answer: object) -> Refused:
+def _is_number(word: object) -> bool:
+    return isinstance(word, bytes) and word.isdigit()
+
+
+def _not_redis(asked: str, answer: object) -> Refused:
     """The error for an answer that no Redis gives."""
     return Refused(exceptions.ResponseError(f"it is no Redis: to {asked} it answers {answer!r:.60}"))
 
