@@ -184,8 +184,8 @@ class RedisStore(Renewable):
         if self._url in _warned:
             return
         nodes = self._hub.nodes
-        policies = {info.get("maxmemory_policy", "") for info in nodes.each(_memory)}
-        for policy in sorted(policies):
+        memory = nodes.each(lambda wire: wire.info("memory"))
+        for policy in sorted({info.get("maxmemory_policy", "") for info in memory}):
             if policy.startswith("allkeys"):
                 log.warning(
                     "%s may drop tasks when its memory is full: its maxmemory-policy is %s; set noeviction",
@@ -731,10 +731,6 @@ def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
 
 def _texts(ids: Iterable[bytes]) -> set[str]:
     return {id.decode(errors="replace") for id in ids}
-
-
-def _memory(wire: Wire) -> dict[str, str]:
-    return wire.info("memory")
 
 
 def _persistence(wire: Wire) -> dict[str, str]:
