@@ -105,6 +105,11 @@ class Survey(NamedTuple):
     delayed_tasks: int
     buried_tasks: int
 
+    @classmethod
+    def of(cls, tx: RedisTx, driver: RedisDriver) -> Survey:
+        """Look at a tube."""
+        return cls(*driver.look(tx, scripts.SURVEY))
+
     @property
     def has_keys(self) -> bool:
         """Whether there is more than what a drop leaves behind."""
@@ -141,14 +146,6 @@ class Examined:
         """Of a tube whose type may be unknown here."""
         type = TubeType(self.features(tube) or Features())
         return RedisDriver(type, tube, self.namespace, lambda: 0, self.after(tube.id))
-
-    def survey(self, tx: RedisTx, driver: RedisDriver) -> Survey:
-        return Survey(*driver.look(tx, scripts.SURVEY))
-
-    def wrong_types(self, tx: RedisTx, driver: RedisDriver) -> Sequence[tuple[str, str, str]]:
-        """The keys of a tube that are of another type than they must be: each with its type and the right one."""
-        found = [word.decode() for word in driver.look(tx, scripts.TYPES)]
-        return list(zip(found[::3], found[1::3], found[2::3], strict=True))
 
     def unknown_sessions(self, tx: RedisTx) -> Sequence[str]:
         sessions = self.sessions()
@@ -279,7 +276,7 @@ class OwnersCheck(RedisCheck):
 
     def _holdings(self, tx: RedisTx, tube: TubeRecord, limit: int) -> Iterator[Holding]:
         driver, after = self._store.driver(tube), b""
-        if self._store.wrong_types(tx, driver):
+        if driver.look(tx, scripts.TYPES):
             return  # as Types tells
         while True:
             flat = driver.look(tx, scripts.HOLDERS, after, limit)
@@ -364,9 +361,9 @@ class StrayTubes(RedisCheck):
     def _findings(self, tx: RedisTx, number: int) -> Iterator[Finding]:
         driver = self._store.driver(_unnamed(number))
         whose = f"of tube number {number}, which is not in the catalogue, the"
-        wrong = list(_wrong_types(self._store, tx, driver, whose, tube=None))
+        wrong = list(_wrong_types(tx, driver, whose, tube=None))
         yield from wrong
-        if not wrong and self._store.survey(tx, driver).has_keys:
+        if not wrong and Survey.of(tx, driver).has_keys:
             yield self._finding(number)
 
     def _finding(self, number: int) -> Finding:
@@ -375,7 +372,7 @@ class StrayTubes(RedisCheck):
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         tubes = self._store.tubes(tx)
-        survey = self._store.survey(tx, self._store.driver(_unnamed(finding.key)))
+        survey = Survey.of(tx, self._store.driver(_unnamed(finding.key)))
         if not survey.has_keys or finding.key in {tube.id for tube in tubes}:
             return False
         if dry:
@@ -406,14 +403,13 @@ class Types(RedisCheck):
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
         tubes, findings = self._store.tubes(tx), list[Finding]()
         for tube in tubes:
-            findings += _wrong_types(self._store, tx, self._store.driver(tube), "its", tube.name)
+            findings += _wrong_types(tx, self._store.driver(tube), "its", tube.name)
         return Look(findings, seen=len(tubes))
 
 
-def _wrong_types(
-    store: Examined, tx: RedisTx, driver: RedisDriver, whose: str, tube: str | None
-) -> Iterator[Finding]:
-    for key, is_now, right in store.wrong_types(tx, driver):
+def _wrong_types(tx: RedisTx, driver: RedisDriver, whose: str, tube: str | None) -> Iterator[Finding]:
+    found = [word.decode() for word in driver.look(tx, scripts.TYPES)]
+    for key, is_now, right in zip(found[::3], found[1::3], found[2::3], strict=True):
         what = f"{whose} key {key} is a {is_now}, and must be a {right}"
         yield Finding(Kind.DAMAGE, what, None, tube=tube, key=key)
 
@@ -431,9 +427,9 @@ class Starts(RedisCheck):
         findings = []
         for tube in tubes:
             driver = self._store.driver(tube)
-            if self._store.wrong_types(tx, driver):
+            if driver.look(tx, scripts.TYPES):
                 continue  # as Types tells
-            survey = self._store.survey(tx, driver)
+            survey = Survey.of(tx, driver)
             if survey.was_dropped:
                 findings.append(self._dropped(tube))
             findings += _findings(tube, "meta", driver.look(tx, scripts.EXAMINE, "meta", "", 1)[2])
@@ -453,7 +449,7 @@ class Starts(RedisCheck):
         driver = self._store.driver(tube)
         if finding.rule != "dropped":
             return _mend(tx, driver, finding, now=now, dry=dry)
-        survey = self._store.survey(tx, driver)
+        survey = Survey.of(tx, driver)
         if not survey.was_dropped:
             return False
         if not dry:
@@ -471,7 +467,7 @@ class Counts(RedisCheck):
         self.name = f"counts of {tube.name}"
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        survey = self._store.survey(tx, self._store.driver(self._tube))
+        survey = Survey.of(tx, self._store.driver(self._tube))
         differ = [
             f"{expected} {what} and {found} in {index}"
             for what, expected, index, found in self._pairs(survey)
@@ -513,7 +509,7 @@ class Things(RedisCheck):
         self.name = f"{'sub-queues' if where == 'front' else where} of {tube.name}"
 
     def size(self, tx: RedisTx) -> int:
-        size: int = getattr(self._store.survey(tx, self._driver), self._where, 0)
+        size: int = getattr(Survey.of(tx, self._driver), self._where, 0)
         return size
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
