@@ -27,7 +27,7 @@ from ..stirring import Stirred
 from .driver import RedisDriver
 from .nodes import Nodes
 from .scripts import UNWAIT, WAIT, Keys
-from .wire import Refused, Wire, only_reads
+from .wire import Refused, Wire
 
 FLOOR = 0.5
 """Seconds between two looks of who waits and was not called."""
@@ -285,9 +285,7 @@ class Listener(Stirred):
     def _lose(self, ear: Ear, error: Exception) -> None:
         """The connection is of no use any more. Whoever waits finds out what is the matter, and waits on."""
         log.debug("waiting at %s: %s", ear.bell, error)
-        self._nodes.redirected(error)
-        if only_reads(error):
-            self._nodes.leave_replica(ear.keys)  # a look there finds nothing, and is not refused
+        self._nodes.heed(error, ear.keys)  # at a replica the look that follows finds nothing
         self._end(ear)
         ear.next_at = real_monotonic() + RECONNECT_EVERY
         ear.waiters.wake_first(ear.key)

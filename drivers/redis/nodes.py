@@ -160,7 +160,11 @@ class Nodes:
                 return answer
             except NOT_NOW as error:
                 failure: Exception = error
-                self._heed(error, address, until)
+                self._heed(error, address)
+                if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
+                    self._look_round(address)
+                if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
+                    self._note_away(address, until)
             except Lost as error:
                 failure = error
                 losses += 1
@@ -173,8 +177,7 @@ class Nodes:
                 elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
-                if only_reads(error):
-                    self._forget_idle(address)
+                self._heed(error, address)
                 raise
             if real_monotonic() > until:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
@@ -195,14 +198,9 @@ class Nodes:
         """Note that there was no answer from the node of these keys, if it was waited for until then."""
         self._note_away(self._address(keys), until)
 
-    def leave_replica(self, keys: Keys) -> None:
-        """The node of these keys is no master any more, as who waits there has heard."""
-        self._forget_idle(self._address(keys))
-
-    def redirected(self, error: Exception) -> None:
-        """Note what a node has said of who has a key."""
-        if isinstance(error, exceptions.MovedError):
-            self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
+    def heed(self, error: Exception, keys: Keys) -> None:
+        """Note what the node of these keys has said to who waits there."""
+        self._heed(error, self._address(keys))
 
     def close(self) -> None:
         """End all connections; those in use are ended when they are given back."""
@@ -210,15 +208,12 @@ class Nodes:
         for address in list(self._idle):
             self._forget_idle(address)
 
-    def _heed(self, error: Exception, address: Address | None, until: float) -> None:
-        """A node will do it later, or another one will."""
-        self.redirected(error)
+    def _heed(self, error: Exception, address: Address | None) -> None:
+        """Note who has a key, as a node says, or that it is no master any more."""
+        if isinstance(error, exceptions.MovedError):
+            self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
         if only_reads(error):
             self._forget_idle(address)
-        if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
-            self._look_round(address)
-        if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
-            self._note_away(address, until)
 
     def _check_not_away(self, address: Address | None) -> None:
         if real_monotonic() < self._away.get(address, 0.0):
