@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,16 +98,15 @@ class Outcome:
 
 def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callable[[Crawl], None]) -> Outcome:
     """Crawl up to ``pages`` pages on ``hosts`` hosts with ``workers`` processes; kill one at a third of the way."""
-    with TemporaryDirectory(prefix="tubes-demo-") as name, ExitStack() as stack:
-        folder = Path(name)
-        queue = stack.enter_context(tubes.connect(f"sqlite:///{folder}/crawl.db", durability="normal"))
+    with (
+        TemporaryDirectory(prefix="tubes-demo-") as folder,
+        tubes.connect(f"sqlite:///{folder}/crawl.db", durability="normal") as queue,
+    ):
         tube = queue.create_tube("pages", type)
-        site = stack.enter_context(_site(hosts, pages))
-        crew = stack.enter_context(_crew(workers, folder, site.seeds))
-        seconds = _watch(tube, site, crew, on_progress)
-        for worker in crew:
-            worker.end()  # where they are stuck
-        return _outcome(tube, site, crew, seconds)
+        with _site(hosts, pages) as site:
+            with _crew(workers, Path(folder), site.seeds) as crew:
+                seconds = _watch(tube, site, crew, on_progress)
+            return _outcome(tube, site, crew, seconds)
 
 
 class _Site:
@@ -178,6 +177,7 @@ class _Worker:
 
 @contextmanager
 def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
+    """The crawlers. At the end none is left, also where they are stuck."""
     stores = f"sqlite:///{folder}/crawl.db", f"{folder}/seen.db"
     crew: list[_Worker] = []
     try:
