@@ -9,7 +9,7 @@
 local taken = call('ZCARD', HELD)
 local next_id = call('HGET', META, 'next')
 local last = next_id and plus(next_id, -1) or call('HGET', META, 'gave') or '0'
-if taken > 0 or not exists() then return {taken, last} end
+if taken > 0 or not next_id then return {taken, last} end
 local waiting, seeking = call('ZCARD', WAITING), call('ZCARD', SEEKING)
 call('UNLINK', unpack(KEYS))
 call('HSET', META, 'dropped', server_ms(), 'gave', last)
