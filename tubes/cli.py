@@ -304,7 +304,7 @@ def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str
 
 
 def exit_if_away(missing: Mapping[str, str]) -> None:
-    """What could be shown has been."""
+    """End with the exit status for a server that is away: what could be shown has been."""
     if UNUSABLE in missing.values():
         raise click.exceptions.Exit(UNAVAILABLE)
 

@@ -21,7 +21,7 @@ def new_number() -> int:
 
 
 class Entry(NamedTuple):
-    """An entry of the catalogue: which one it was, the tube, and the id after which its tasks' begin."""
+    """An entry of the catalogue: the place in their order, the tube, and the id after which its tasks' begin."""
 
     order: float
     tube: TubeRecord

@@ -339,8 +339,8 @@ class Owners(DeadOwners[Examined], OwnersCheck):
 class StrayTubes(RedisCheck):
     """Tubes that have keys and are not in the catalogue, so that no verb reaches them.
 
-    A tube has an entry before it has keys, and keeps it until they are removed. So one that had keys before the
-    catalogue was read, and is not in it, has none after that.
+    A tube has an entry before it has keys, and keeps it until they are removed. So one is lost that had keys before the
+    catalogue was read, is not in it, and has keys after that.
     """
 
     name = "keys"

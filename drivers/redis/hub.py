@@ -111,7 +111,7 @@ class Hub:
             cls._lock = threading.Lock()
 
     def empty_after_restart(self, wire: Wire, driver: RedisDriver) -> None:
-        """What a temporary tube held before its server was started is gone."""
+        """Remove what a temporary tube held before its server was started."""
         if self._emptied.get(driver) != wire.run_id:
             wire.evaluate(EMPTY, driver.keys, ("", 0, 0, wire.run_id))
             self._emptied[driver] = wire.run_id

@@ -28,7 +28,7 @@ class RedisTx:
         """What ``look`` has found for tubes during this call: when time does something next."""
 
     def begin(self) -> None:
-        """Each script is a transaction. Drivers that need one open may have no scripts: they have one order for all."""
+        """Keep one order for all tubes: a step that begins a transaction may run no script, each of which is one."""
         if self._held is not None:
             self._held.append(self._store.hold(self._store))
 

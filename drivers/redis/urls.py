@@ -52,7 +52,7 @@ def no_url() -> BadOption:
 
 
 def parsed(url: str) -> tuple[str, float]:
-    """The URL without what is ours in its query, and the seconds to be dead after, which may be there.
+    """The URL without what is ours in its query, and the seconds of ``dead_after``, which may be there.
 
     The protocol is always 2, whatever it says.
     """
