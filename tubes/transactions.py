@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tubes.errors import OutcomeUnknown
 from tubes.interrupts import guarded
@@ -31,10 +31,10 @@ class Transactions:
     def block(self) -> Iterator[Unit]:
         """Open one, commit it when the block ends, roll it back if it raises; then come callbacks and wake-ups."""
         self._queue.check_open()
-        block = _Block(self._queue.store, self._new_unit, self._inside)
+        block = _Block(self._queue.store, self._new_unit(None), self._inside)
         try:
             guarded(block.enter)
-            yield cast("Unit", block.unit)
+            yield block.unit
             guarded(block.leave, None, None, None)
         except BaseException:
             if block.is_inside:
@@ -74,38 +74,31 @@ class Transactions:
 
 
 class _Block:
-    """A ``with`` block that is one transaction. ``inside``: the threads that are in one."""
+    """A ``with`` block that is one transaction, its unit's once it is open. ``inside``: the threads that are in one."""
 
-    def __init__(self, store: Store, new_unit: Callable[[Any], Unit], inside: list[int]) -> None:
-        self._transaction = store.transaction(self._committed)
-        self._new_unit = new_unit
+    def __init__(self, store: Store, unit: Unit, inside: list[int]) -> None:
+        self._transaction = store.transaction(partial(_line_up, unit))
         self._inside, self._thread = inside, threading.get_ident()
-        self.unit: Unit | None = None
+        self.unit = unit
         self.is_inside = False
 
     def enter(self) -> None:
-        tx = self._transaction.__enter__()
+        self.unit.tx = self._transaction.__enter__()
         self._inside.append(self._thread)
         self.is_inside = True
-        self.unit = self._new_unit(tx)
 
     def leave(self, *error: Any) -> None:
         self.is_inside = False
         self._inside.remove(self._thread)
-        if self.unit is not None:
-            self.unit.end()
+        self.unit.end()
         try:
             self._transaction.__exit__(*error)
         except OutcomeUnknown:
-            for tube, changes in () if self.unit is None else self.unit.changes():
+            for tube, changes in self.unit.changes():
                 tube.doubt(changes)
             raise
-        if self.unit is not None and error[0] is None:
+        if error[0] is None:
             _publish(self.unit)
-
-    def _committed(self) -> None:
-        if self.unit is not None:
-            _line_up(self.unit)
 
 
 def _line_up(unit: Unit) -> None:
