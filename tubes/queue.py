@@ -473,7 +473,7 @@ class Queue(processes.OfOneProcess):
             self.is_closed = True
         self.store.waiters.wake_all()
         # It may wait for the call that a handler interrupted, or for this thread's own transaction
-        is_waited_for = not (is_interrupted() or self._transactions.is_inside(threading.get_ident()))
+        is_waited_for = not (is_interrupted() or self._transactions.is_inside())
         try:
             self._sweeper.stop(wait=is_waited_for)
         finally:  # a signal's handler may end that wait

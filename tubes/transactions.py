@@ -47,9 +47,9 @@ class Transactions:
         self._queue.check_open()
         return self._queue.store.join_transaction(connection, partial(self._new_unit, is_joined=True))
 
-    def is_inside(self, thread: int) -> bool:
-        """Whether a thread is inside a block."""
-        return thread in self._inside
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a block."""
+        return threading.get_ident() in self._inside
 
     def forked(self) -> None:
         """Called in a forked child: they are the parent's."""
