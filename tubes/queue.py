@@ -429,7 +429,7 @@ class Queue(processes.OfOneProcess):
     def flush_counts(self) -> None:
         """Store the calls that this process has counted."""
         if self.store.counts.is_dirty:
-            guarded(lambda: self.store.counts.flush(self.store.add_calls))
+            guarded(self.store.counts.flush, self.store.add_calls)
 
     def _background(self) -> float | None:
         began = self.clock.now_ms()
