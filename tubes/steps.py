@@ -14,8 +14,8 @@ from tubes.interrupts import guarded
 from tubes.place import place_of
 from tubes.processes import OfOneProcess
 from tubes.store import Unit, check_unit
-from tubes.task import TAKE, Event, Task, milliseconds
-from tubes.unknown import Taken, UnknownTakes
+from tubes.task import TAKE, Event, Task
+from tubes.unknown import UnknownTakes, taken_by
 from tubes.waiting import LEASES_KEPT, Lease, room
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ _FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
 
 def _is_change(answer: object) -> bool:
     return isinstance(answer, Change) and isinstance(answer.event, Event)
-
-
-def taken_by(task: Task) -> Taken:
-    """Whose take a task is of, and when that was."""
-    return "" if task.owner is None else task.owner.hex, milliseconds(task.updated_at)
 
 
 class Steps(OfOneProcess):

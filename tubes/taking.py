@@ -20,9 +20,10 @@ from tubes.errors import (
 )
 from tubes.interrupts import guarded, interruptible
 from tubes.options import Seconds
-from tubes.steps import Steps, taken_by
+from tubes.steps import Steps
 from tubes.store import Unit
 from tubes.task import ACK, TAKE, State, Task
+from tubes.unknown import taken_by
 from tubes.waiting import Deadline, seconds_until
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tubes.task import Task, milliseconds
+
 LOOKS_FOR = 120.0
 """Seconds for which what such a take may hold is looked for.
 
@@ -15,9 +17,13 @@ so long, about.
 SOONEST = 1.0
 """Seconds between the first looks. Each further one comes when twice as long has passed."""
 
-
 Taken = tuple[str, int]
 """Whose take it was, by the session, and its millisecond."""
+
+
+def taken_by(task: Task) -> Taken:
+    """Whose take a task is of, and when that was."""
+    return "" if task.owner is None else task.owner.hex, milliseconds(task.updated_at)
 
 
 class UnknownTakes:

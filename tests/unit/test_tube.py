@@ -20,10 +20,10 @@ from faults.harness import Ended, end_when_woken, eventually, put_before_it_leav
 import tubes
 from tubes import aio
 from tubes.driver import STEP_LIMIT, Change, TasksLocked
-from tubes.steps import taken_by
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
 from tubes.testing.suite import refusal
+from tubes.unknown import taken_by
 
 
 @pytest.fixture
