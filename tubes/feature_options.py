@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, TypedDict
 
 from tubes import options as checked
@@ -50,8 +51,8 @@ def _supported(features: Features, table: Mapping[str, tuple[str, ...]]) -> froz
     return frozenset(name for feature, names in table.items() if getattr(features, feature) for name in names)
 
 
-_ALL_PUT_OPTIONS = _supported(Features(True, True, True, True), PUT_OPTIONS)
-_ALL_TUBE_OPTIONS = _supported(Features(True, True, True, True), TUBE_OPTIONS)
+_ALL_PUT_OPTIONS = frozenset(chain(*PUT_OPTIONS.values()))
+_ALL_TUBE_OPTIONS = frozenset(chain(*TUBE_OPTIONS.values()))
 
 _OF_TRANSACTION = ("unit", "connection")
 """What every verb takes that changes a task: the transaction that it is a part of."""
