@@ -80,12 +80,8 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_options(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """Which of the options that were given, and are ``asked`` for as stored, a tube has otherwise.
-
-    ``unsaid``: what one has that says nothing of it.
-    """
-    unsaid = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0}
-    has = unsaid | dict(stored)
+    """The options, by name, that a tube has otherwise than they are given. ``asked``: what would be stored of these."""
+    has = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0, **stored}  # what is not stored means that
     names = {option: option.removesuffix("_ms") for option in asked}
     return [name for option, name in names.items() if name in given and has.get(option) != asked[option]]
 
