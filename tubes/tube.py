@@ -373,13 +373,13 @@ class Tube(Takes):
     def truncate(self) -> int:
         """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
         removed = 0
-        while True:
-            count = guarded(self._truncate_some)
+        while count := guarded(self._truncate_some):
             removed += count
             if count < STEP_LIMIT:
-                if not removed:
-                    self._check_exists()
-                return removed
+                break
+        if not removed:
+            self._check_exists()
+        return removed
 
     def _truncate_some(self) -> int:
         count = self.place.transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
