@@ -102,13 +102,12 @@ class Takes(Steps):
         settled = len(self._take_step(limit, kept, to_ack, unit))
         if kept:
             return
-        if to_ack is None:
-            self._settle_and_take(limit, kept, settled, unit)
-            return
+        if to_ack is not None:
+            settled -= 1  # that is the ack
         try:
-            self._settle_and_take(limit, kept, settled - 1, unit)
+            self._settle_and_take(limit, kept, settled, unit)
         except StoreError:
-            if unit is not None:
+            if to_ack is None or unit is not None:
                 raise
             kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
 
