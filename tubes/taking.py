@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 RECONNECT_AFTER = 0.25
 """Seconds between two looks of a waiting take while the store cannot be reached."""
 
-NONE_SEEN: Mapping[int, int | None] = {}
-
 
 class Takes(Steps):
     """The middle part of a ``Tube``: what is taken, and what becomes ready again because nobody has it, or in time."""
@@ -300,7 +298,7 @@ class Takes(Steps):
 
     # What is due, and what ended sessions hold
 
-    def expire(self, seen: Mapping[int, int | None] = NONE_SEEN) -> tuple[int, int | None]:
+    def expire(self, seen: Mapping[int, int | None] = {}) -> tuple[int, int | None]:
         """Do what time asks for, and what a rescue has left; return how many tasks that changed, and what is due next.
 
         ``seen``: what is due next in several tubes, by their ids; one that is not there is asked.
