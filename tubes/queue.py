@@ -385,7 +385,7 @@ class Queue(processes.OfOneProcess):
     def sweep(self) -> int:
         """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return how many changes of tasks."""
         changed, _, failed = self._sweep(thoroughly=True)
-        _tell(failed)
+        _raise_one(failed)
         return changed
 
     def _sweep(self, *, thoroughly: bool) -> tuple[int, list[int], list[Exception]]:
@@ -452,7 +452,7 @@ class Queue(processes.OfOneProcess):
                 return None
             raise
         if not self.is_closed:
-            _tell(failed)
+            _raise_one(failed)
         ended = self.clock.now_ms()
         return min((seconds_until(due, began, ended) for due in dues), default=None)
 
@@ -534,8 +534,8 @@ class Queue(processes.OfOneProcess):
         return None if record is None else _readable(record)
 
 
-def _tell(failed: Sequence[Exception]) -> None:
-    """Raise one of the errors of a walk: a driver's own fault sooner than that its server is away, as its calls say."""
+def _raise_one(failed: Sequence[Exception]) -> None:
+    """Raise one of a walk's errors: a driver's own fault first, since of a server that is away its calls tell."""
     for error in sorted(failed, key=lambda error: isinstance(error, StoreError)):
         raise error
 
