@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tubes.task import Event, State
 
@@ -106,7 +106,7 @@ class Counts:
 def statistics(states: Mapping[State, int], calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Tarantool's keys (queue README, ``queue.statistics``): tasks by state, calls by event."""
     counts = {event.value: calls.get(event.value, 0) for event in Event}
-    tasks: dict[str, Any] = {
+    tasks = {
         "ready": states.get(State.READY, 0),
         "taken": states.get(State.TAKEN, 0),
         "buried": states.get(State.BURIED, 0),
