@@ -18,7 +18,7 @@ import click
 
 import tubes
 from tubes.cli_output import Closed, keep_secret, line, printable, say, without_secrets, write_line
-from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, shown
+from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, task_as_json
 from tubes.cli_process import Terminated, settle_in, stop_sending_again
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
 from tubes.errors import suggestion
@@ -357,7 +357,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
             raise
         except (ValueError, TypeError) as error:
             raise click.BadParameter(f"{error}: {short(data)}", param_hint="DATA") from error
-        write_line(line(shown(task)) if as_json else str(task.id))
+        write_line(line(task_as_json(task)) if as_json else str(task.id))
 
 
 # Taking

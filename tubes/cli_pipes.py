@@ -25,7 +25,7 @@ PATIENCE = 0.1
 """Seconds for which tasks may wait, taken, for a reader that is behind."""
 
 
-def shown(task: Task) -> dict[str, Any]:
+def task_as_json(task: Task) -> dict[str, Any]:
     """A task as JSON: its payload as ``data``, or as ``bytes`` in base64."""
     is_bytes = isinstance(task.data, bytes)
     return {
@@ -130,7 +130,7 @@ class Putting:
         self._moved(advance=count)
         if self._is_json:
             for task in tasks:
-                write_line(line(shown(task)))
+                write_line(line(task_as_json(task)))
 
     def _put_first(self, count: int) -> list[Task]:
         """Put the first lines that wait; Ctrl-C finds them either stored and counted, or neither."""
@@ -208,7 +208,7 @@ class Taking:
             for task in tasks:
                 if written and not is_awaited(1000 * (patient_until - real_monotonic())):
                     break
-                write_line(line(shown(task)))
+                write_line(line(task_as_json(task)))
                 written += 1
         finally:  # a closed pipe, Ctrl-C and TERM come here too
             self._printed += written

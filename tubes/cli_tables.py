@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tubes.cli_output import line, printable, write_line
-from tubes.cli_pipes import shown
+from tubes.cli_pipes import task_as_json
 from tubes.task import Task
 
 if TYPE_CHECKING:  # imported where a table is printed: others need not wait for it
@@ -55,7 +55,7 @@ def print_tasks(tasks: Sequence[Task], title: str, is_json: bool) -> None:
     """Print tasks as a table, or a line of JSON each."""
     if is_json:
         for task in tasks:
-            write_line(line(shown(task)))
+            write_line(line(task_as_json(task)))
         return
     columns = [">id", "state", "since", "data", "utube", ">pri", ">attempts", "due at"]
     if any(task.owner for task in tasks):

@@ -23,7 +23,7 @@ from interpreter import Process, drawn_on
 
 import tubes
 from tubes.cli import BAD_INPUT, CLOSED, INTERRUPTED, REFUSED, TERMINATED, UNAVAILABLE, USAGE
-from tubes.cli_pipes import BATCH, Putting, Taking, shown
+from tubes.cli_pipes import BATCH, Putting, Taking, task_as_json
 from tubes.payload import parse
 from tubes.testing import FakeClock
 
@@ -174,7 +174,7 @@ def test_a_line_has_all_of_a_task() -> None:
         clock.advance(5)
         task = jobs.take(0)
         assert task is not None and task.due_at is not None
-        assert shown(task) == {
+        assert task_as_json(task) == {
             "id": put.id,
             "tube": "jobs",
             "state": "taken",
