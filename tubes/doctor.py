@@ -116,7 +116,7 @@ class Check:
     doubtful: bool = False
     """Whether a look can meet others between two of their steps, so that ``mend`` is to confirm each finding."""
     rescues: ClassVar[bool] = False
-    """Whether it is repaired by what every process does for the dead, ``Queue.rescue``, and not by ``mend``."""
+    """Whether it is repaired by what every process does for the dead, ``Rescuer.rescue``, and not by ``mend``."""
 
     def patience(self) -> float:
         """Seconds for which what the last look found must last: living processes may see to it by themselves."""
