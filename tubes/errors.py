@@ -160,7 +160,10 @@ class DuplicateKey(TubeError):
 
 
 class StoreError(TubeError):
-    """The store could not do it. The foreign error is the ``__cause__``."""
+    """The store could not do it. The foreign error is the ``__cause__``.
+
+    One of none of the kinds below tells of a store that works: what is wrong is what is stored there, or asked of it.
+    """
 
 
 class StoreUnavailable(StoreError):
