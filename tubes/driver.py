@@ -311,7 +311,8 @@ def _needed_of(driver: object) -> Iterator[str]:
 def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
     """A driver's ``ack_and_take``, ``None`` where it has none.
 
-    One with an ``ack`` or a ``take`` of its own, which passes all else on to another driver, does not mean that one's.
+    A driver may pass on to another what it does not have itself. If it has an ``ack`` or a ``take``, the other's
+    ``ack_and_take`` would pass these by.
     """
     kind = type(driver)
     is_another_s = not hasattr(kind, "ack_and_take") and (hasattr(kind, "ack") or hasattr(kind, "take"))

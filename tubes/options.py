@@ -89,7 +89,7 @@ def check_flag(option: str, value: object) -> None:
 
 
 def whole(option: str, value: object, *, least: int = 0) -> int:
-    """Check a whole number; return it as an int, which a member of an enumeration is shown as by its name alone."""
+    """Check a whole number; return a plain int, since a member of an enumeration would be shown by its name."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_ID:
         raise BadOption(
             f"{option} must be a whole number from {least} to {LARGEST_ID}, not {shown(value)}",

@@ -418,7 +418,7 @@ class Queue(processes.OfOneProcess):
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
 
     def sweep_in_background(self) -> None:
-        """Start the thread that does: a process may only look or listen, and who is woken should not pay for it."""
+        """Start its thread: a process may do no more than look or listen, and who is woken should not pay for it."""
         self._sweeper.nudge()
 
     def counted(self) -> None:

@@ -16,14 +16,14 @@ LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that find enough to do."""
 
 RESCUED_AT_ONCE = 10
-"""Ended sessions whose tasks are given back until the next look which there are, drawn by lot where there are more.
+"""Ended sessions whose tasks are given back between two looks for such, drawn by lot where there are more.
 
 Many processes that see the same ones end, as where a host with many workers dies, divide them among themselves so.
 """
 
 
 class Rescuer:
-    """Does so for one queue."""
+    """Rescues for one queue."""
 
     def __init__(self, store: Store, tubes: OpenTubes) -> None:
         self._store = store

@@ -50,7 +50,7 @@ class Counts:
         """The counts of one tube that are not stored yet, and how many flushes have begun until now.
 
         Nobody can tell whether what a flush has drained is stored already, so this waits until none is under way. One
-        that takes that long is waiting itself, and has stored nothing.
+        that takes longer than FLUSH_TAKES is waiting itself, and has stored nothing.
         """
         with self._lock:
             self._lock.wait_for(lambda: not self._under_way, FLUSH_TAKES)
