@@ -147,7 +147,7 @@ class Steps(OfOneProcess):
             queue.due_at(first_due)
 
     def _next_leases(self, changes: Sequence[Change], waking: int) -> Sequence[Lease]:
-        """Of the tasks that are ready now, where somebody waits here who may not be called for them."""
+        """Of the tasks that are ready now, for ``Waiters.wake``; none where nobody waits, or all are called anyhow."""
         waiting = len(self._store.waiters.line.get(self._id, ()))
         if not waiting or waking > waiting + LEASES_KEPT:
             return ()

@@ -15,7 +15,7 @@ Lease = tuple[int, int]
 """A task's id, and which of its takes it is."""
 
 LEASES_KEPT = 100
-"""Leases that are remembered of those who left a line: as many as may be taken before ``wake`` is told of their put."""
+"""Leases that are remembered of those who left a line: so many takes may come between a put and its ``wake``."""
 
 A_MOMENT = 0.01
 """Seconds that somebody who settles what is due may hold up others who would."""
@@ -113,9 +113,9 @@ class Waiters:
     def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
         """Call the first ``count`` in line that have not been called yet; tell for how many there was somebody.
 
-        ``leases`` are the next ones of what there is. Who had it before anybody was called has left the line, and
-        nobody is called for it: who is called in vain may be overtaken by who is called next. So for a single task the
-        first in line is woken, whoever is called: who leaves with a task wakes the next.
+        ``leases`` are the next ones of what there is. For one with which somebody has left the line already nobody is
+        called: who is called in vain may be overtaken by who is called next. So for a single task the first in line is
+        woken, whoever is called: who leaves with a task wakes the next.
         """
         if key not in self.line:
             return 0
