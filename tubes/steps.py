@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Step = Callable[[Any], Sequence[Change]]
 
-_READY_EVENTS = {Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR}
-_FREEING_EVENTS = {Event.ACK, Event.DELETE, Event.TTL}
+_READY_EVENTS = frozenset((Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Event.TTR))
+_FREEING_EVENTS = frozenset((Event.ACK, Event.DELETE, Event.TTL))
 
 
 def _is_change(answer: object) -> bool:
@@ -48,10 +48,10 @@ class Steps(OfOneProcess):
         self._listeners: tuple[Listener, ...] = ()
         features = driver.features
         self._is_timed = features.timed
-        self._waking = frozenset(
-            _READY_EVENTS | (_FREEING_EVENTS | {Event.BURY} if features.grouped else set())
-        )
-        self._making_room = frozenset(_FREEING_EVENTS) if features.bounded else frozenset()
+        self._waking = _READY_EVENTS
+        if features.grouped:  # the next of the sub-queue may be taken
+            self._waking |= _FREEING_EVENTS | {Event.BURY}
+        self._making_room = _FREEING_EVENTS if features.bounded else frozenset()
 
     # What it is
 
