@@ -350,9 +350,9 @@ class Queue(OfOneProcess):
         worker = self._units.get(unit) if isinstance(unit, Unit) else None
         return await self._crew.run(work, undo=undo, worker=worker, server=server)
 
-    def _opened(self, plain: PlainTube) -> Tube:
+    def _opened(self, tube: PlainTube) -> Tube:
         """The awaited form of a tube: always the same while anybody has it."""
-        return self._tubes.setdefault(plain, Tube(self, plain))
+        return self._tubes.setdefault(tube, Tube(self, tube))
 
 
 def _roll_back(block: Any) -> None:

@@ -60,7 +60,7 @@ def options_to_store(
     check_tube_options(options, definition.features, own, where)
     stored: dict[str, Any] = {}
     if own:
-        given = {name: options[name] for name in own if name in options}
+        given = {option: options[option] for option in own if option in options}
         stored = _as_read_again(definition.check_tube_options(given), where)
     return stored | stored_options(options)
 
