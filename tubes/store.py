@@ -208,7 +208,7 @@ class Unit(OfOneProcess):
         self.tx = tx
         self.is_open = True
         self._is_joined = is_joined
-        """Whether it is on a connection of the user's, whose driver waits as it does and sees to signals itself."""
+        """Whether it is on a connection of the user's, whose driver waits in its own way and sees to signals itself."""
         self._store = store
         self._ended = ended
         self._changes: list[tuple[Steps, Sequence[Change]]] = []

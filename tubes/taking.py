@@ -110,7 +110,7 @@ class Takes(Steps):
             kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
 
     def _settle_and_take(self, limit: int, kept: list[Task], settled: int, unit: Unit | None) -> None:
-        """Try again, where a step has found so much that was due and nothing to take, or somebody is dead."""
+        """Try again, where a step has settled so much that was due and found nothing to take, or somebody is dead."""
         while not kept and settled:  # more may be due than one step settles
             settled = len(self._take_step(limit, kept, None, unit))
         if not kept and unit is None and self._queue.rescuer.rescue_for(self):

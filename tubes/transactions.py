@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """What a queue knows of those that are open on it."""
+    """Those that are open on one queue."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue

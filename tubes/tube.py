@@ -442,7 +442,7 @@ class Tube(Takes):
         return remove
 
     def _set_listeners(self) -> None:
-        """Again where another thread has changed them meanwhile: who comes last has seen what all have done."""
+        """Keep those that are given, and again if another thread changes them: who comes last sees what all did."""
         listeners: tuple[Listener, ...] | None = None
         while listeners != (given := self._given_listeners()):
             self._listeners = listeners = given

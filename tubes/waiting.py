@@ -18,7 +18,7 @@ LEASES_KEPT = 100
 """Leases that are remembered of those who left a line: so many takes may come between a put and its ``wake``."""
 
 A_MOMENT = 0.01
-"""Seconds that somebody who settles what is due may hold up others who would."""
+"""Seconds for which somebody who settles what is due may hold up others who would do the same."""
 
 HELD_UP = 0.1
 """Seconds at most until another look where something is due and cannot be done: an open transaction has it locked."""
@@ -133,7 +133,7 @@ class Waiters:
         return called
 
     def looked_in_vain(self, key: Key, signal: Signal) -> None:
-        """The first in line has found nothing: who was called and not woken since it was, was called in vain too."""
+        """The first in line has found nothing: unless it was called since, who is called and asleep was so in vain."""
         with self._lock:
             if signal not in self._called:
                 self._called.difference_update(each for each in self.line[key] if not each.is_set)
