@@ -133,7 +133,7 @@ class Tube(Takes):
         is_called = False
         try:
             while True:
-                pause = remaining = deadline.left()
+                remaining = deadline.left()
                 is_first, is_called = waiters.heed(self._room, signal)
                 tried = self._clock.now_ms()
                 if is_first or remaining == 0.0:
@@ -146,8 +146,7 @@ class Tube(Takes):
                 self._queue.check_open()
                 if remaining == 0.0:
                     raise TubeFull(self.name, self._capacity, wanted)
-                if is_first:
-                    pause = self._until_due(tried, remaining)
+                pause = self._until_due(tried, remaining) if is_first else remaining
                 interruptible(self._clock.wait, signal, pause)
         finally:
             is_called |= waiters.leave(self._room, signal)
