@@ -116,7 +116,7 @@ class Elsewhere(Place):
         return guarded(look, None)
 
     def has_tube(self, tx: Any) -> bool:
-        return self._store.read(lambda tx: self._store.has_tube(tx, self._tube))
+        return self._store.read(lambda own: self._store.has_tube(own, self._tube))  # tx is None here
 
     def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
         """It is done now; the part is what came of it."""
