@@ -556,6 +556,19 @@ def kick(name: str, count: int, as_json: bool) -> None:
 @command
 @name_argument
 @as_json
+def truncate(name: str, as_json: bool) -> None:
+    """Remove all tasks of a tube, and keep the tube.
+
+    In whatever state they are, taken ones too; prints how many that were. No callback hears of it.
+    """
+    with target.connect() as queue:
+        removed = queue.get_tube(name).truncate()
+    write_line(line({"removed": removed}) if as_json else str(removed))
+
+
+@command
+@name_argument
+@as_json
 def drop(name: str, as_json: bool) -> None:
     """Remove a tube and its tasks.
 

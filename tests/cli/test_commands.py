@@ -306,6 +306,19 @@ def test_bury_kick_peek_and_delete_ask_for_no_session(tubes_: Command) -> None:
     assert (said.status, said.out) == (REFUSED, "")
 
 
+def test_truncate_removes_all_tasks_and_keeps_the_tube(tubes_: Command) -> None:
+    tubes_("create", "jobs")
+    for data in "123":
+        tubes_("put", "jobs", data)
+    tubes_("bury", "jobs", "2")
+    tubes_("take", "jobs")
+    assert tubes_("truncate", "jobs").out == "3\n"
+    assert tubes_("truncate", "jobs", "--json").json() == {"removed": 0}
+    assert tubes_("stats", "jobs", "--json").json()["tasks"]["total"] == 0
+    said = tubes_("truncate", "others")
+    assert (said.status, said.out) == (REFUSED, "")
+
+
 def test_release_touch_and_ack_need_the_session_that_took(tubes_: Command) -> None:
     tubes_("create", "jobs", "fifottl", "--ttl", "600", "--ttr", "60")
     tubes_("put", "jobs", "1")
