@@ -88,8 +88,8 @@ class SqlDriver:
         self._takes_plain = self._is_plain and not newest
         self._is_ranked = grouped and features.priority and not statements.is_shared
         """Whether a put is to see to it that a worse task steps back; on a server a trigger does."""
-        self._locks_groups = grouped and statements.is_shared
         self._locks = Locks(statements, tube.id, grouped=grouped, bounded=self._capacity > 0)
+        self._locks_groups = self._locks.with_groups
         self._reads_acks = features.timed or statements.is_shared
         """Whether an ack of a batch reads what it has acked: tasks' times, and on a server which these are."""
         self._ready_front = 0 if grouped else 1

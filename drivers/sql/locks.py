@@ -24,8 +24,8 @@ class Locks:
     def __init__(self, statements: Statements, tube: int, *, grouped: bool, bounded: bool) -> None:
         self._sql = statements
         self._tube = tube
-        self._with_groups = grouped and statements.is_shared
-        self.with_room = self._with_groups and bounded
+        self.with_groups = grouped and statements.is_shared
+        self.with_room = self.with_groups and bounded
         """Whether ``lock_room`` comes first. Where there are no sub-queues, a put waits for nothing else."""
 
     def lock_room(self, tx: SqlTx) -> None:
@@ -36,7 +36,7 @@ class Locks:
         """Lock the sub-queues of these tasks."""
         if self.with_room:
             self.lock_room(tx)
-        if self._with_groups:
+        if self.with_groups:
             tx.rows(self._sql.lock_groups, json_ids(ids))
 
     def lock_stored(self, tx: SqlTx, ids: Sequence[int], *, taken: bool = False) -> list[Row]:
@@ -69,7 +69,7 @@ class Locks:
             for look in looks:
                 rows += tx.rows(look.elsewhere if busy else look.free, self._tube, *given, limit, *names)
             rows.sort(key=by)
-            if not self._with_groups:
+            if not self.with_groups:
                 return rows[:limit]
             found = [row for row in rows[:limit] if row[ID] not in locked][: limit - len(locked)]
             free = {*self._lock_free_groups(tx, [row[ID] for row in found])}
@@ -81,7 +81,7 @@ class Locks:
 
     def _lock_free_groups(self, tx: SqlTx, ids: list[int]) -> list[int]:
         """Lock the sub-queues of these tasks that nobody else has locked; return the tasks that are in these."""
-        if not (self._with_groups and ids):
+        if not (self.with_groups and ids):
             return ids
         return [id for (id,) in tx.rows(self._sql.lock_free_groups, json_ids(ids))]
 
