@@ -126,10 +126,11 @@ class Owners(DeadOwners[Examined]):
     """Looks at who holds tasks, one tube a step."""
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        tubes = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
-        if not tubes:
+        left = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
+        if not left:
             return Look(())
-        tube, looks = tubes[0], self._store.looks(tubes[0].temporary)
+        tube, *further = left
+        looks = self._store.looks(tube.temporary)
         findings: list[Finding] = []
         holders = tx.rows(looks.holders, tube.id)
         connections: dict[str, list[int]] = {}
@@ -138,7 +139,7 @@ class Owners(DeadOwners[Examined]):
         for owner, count, known, ends_ms in holders:
             session = None if known is None else (ends_ms, connections.get(owner, ()))
             findings += self._held(tx, tube, owner, count, session, now)
-        return Look(findings, tube.id if tubes[1:] else None)
+        return Look(findings, tube.id if further else None)
 
 
 # Tubes
@@ -203,14 +204,14 @@ class Counts(SqlCheck):
         left = [tube for tube in bounded if after is None or tube.id > after]
         if not left:
             return Look(())
-        tube = left[0]
+        tube, *further = left
         stored, counted = self._counted(tx, tube.id, tube.temporary)
         findings = []
         if stored != counted:
             what = f"it is said to hold {stored} tasks, and holds {counted}"
             key = (tube.id, tube.temporary)
             findings.append(Finding(Kind.COUNT, what, "count them", tube=tube.name, key=key))
-        return Look(findings, tube.id if left[1:] else None, seen=1)
+        return Look(findings, tube.id if further else None, seen=1)
 
     def _is_counted(self, tube: TubeRecord) -> bool:
         features = self._store.features(tube)
