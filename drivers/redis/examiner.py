@@ -309,14 +309,12 @@ class Admissions(OwnersCheck):
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         assert finding.session is not None
         tube = self._store.tube(tx, finding.key)
-        if tube is None or not any(
-            each.owner == finding.session and not each.is_admitted
-            for each in self._holdings(tx, tube, LOOK_LIMIT)
-        ):
+        if tube is None:
             return False
-        if not dry:
+        is_so = finding in self._findings(tx, tube, [*self._holdings(tx, tube, LOOK_LIMIT)], now)
+        if is_so and not dry:
             self._store.driver(tube).do(tx, scripts.ADMIT, finding.session)
-        return True
+        return is_so
 
 
 class Owners(DeadOwners[Examined], OwnersCheck):
