@@ -315,8 +315,9 @@ def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
     ``ack_and_take`` would pass these by.
     """
     kind = type(driver)
-    is_another_s = not hasattr(kind, "ack_and_take") and (hasattr(kind, "ack") or hasattr(kind, "take"))
-    return None if is_another_s else getattr(driver, "ack_and_take", None)
+    if (hasattr(kind, "ack") or hasattr(kind, "take")) and not hasattr(kind, "ack_and_take"):
+        return None
+    return getattr(driver, "ack_and_take", None)
 
 
 def _annotated(kind: type) -> Collection[str]:
