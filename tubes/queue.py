@@ -394,9 +394,8 @@ class Queue(processes.OfOneProcess):
         Return how many tasks that changed, when time does something next in each tube, and what failed in one alone.
         """
         self.check_open()
-        look = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)
-        is_suspected = guarded(look)
-        changed = self.rescuer.rescue() if is_suspected else 0
+        are_suspected = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)
+        changed = self.rescuer.rescue() if guarded(are_suspected) else 0
         failed: list[Exception] = []
         dues: list[int] = []
         tubes = self._open_tubes.open_all()
