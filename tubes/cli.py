@@ -29,6 +29,7 @@ from tubes.task import STORED, State
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_URL = "sqlite:///tubes.db"
+
 KEPT_FOR = 60.0
 """Seconds for which a task that was taken without --ack stays taken after the command has ended."""
 

@@ -22,6 +22,7 @@ LONGEST_SUM_MS = 2**60
 """Delays and touches add up to no more, so that an instant that follows from it fits into 64 bits in every store."""
 
 LARGEST_ID = 2**63 - 1
+
 _MARK = "\1"
 """Stands before a sub-queue's stored name where that would else be the unnamed one's, or would itself have a mark."""
 
