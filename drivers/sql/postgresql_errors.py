@@ -36,6 +36,9 @@ _UNAVAILABLE = {
 _NO_MORE_LOCKS = ("max_locks_per_transaction", "out of shared memory")
 """What a server says whose table of locks is full: a hint, in every language, and a message, to those without hints."""
 
+_NO_MORE_NUMBERS = ("VACUUM", "wraparound")
+"""The same of a server that has no more numbers for transactions, since what is old was not vacuumed."""
+
 
 def translated(error: Refused, what: str) -> TubeError:
     """Return the error of our tree for a statement that the server refused."""
@@ -70,6 +73,8 @@ def translated(error: Refused, what: str) -> TubeError:
         return StoreError(
             f"{what}: its encoding has not all characters of the payload or of the utube: {error}"
         )
+    if error.code == TOO_LARGE and any(sign in str(error) for sign in _NO_MORE_NUMBERS):
+        return StoreUnavailable(f"{what} cannot be used: it is to be vacuumed first ({error})")
     if error.code in (TOO_LARGE, "22001", "54001"):
         return StoreError(f"the payload is more than {what} can store: {error}")
     return StoreError(f"{what}: {error}")

@@ -44,3 +44,16 @@ def test_a_deadlock_is_a_conflict_through_any_driver(original: Exception) -> Non
 def test_that_no_more_can_be_locked_is_told_apart_from_a_want_of_memory(said: str) -> None:
     assert "smaller batches" in str(translated(Refused("53200", said), "it"))
     assert "out of memory" in str(translated(Refused("53200", "out of memory"), "it"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "database is not accepting commands to avoid wraparound data loss in database postgres",
+        "Datenbank nimmt keine Befehle an\nHINT:  Führen Sie ein datenbankweites VACUUM in dieser Datenbank aus.",
+    ],
+    ids=["without its hint", "in German"],
+)
+def test_that_a_server_has_no_more_numbers_for_transactions_is_no_fault_of_a_payload(said: str) -> None:
+    assert isinstance(translated(Refused("54000", said), "it"), tubes.StoreUnavailable)
+    assert "payload" in str(translated(Refused("54000", "index row size 2720 exceeds 2704"), "it"))
