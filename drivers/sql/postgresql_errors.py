@@ -22,9 +22,11 @@ LOCK_NOT_AVAILABLE = "55P03"
 """A lock was not to be had within ``lock_timeout``."""
 
 _UNAVAILABLE = {
+    "53000": "it has no more of what it needs",
     "53100": "the disk is full",
     "53200": "the server is out of memory",
     "53300": "it has too many connections",
+    "58030": "its disk does not read or write",
     READ_ONLY: "it is read-only",
     "0A000": "it does not do this, as long as it is a standby for instance",
     "28000": "access is denied",

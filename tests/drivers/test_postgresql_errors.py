@@ -57,3 +57,8 @@ def test_that_no_more_can_be_locked_is_told_apart_from_a_want_of_memory(said: st
 def test_that_a_server_has_no_more_numbers_for_transactions_is_no_fault_of_a_payload(said: str) -> None:
     assert isinstance(translated(Refused("54000", said), "it"), tubes.StoreUnavailable)
     assert "payload" in str(translated(Refused("54000", "index row size 2720 exceeds 2704"), "it"))
+
+
+@pytest.mark.parametrize("code", ["53000", "58030"], ids=["no more files", "a disk that fails"])
+def test_a_server_whose_machine_fails_it_cannot_be_used_now(code: str) -> None:
+    assert isinstance(translated(Refused(code, "could not read block 0"), "it"), tubes.StoreUnavailable)
