@@ -28,6 +28,9 @@ TAKES_ARRAYS = (
 The settings are the user's, and are not changed.
 """
 
+A_BYTE = "CAST('a' AS bytea)"
+"""With ``bytea_output = escape`` pg8000 takes bytes for others, and says nothing."""
+
 HAS_SNAPSHOT = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
 """Then a tube that was dropped since is still to be seen, and what is put there would be lost."""
 
@@ -119,13 +122,17 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
             "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
         )
     try:
-        asked = f"{identity_query(namespace)}, {IS_READ_ONLY}, {HAS_TRIGGERS}, {TAKES_ARRAYS}, {HAS_SNAPSHOT}"
-        row = connection.exec_driver_sql(asked).one()
+        asked = f"{IS_READ_ONLY}, {A_BYTE}, {HAS_TRIGGERS}, {TAKES_ARRAYS}, {HAS_SNAPSHOT}"
+        row = connection.exec_driver_sql(f"{identity_query(namespace)}, {asked}").one()
     except sa.exc.DBAPIError as error:
         raise translated(refused_to_user(error), what) from error
-    started, database, table, is_read_only, has_triggers, takes_arrays, has_snapshot = row
+    started, database, table, is_read_only, byte, has_triggers, takes_arrays, has_snapshot = row
     if is_read_only == "on":
         raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
+    if bytes(byte) != b"a":
+        raise BadOption(
+            "this connection's driver reads bytes only if its bytea_output is hex", option="connection"
+        )
     if not has_triggers:
         raise without_triggers("connection")
     tx = PostgresJoinedTx(connection, namespace, takes_arrays=takes_arrays, has_snapshot=has_snapshot)

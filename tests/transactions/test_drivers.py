@@ -90,6 +90,20 @@ def test_a_commit_brings_tasks_and_rows(postgres_place: Place, play: Any) -> Non
     assert len(tube.tasks("r")) == 5 and [event for event, _ in place.changes[6:]] == ["take", "ack"]
 
 
+def test_bytes_are_read_as_they_were_put_or_not_at_all(postgres_place: Place, play: Any) -> None:
+    """Whatever the connection's ``bytea_output``, which pg8000 does not heed."""
+    tube, taken = postgres_place.tube(), list[Any]()
+    tube.put(b"abcdef")
+
+    def scene(session: Session) -> None:
+        session.execute(sa.text("SET LOCAL bytea_output = escape"))
+        with suppress(tubes.BadOption):
+            taken.extend(task.data for task in tube.take_many(2, 0, connection=session))
+
+    play(scene)
+    assert taken + [task.data for task in tube.tasks("r")] == [b"abcdef"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "ack"])
 def test_a_connection_that_dies_before_the_commit_is_told(
