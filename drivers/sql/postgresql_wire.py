@@ -96,6 +96,9 @@ FAILING = "SELECT 1 / 0"
 CANCEL_WITHIN = 5.0
 """Seconds that a server has to hear of a cancel."""
 
+NOT_SUPPORTED = "0A000"
+"""What the server says where a statement's answer has other types than it had when it was prepared; and else."""
+
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
 
@@ -177,7 +180,7 @@ class Wire:
             return self.pipeline(text, (given,), begin=begin)[0]
         self._check_own()
         self._sending(self._pg.send_query_prepared, name, [_sent(value) for value in given])
-        return self._read(self._answer())
+        return self._read(self._answer(), was_prepared=True)
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
         """Execute a statement once for each row, in one flight with what must come before it."""
@@ -199,7 +202,8 @@ class Wire:
             self._check(answers.pop(0), was_sent=False)
         if is_new and not self.pooled:
             self._prepared[text] = name
-        results = [self._read(answer) for answer in answers]  # the server has left out what follows a failure
+        # the server has left out what follows a failure
+        results = [self._read(answer, was_prepared=not is_new) for answer in answers]
         return results[: len(rows)]
 
     def begin(self, begin: str) -> None:
@@ -471,14 +475,21 @@ class Wire:
             return Refused(TOO_LARGE, message)
         return Lost(message, was_sent=was_sent)
 
-    def _read(self, result: PGresult) -> Result:
+    def _read(self, result: PGresult, *, was_prepared: bool = False) -> Result:
         status = result.status
         if status == pq.ExecStatus.TUPLES_OK:
             load = self._transformer
             load.set_pgresult(result)
             rows = load.load_rows(0, result.ntuples, tuple)
             return Result(rows, result.command_tuples or 0)
-        self._check(result, was_sent=True)
+        try:
+            self._check(result, was_sent=True)
+        except Refused as error:
+            if not (was_prepared and error.code == NOT_SUPPORTED):
+                raise
+            # A column's type was altered, and what else is prepared may be for the one it had
+            self.is_lost = True
+            raise Lost(str(error), was_sent=False) from error
         return Result([], result.command_tuples or 0)
 
     def _check(self, result: PGresult, *, was_sent: bool) -> None:

@@ -103,6 +103,21 @@ except Lost as error:
     assert said.startswith("54000 ") and "output buffer" in said and said.endswith("True False")
 
 
+def test_a_queue_goes_on_where_the_type_of_a_column_was_altered(
+    postgres_db: str, db: psycopg.Connection
+) -> None:
+    """The server refuses for ever what was prepared before."""
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        for type in ("bigint", "integer"):
+            tube.put_many(["one", "two"])
+            tube.ack_many(tube.take_many(2, 0))
+            db.execute(f"ALTER TABLE tubes_task ALTER attempts TYPE {type}".encode())
+            task = tube.put("altered")
+            assert tube.peek(task).data == "altered" and tube.take(0) == tube.peek(task)
+            assert tube.ack(task).data == "altered"
+
+
 def test_a_statement_that_cannot_be_prepared_is_refused_each_time_until_it_can(
     wire: Wire, db: psycopg.Connection
 ) -> None:
