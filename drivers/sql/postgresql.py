@@ -75,7 +75,8 @@ LOCK_WAIT = 0.1
 """Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
 
 ENDS_WITHIN = 1.0
-"""Seconds that a server may take to end a connection which we have closed, where it has room for no other."""
+"""Seconds that a server may take to end a connection which we have closed, where it has room for no other; or a vacuum
+of its own, as soon as it knows that somebody waits for that."""
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -415,14 +416,17 @@ class PostgresStore(SqlStore):
         """Wait for whoever is writing a task, of whatever tube: one that is put or taken now would be lost with it.
 
         For a moment, again and again: whoever comes after one that waits for a table waits too. A vacuum is waited for
-        in one go, since the server ends its own when somebody has waited for a second.
+        longer, once: the server ends its own when somebody has waited for so long, but no user's, nor one that it must.
         """
         sql = self._sql_of(tube)
         until = real_monotonic() + self._busy_timeout
         tx.run(sql.mark)
+        ends_after: list[Row] = []
         while True:
             left = until - real_monotonic()
-            patience = left if tx.rows(sql.tasks_are_vacuumed) else min(LOCK_WAIT, left)
+            patience = min(LOCK_WAIT, left)
+            if not ends_after and (ends_after := tx.rows(sql.vacuum_ends_after)):
+                patience = min(ends_after[0][0] / 1000 + ENDS_WITHIN, left)
             tx.rows(sql.set_lock_timeout, _milliseconds(patience))
             try:
                 tx.run(sql.lock_tasks)

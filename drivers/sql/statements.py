@@ -430,11 +430,12 @@ class Statements:
 
         self.lock_tasks = self._make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE'))
         self.set_lock_timeout = self._make(sa.text("SELECT set_config('lock_timeout', :ms, true)"), "ms")
-        self.tasks_are_vacuumed = self._make(
+        self.vacuum_ends_after = self._make(
             sa.text(
-                f"SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+                "SELECT CAST(setting AS bigint) FROM pg_settings WHERE name = 'deadlock_timeout' AND EXISTS ("
+                "SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
                 f"WHERE relation = to_regclass('\"{task.name}\"') AND datname = current_database()"
-                " AND mode = 'ShareUpdateExclusiveLock' AND granted"
+                " AND mode = 'ShareUpdateExclusiveLock' AND granted)"
             )
         )
         self.lock_groups = self._make(lock_groups, "ids")

@@ -160,6 +160,26 @@ def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> 
 
 
 @pytest.mark.slow
+def test_a_drop_beside_a_user_s_vacuum_holds_up_nobody_for_long(small_db: str) -> None:
+    """The server does not end that, whoever waits."""
+    with (
+        tubes.connect(small_db, migrate=True, sweep=False) as queue,
+        tubes.connect(small_db, sweep=False, busy_timeout=60) as other,
+    ):
+        tube, brief = queue.create_tube("jobs", "fifo"), queue.create_tube("brief", "fifo")
+        dropping = threading.Thread(target=other.tube.brief.drop)
+        with psycopg.connect(conninfo(small_db)) as db:
+            db.execute("LOCK TABLE tubes_task IN SHARE UPDATE EXCLUSIVE MODE")
+            dropping.start()
+            eventually(lambda: a_wait_lasts(small_db, 0.5))
+            assert tube.put("in time").data == "in time" and dropping.is_alive()
+        dropping.join(30)
+        assert queue.tubes() == ["jobs"]
+        with pytest.raises(tubes.NoSuchTube):
+            brief.put("late")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["drop", "count"])
 def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
     postgres_db: str, first: str
