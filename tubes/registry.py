@@ -92,7 +92,7 @@ def find_store(scheme: str) -> Callable[..., Any]:
         raise StoreUnavailable(
             f"the store for {scheme!r} needs a package that is not installed: {error}"
         ) from error
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, AttributeError) as error:  # such as for what takes sqlite3's place
         raise StoreUnavailable(f"the store for {scheme!r} cannot be loaded: {error}") from error
 
 

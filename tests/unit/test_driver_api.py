@@ -746,8 +746,12 @@ print(tubes.registry.find_store("late").__name__)
             "raise ImportError('libodd.so.1: cannot open')",
             "'odd+fast' cannot be loaded: libodd.so.1: cannot open",
         ),
+        (
+            "import sqlite3\nsqlite3.SQLITE_ODD",
+            "'odd+fast' cannot be loaded: module 'sqlite3' has no attribute 'SQLITE_ODD'",
+        ),
     ],
-    ids=["not there", "lacks a library of the system's"],
+    ids=["not there", "lacks a library of the system's", "finds another module in a library's place"],
 )
 def test_a_store_whose_module_cannot_be_imported_is_unavailable_with_the_reason(
     package: Package, code: str, why: str
