@@ -58,7 +58,8 @@ costs more than one that is written over (the file system writes down its new si
 60), so it is kept at 1 MB. Elsewhere it is the copying that costs: 8 MB, twice SQLite's default."""
 
 LONG_LOG = 64 << 20
-"""Bytes of the write-ahead log from which it is looked to that it becomes short again."""
+"""Bytes of the write-ahead log beyond which it is looked to that it becomes short again. What somebody who read for
+longer than that has let it grow to, SQLite cuts down to this when it begins it anew."""
 
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers: those that read at that moment are waited for."""
@@ -231,6 +232,7 @@ class SqliteStore(SqlStore):
             "foreign_keys=ON",
             "recursive_triggers=OFF",
             "secure_delete=OFF",
+            f"journal_size_limit={LONG_LOG}",
             "cache_size=-8000",
             "temp_store=MEMORY",
         ):
@@ -492,7 +494,7 @@ class SqliteStore(SqlStore):
             size = os.path.getsize(f"{self.path}-wal")
         except OSError:
             return
-        if size < self._long_log:
+        if size <= self._long_log:
             return
         self._long_log = 2 * size  # if somebody reads for longer than that: not again at once
 

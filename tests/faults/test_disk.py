@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,26 @@ def test_readers_that_follow_one_another_do_not_let_the_log_grow(
     assert [task.data for task in tube.tasks("r")] == ["x" * 500_000] * 14
     for reader in readers:
         reader.close()
+
+
+def test_a_log_that_grew_while_somebody_read_for_long_is_cut_off_afterwards(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as during a backup: it need not be as long as that for as long as a process has the file open."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.sqlite"), "LONG_LOG", 1 << 20)
+    queue = quiet(connect)
+    tube = queue.create_tube("jobs", "fifo")
+    log = db.with_name(f"{db.name}-wal")
+    with closing(sqlite3.connect(db, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM tubes_task").fetchone()
+        tube.put_many(["x" * 500_000] * 20)
+        queue.store.tidy()  # in vain
+        assert log.stat().st_size > 8 << 20
+    for _ in range(300):  # after some of them SQLite copies the log, and begins it anew
+        tube.put("y")
+    queue.store.tidy()
+    assert log.stat().st_size <= 1 << 20
 
 
 NO_SYNC = """
