@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tubes.errors import SchemaMismatch
@@ -68,12 +69,16 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
 def _upgrade(writer: SqliteWriter, namespace: str, version: str | None, what: str) -> None:
     import sqlalchemy as sa
 
-    engine = sa.create_engine("sqlite://", creator=lambda: _Lent(writer.db), poolclass=sa.StaticPool)
-    try:
-        with engine.connect() as connection:
-            running.upgrade(connection, namespace, version, what)
-    except sa.exc.DBAPIError as error:
-        raise _without_sqlalchemy(error, namespace, what) from error
+    # What an application does to each connection of SQLAlchemy's, such as PRAGMA and BEGIN, it does to another one
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as other:
+        lent = _Lent(other)
+        engine = sa.create_engine("sqlite://", creator=lambda: lent, poolclass=sa.StaticPool)
+        try:
+            with engine.connect() as connection, connection.begin():
+                lent.db = writer.db
+                running.upgrade(connection, namespace, version, what)
+        except sa.exc.DBAPIError as error:
+            raise _without_sqlalchemy(error, namespace, what) from error
 
 
 def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> BaseException:
@@ -93,10 +98,10 @@ class _Lent:
     """The writer's connection, lent to SQLAlchemy: the transaction on it stays the writer's."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+        self.db = db
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
+        return getattr(self.db, name)
 
     def commit(self) -> None:
         """Not SQLAlchemy's to do."""

@@ -200,6 +200,30 @@ def test_a_queue_may_be_opened_in_the_middle_of_a_users_own_migration(tmp_path: 
         assert db.execute("SELECT id FROM orders").fetchall() == []
 
 
+def test_what_is_done_to_all_connections_of_sqlalchemy_s_is_not_done_to_ours(tmp_path: Path) -> None:
+    """SQLAlchemy's documentation shows both: settings for each new connection, and a BEGIN of one's own."""
+
+    def tune(raw: Any, _: object) -> None:
+        raw.execute("PRAGMA synchronous=NORMAL")
+        raw.execute("PRAGMA locking_mode=EXCLUSIVE")
+
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    sa.event.listen(sa.Engine, "connect", tune)
+    sa.event.listen(sa.Engine, "begin", begin)
+    try:
+        for _ in range(2):  # another process would wait for the second
+            queue = tubes.connect(f"sqlite:///{tmp_path / 'app.db'}", namespace="listened", busy_timeout=0.1)
+            with closing(queue):
+                queue.create_tube("jobs", "fifo", if_not_exists=True).put("x")
+                level = queue.store.writer.db.execute("PRAGMA synchronous").fetchone()  # type: ignore[attr-defined]
+                assert level == (2,)
+    finally:
+        sa.event.remove(sa.Engine, "connect", tune)
+        sa.event.remove(sa.Engine, "begin", begin)
+
+
 def test_namespaces_share_a_file_and_go_their_own_ways(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     fill(file, "red")
