@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,12 +22,21 @@ class Lender:
     """Lends one database connection. ``notice`` is called with each statement of the user's, and may refuse it.
 
     ``closes_results``: whether one that is not read to its end would keep all that follow from writing.
+    ``stand_in``: makes another one, which SQLAlchemy gets in its place until it has begun.
     """
 
     def __init__(
-        self, url: str, raw: Any, notice: Callable[[str], None], *, closes_results: bool = False
+        self,
+        url: str,
+        raw: Any,
+        notice: Callable[[str], None],
+        *,
+        closes_results: bool = False,
+        stand_in: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: raw, reset_on_return=None))
+        self._raw = self._used = raw
+        self._stand_in = stand_in
+        self._engine = sa.create_engine(url, pool=sa.StaticPool(lambda: self._used, reset_on_return=None))
         self._lent: sa.Connection | None = None
         self._notice = notice
         self._closes_results = closes_results
@@ -44,16 +53,24 @@ class Lender:
     def lend(self, store: Store, unit: Unit) -> sa.Connection:
         """Return the connection of a unit's transaction, always the same; it is the unit's until ``take_back``."""
         if self._lent is None:
-            connection = self._engine.connect()
-            joined = Joined(lambda _: True)  # its unit sees to it
-            joined.is_lent = True
-            joined.units[store] = self._unit = unit
-            connection.info[KEY] = joined
-            connection.begin()  # so that a Session on it leaves the commit to others
+            with self._stand_in(self._raw) as self._used:
+                connection = self._engine.connect()
+                self._use(connection, self._used)
+                joined = Joined(lambda _: True)  # its unit sees to it
+                joined.is_lent = True
+                joined.units[store] = self._unit = unit
+                connection.info[KEY] = joined
+                connection.begin()  # so that a Session on it leaves the commit to others
+                self._use(connection, self._raw)
             for end in ENDS:  # before SQLAlchemy takes its transaction for ended
                 vars(connection)[end] = self._refuse
             self._lent = connection
         return self._lent
+
+    def _use(self, connection: sa.Connection, raw: Any) -> None:
+        """Have SQLAlchemy's connection be one to the database's, now and when it is lent again."""
+        pooled: Any = connection.connection
+        pooled.dbapi_connection = pooled._connection_record.dbapi_connection = raw
 
     def take_back(self) -> None:
         """The unit is over."""

@@ -27,6 +27,7 @@ from tubes.interrupts import guarded, interruptible, postponed
 from .lending import Lender
 from .sqlite_errors import ENDED, is_busy, of_commit, translated
 from .sqlite_log import LogCopying, copy_all
+from .sqlite_stand_in import standing_in
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
 
@@ -255,7 +256,13 @@ class SqliteWriter:
     def lender_of(self, tx: SqliteTx) -> Lender:
         """What lends such a transaction's connection to users."""
         if self._lender is None:
-            self._lender = Lender("sqlite://", self.db, lambda _: self._check_stands(), closes_results=True)
+            self._lender = Lender(
+                "sqlite://",
+                self.db,
+                lambda _: self._check_stands(),
+                closes_results=True,
+                stand_in=standing_in,
+            )
         tx.lender = self._lender
         return self._lender
 

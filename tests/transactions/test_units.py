@@ -778,3 +778,32 @@ def test_a_prepared_transaction_publishes_when_it_is_committed(tmp_path: Path) -
         engine.dispose()
     finally:
         server.close()
+
+
+def test_what_an_application_does_to_all_connections_is_not_done_to_a_unit_s(sqlite_place: Place) -> None:
+    """Settings are the writer's own, and it has begun; what SQL is to know it knows, time and again."""
+
+    def tune(raw: Any, _: object) -> None:
+        raw.execute("PRAGMA synchronous=EXTRA")
+        raw.execute("PRAGMA locking_mode=EXCLUSIVE")
+        raw.text_factory = bytes
+        raw.create_function("twice", 1, lambda number: 2 * number)
+
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    tube = sqlite_place.tube()
+    sa.event.listen(sa.Engine, "connect", tune)
+    sa.event.listen(sa.Engine, "begin", begin)
+    try:
+        for _ in range(2):
+            with sqlite_place.queue.transaction() as unit:
+                tube.put("x", unit=unit)
+                assert unit.connection.scalar(sa.text("SELECT twice(21)")) == 42
+    finally:
+        sa.event.remove(sa.Engine, "connect", tune)
+        sa.event.remove(sa.Engine, "begin", begin)
+    assert sqlite_place.changes == [("put", "x")] * 2
+    with sqlite_place.queue.transaction() as unit:
+        assert unit.connection.scalar(sa.text("PRAGMA synchronous")) == 0
+        assert unit.connection.scalar(sa.text("PRAGMA locking_mode")) == "normal"
