@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import os
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -288,7 +289,9 @@ class Wire:
         """What lends this connection to users, as a SQLAlchemy Connection."""
         self._was_lent = True
         if self._lender is None:
-            self._lender = Lender("postgresql+psycopg://", self._connection, self._notice)
+            self._lender = Lender(
+                "postgresql+psycopg://", self._connection, self._notice, stand_in=_that_goes_on
+            )
         return self._lender
 
     def close(self) -> None:
@@ -550,3 +553,15 @@ def _in_array(value: Any) -> bytes:
     if isinstance(value, (str, bytes)):
         return b'"' + sent.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
     return sent
+
+
+@contextmanager
+def _that_goes_on(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """The connection, whose transaction an application does not end by what it does to each new one."""
+    kept: dict[str, Any] = {"commit": lambda: None, "rollback": lambda: None}
+    vars(connection).update(kept)
+    try:
+        yield connection
+    finally:
+        for name in kept:
+            del vars(connection)[name]

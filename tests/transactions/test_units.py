@@ -807,3 +807,28 @@ def test_what_an_application_does_to_all_connections_is_not_done_to_a_unit_s(sql
     with sqlite_place.queue.transaction() as unit:
         assert unit.connection.scalar(sa.text("PRAGMA synchronous")) == 0
         assert unit.connection.scalar(sa.text("PRAGMA locking_mode")) == "normal"
+
+
+def test_an_application_that_commits_each_new_connection_does_not_commit_a_unit(
+    postgres_place: Place,
+) -> None:
+    """As psycopg wants it of who sets something for longer than a transaction."""
+
+    def tune(raw: Any, _: object) -> None:
+        raw.execute("SET TIME ZONE 'UTC'")
+        raw.commit()
+
+    tube = postgres_place.tube()
+    sa.event.listen(sa.Engine, "connect", tune)
+    try:
+        with pytest.raises(Stop), postgres_place.queue.transaction() as unit:
+            tube.put("x", unit=unit)
+            assert unit.connection.scalar(sa.text("SELECT 1")) == 1
+            raise Stop
+    finally:
+        sa.event.remove(sa.Engine, "connect", tune)
+    assert tube.tasks("r") == []
+    with postgres_place.queue.transaction() as unit:
+        tube.put("y", unit=unit)
+        unit.connection.execute(sa.text("SELECT 1"))
+    assert [task.data for task in tube.tasks("r")] == ["y"]
