@@ -548,6 +548,21 @@ def test_a_queue_does_without_a_spare_connection_that_was_cut(
         assert first.tubes() == ["jobs"]
 
 
+def test_a_queue_does_without_spare_connections_that_end_at_their_first_use(
+    postgres_db: str, db: psycopg.Connection
+) -> None:
+    """After the first it tries no other."""
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
+        with tubes.connect(postgres_db, sweep=False), tubes.connect(postgres_db, sweep=False):
+            pass
+        spares = [wire.backend_pid for _, wire in cast("Any", first.store)._shared._spares]
+        assert len(spares) == 2
+        ends = f"pg_backend_pid() <> ALL (ARRAY{spares}) OR pg_terminate_backend(pg_backend_pid())"
+        db.execute("ALTER TABLE tubes_version RENAME TO version_kept")
+        db.execute(f"CREATE VIEW tubes_version AS SELECT * FROM version_kept WHERE {ends}".encode())
+        tubes.connect(postgres_db, sweep=False).close()
+
+
 @pytest.mark.parametrize(
     ("environment", "in_url", "patience"), [("", "", "10"), ("7", "", "7"), ("7", "8", "8")]
 )
