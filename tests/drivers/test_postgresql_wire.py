@@ -579,10 +579,18 @@ def test_a_server_is_waited_for_as_long_as_the_user_says(
         assert wire._connection.info.get_parameters()["connect_timeout"] == patience
 
 
-def test_a_queue_that_cannot_be_used_leaves_no_connection(postgres_db: str, db: psycopg.Connection) -> None:
-    with pytest.raises(tubes.SchemaMismatch):
+@pytest.mark.parametrize("lacks", ["all tables", "a table"])
+def test_a_queue_that_cannot_be_used_leaves_no_connection(
+    postgres_db: str, db: psycopg.Connection, lacks: str
+) -> None:
+    """Also while somebody keeps the error."""
+    if lacks == "a table":
+        tubes.connect(postgres_db, migrate=True, sweep=False).close()
+        db.execute("DROP TABLE tubes_session CASCADE")
+    with pytest.raises(tubes.SchemaMismatch) as caught:
         tubes.connect(postgres_db)
     eventually(lambda: connections(db) == 0)
+    assert caught.value.__traceback__
 
 
 def test_a_queue_that_stays_listens_on_another(postgres_db: str, db: psycopg.Connection) -> None:
