@@ -417,8 +417,9 @@ END $$
 def test_who_waits_looks_by_himself_where_the_server_takes_no_notifications(
     postgres_db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its queue of them is full as soon as somebody who listens is in a transaction for too long."""
+    """Its queue of them is full as soon as somebody who listens is in a transaction for too long. It is told once."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 0.05)
     monkeypatch.setattr(postgresql_listener, "FLOOR", 0.05)
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
         db.execute(FULL)
