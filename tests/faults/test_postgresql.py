@@ -423,6 +423,25 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
     assert (len(tube.tasks("r")), len(tube.tasks("t"))) == (3, 3)
 
 
+@pytest.mark.parametrize("verb", ["peek", "put"])
+def test_however_many_idle_connections_are_lost_a_call_is_made(connect: Connect, url: str, verb: str) -> None:
+    """After the first it tries no other, or it would give up."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube(
+        "jobs", "fifo", on_task_change=lambda *_: None
+    )  # so a put is no statement by itself
+    tube.put("x")
+    with ExitStack() as opened:
+        for _ in range(4):
+            opened.enter_context(queue.transaction())
+    idle = [wire.backend_pid for wire in cast("Any", queue.store)._pool._idle]
+    assert len(idle) == 4
+    with psycopg.connect(plain(url)) as db:
+        deadly = DEADLY.format(table="tube" if verb == "put" else "task")
+        db.execute(deadly.replace("WHERE", f"WHERE pg_backend_pid() <> ALL (ARRAY{idle}) OR").encode())
+    assert tube.put("y") if verb == "put" else tube.peek(1)
+
+
 @pytest.mark.slow
 def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: Connect, url: str) -> None:
     """A connection stays as the database was set when it was opened: those that were refused are not used again."""
