@@ -451,6 +451,8 @@ def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: 
         default = f"ALTER DATABASE {db.info.dbname} {{}} default_transaction_read_only"
         db.execute(default.format("SET") + " = on")
         cut(db)
+        with pytest.raises(tubes.StoreUnavailable, match="read-only"):
+            queue.create_tube("more", "fifo")
         with pytest.raises(tubes.StoreUnavailable, match="read-only"), queue.transaction() as unit:
             assert not tube.tasks("r")  # on a second connection, which is idle when the first is refused
             tube.put("x", unit=unit)
