@@ -125,6 +125,16 @@ def test_a_connection_to_another_database_is_refused(
             refused(tube, connection, "a sqlite connection cannot be joined")
 
 
+def test_a_connection_to_a_copy_of_the_database_is_refused(own_migrated_db: str) -> None:
+    """In which the table has the same number."""
+    with (
+        new_database(own_migrated_db, template=own_migrated_db) as copy,
+        tubes.connect(own_migrated_db, sweep=False) as queue,
+        sa.create_engine(copy, poolclass=sa.NullPool).connect() as connection,
+    ):
+        refused(queue.create_tube("jobs", "fifo"), connection, "does not see the tables of this queue")
+
+
 def test_a_waiting_call_is_refused(place: Place) -> None:
     """Before anything else happens: the connection has not even begun a transaction."""
     tube = place.tube("limfifottl", capacity=1)
