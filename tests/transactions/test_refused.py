@@ -650,10 +650,12 @@ def test_a_session_taken_for_dead_takes_nothing_and_begins_anew(postgres_place: 
         tube.ack(held or 0)
 
 
-def test_a_lost_server_connection_is_unavailable(postgres_place: Place) -> None:
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_lost_server_connection_is_unavailable(postgres_place: Place, is_joined: bool) -> None:
     tube = postgres_place.tube()
     with postgres_place.engine.connect() as connection, postgres_place.engine.connect() as other:
-        tube.put("x", connection=connection)
+        if is_joined:
+            tube.put("x", connection=connection)
         pid = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar()
         other.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
         with pytest.raises(tubes.StoreUnavailable, match="lost"):
