@@ -527,12 +527,39 @@ def test_a_call_that_its_driver_fails_halfway_leaves_nothing(place: Place, how: 
     tube.driver.take = fail  # type: ignore[method-assign, assignment]
     with suppress(tubes.StoreError):  # PostgreSQL was told to commit nothing
         if how == "unit":
-            with place.queue.transaction() as unit, pytest.raises(ValueError):
+            with place.queue.transaction() as unit, pytest.raises(ValueError) as caught:
                 tube.take(0, unit=unit)
         else:
-            with place.engine.begin() as connection, pytest.raises(ValueError):
+            with place.engine.begin() as connection, pytest.raises(ValueError) as caught:
                 tube.take(0, connection=connection)
+    assert caught.type is ValueError
     assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
+@pytest.mark.parametrize("how", ["unit", "invalidate", "close"])
+def test_what_a_driver_fails_with_is_told_where_the_connection_is_gone_too(
+    postgres_place: Place, how: str
+) -> None:
+    tube = postgres_place.tube()
+    put = tube.driver.put
+
+    def fail(tx: Any, *args: Any, **kwargs: Any) -> None:
+        put(tx, *args, **kwargs)
+        if how == "unit":
+            tx._wire.close()
+        else:
+            getattr(tx.connection, how)()
+        raise ValueError
+
+    tube.driver.put = fail  # type: ignore[method-assign, assignment]
+    if how == "unit":
+        with pytest.raises(tubes.StoreUnavailable), postgres_place.queue.transaction() as unit:
+            with pytest.raises(ValueError) as caught:
+                tube.put("x", unit=unit)
+    else:
+        with postgres_place.engine.connect() as connection, pytest.raises(ValueError) as caught:
+            tube.put("x", connection=connection)
+    assert caught.type is ValueError and tube.tasks("r") == []
 
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
