@@ -548,6 +548,18 @@ def test_a_queue_does_without_a_spare_connection_that_was_cut(
         assert first.tubes() == ["jobs"]
 
 
+def test_a_call_is_made_on_no_spare_connection_that_was_cut(postgres_db: str, db: psycopg.Connection) -> None:
+    """Or nobody would know what became of a statement that is known on it."""
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
+        tube = first.create_tube("jobs", "fifo")
+        with tubes.connect(postgres_db, sweep=False) as queue:
+            queue.tube.jobs.put(1)
+        ((_, spare),) = cast("Any", first.store)._shared._spares
+        with first.transaction():
+            db.execute("SELECT pg_terminate_backend(%s, 20000)", [spare.backend_pid])
+            assert tube.put(2).data == 2
+
+
 def test_a_queue_does_without_spare_connections_that_end_at_their_first_use(
     postgres_db: str, db: psycopg.Connection
 ) -> None:
@@ -590,6 +602,19 @@ def test_a_queue_that_cannot_be_used_leaves_no_connection(
     with pytest.raises(tubes.SchemaMismatch) as caught:
         tubes.connect(postgres_db)
     eventually(lambda: connections(db) == 0)
+    assert caught.value.__traceback__
+
+
+def test_a_connection_on_which_a_table_is_missed_is_not_left_open(
+    postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while somebody keeps the error."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
+    with tubes.connect(postgres_db, migrate=True, sweep=False) as queue, queue.transaction():
+        db.execute("DROP TABLE tubes_server")
+        with pytest.raises(tubes.SchemaMismatch) as caught:
+            queue.tubes()
+        eventually(lambda: connections(db) == 1)
     assert caught.value.__traceback__
 
 
