@@ -421,6 +421,33 @@ queue.close()
     assert run(code, postgres_queue_url).split() == ["7", "3"]
 
 
+@pytest.mark.parametrize("verb", ["transact", "read"])
+def test_a_child_that_goes_on_in_a_call_tries_it_again_in_a_session_of_its_own(
+    postgres_queue_url: str, verb: str
+) -> None:
+    """What it took in that of its parent, the parent would hold."""
+    code = f"""
+import os, signal, sys, tubes
+import sqlalchemy as sa
+from tubes.drivers.sql.postgresql import DIALECT
+from tubes.drivers.sql.statements import Statement
+
+queue = tubes.connect(sys.argv[1], sweep=False)
+slow = Statement(sa.text("SELECT pg_sleep(0.5)"), DIALECT)
+parent, children = queue.store.session, []
+signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+session = queue.store.{verb}(lambda tx: tx.rows(slow) and queue.store.session)
+if children == [0]:
+    print(session == parent, flush=True)
+    os._exit(0)
+os.waitpid(children[0], 0)
+print(session == parent)
+queue.close()
+"""
+    assert run(code, postgres_queue_url).split() == ["False", "True"]
+
+
 def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: Path) -> None:
     """After a hundred forks the parent still works, and the database is in order."""
     queue = connect()
