@@ -202,6 +202,22 @@ def test_who_does_not_wait_for_room_any_more_passes_the_call_on_once(
     assert sent == [f"{room(TUBE)} passed on"] and acker.knows_who_waits_for(room(TUBE), 2)
 
 
+def test_a_call_for_room_is_passed_on_to_all_who_wait_for_it(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them may not wait any more, either."""
+    acker, *others = processes
+    for process in processes:
+        process.wait(room(TUBE))
+    eventually(lambda: all(process.knows_who_waits_for(room(TUBE), 2) for process in processes))
+    sent: list[int] = []
+    for process in others:
+        process.leave(room(TUBE))
+        monkeypatch.setattr(process.listener, "_send", lambda wire, said, process: sent.append(process))
+    acker.listener.notify(room(TUBE), 1)
+    eventually(lambda: len({*sent}) == 2)
+
+
 def test_who_waits_again_after_nobody_did_looks_in_time(
     processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
