@@ -181,6 +181,18 @@ def test_what_is_refused_after_others_of_one_text_is_told(wire: Wire, before: in
     assert wire.execute("SELECT 3", ()).rows == [(3,)]
 
 
+def test_what_is_refused_behind_a_pooler_leaves_no_transaction(
+    postgres_db: str, db: psycopg.Connection
+) -> None:
+    """It has brought its BEGIN along, and its COMMIT was left out."""
+    wire = Wire(conninfo(postgres_db), "the test's database", "full", pooled=True)
+    db.execute("INSERT INTO numbers VALUES (1)")
+    with pytest.raises(Refused):
+        wire.execute(INSERT, (1,))
+    assert wire.execute(ECHO, ("x",)).rows == [("x",)]
+    wire.close()
+
+
 def test_of_several_rows_one_refused_row_stores_none(wire: Wire, db: psycopg.Connection) -> None:
     with pytest.raises(Refused):
         wire.pipeline(INSERT, [(1,), (2,), (1,), (3,)])
