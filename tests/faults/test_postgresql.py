@@ -1442,6 +1442,19 @@ def test_a_session_that_is_left_alone_is_ended_by_whoever_looks(connect: Connect
         assert db.execute("SELECT id FROM tubes_session").fetchall() == [(queue.identify().hex,)]
 
 
+def test_a_session_ends_as_its_last_process_joins_another(connect: Connect) -> None:
+    """Its tasks are kept for it from then on, and not from when somebody looks."""
+    clock = FakeClock()
+    queue, other = connect(sweep=False, clock=clock, session_ttr=10), connect(sweep=False, clock=clock)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    assert tube.take(timeout=0)
+    queue.store.join(other.identify().hex)  # and may be killed before it does anything else
+    clock.advance(11)
+    other.sweep()
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_who_joins_a_session_after_a_look_saw_nobody_there_keeps_it(connect: Connect) -> None:
     """What the look saw may be older than the lock that it got."""
     queue = connect(sweep=False)
