@@ -1965,8 +1965,18 @@ def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCa
         eventually(lambda: beat() > before, within=5)
 
 
+def test_a_beat_learns_the_time_again(connect: Connect) -> None:
+    """The server's clock may have been set, or the host's have drifted."""
+    store: Any = quiet(connect).store
+    before = store.clock.now_ms()
+    store.clock._offset_ms += 3_600_000
+    with store._pool.lent() as wire:
+        store._beat(wire)
+    assert store.clock.now_ms() - before < 60_000
+
+
 def test_who_has_no_listener_beats_as_it_proves_its_life(connect: Connect, url: str) -> None:
-    """As where the server has room for no more connections; or it would be taken for dead."""
+    """As where the server has room for no more connections; or it would be taken for dead. Who waits looks then."""
     store: Any = quiet(connect).store
     store._listener._is_over = True
     store._listener._stir.set()
@@ -1975,8 +1985,10 @@ def test_who_has_no_listener_beats_as_it_proves_its_life(connect: Connect, url: 
     look = "SELECT beat FROM tubes_connection"
     with psycopg.connect(plain(url), autocommit=True) as db:
         before = db.execute(look).fetchone()
+        signal = store.waiters.enter(1)
+        assert not signal.wait(0)
         store.prove_life()
-        assert db.execute(look).fetchone() != before
+        assert db.execute(look).fetchone() != before and signal.wait(0)
 
 
 @pytest.mark.slow
