@@ -46,7 +46,7 @@ Leases = Mapping[tuple[int, int], Task]
 
 NO_LEASES: Leases = {}
 
-Raw = tuple[int, bytes, bytes]
+Raw = tuple[bytes, bytes, bytes]
 """A task as scripts answer it: id, record (see tube.lua), payload."""
 
 
@@ -236,7 +236,7 @@ class RedisDriver:
             return raw
         id, record, payload = raw
         try:
-            return self._task(id, record.split(b" ", 10), payload)
+            return self._task(int(id), record.split(b" ", 10), payload)
         except UNREADABLE as error:
             raise self._damaged(id, error) from error
 
@@ -304,18 +304,15 @@ class RedisDriver:
     def _give_back(self, tx: RedisTx, flat: Sequence[Any], owner: str | None, now: int) -> None:
         """Release what was taken beside a task that cannot be read: nobody is told of these."""
         given: list[Argument] = [owner or "-", 0]
-        for place in range(0, len(flat), 4):
-            event, id, record, payload = flat[place : place + 4]
-            with suppress(*UNREADABLE):
-                if EVENTS[event] is Event.TAKE:
-                    task = self._task(int(id), record.split(b" ", 10), payload)
-                    given += (id, task.attempts)
-        if given[2:]:
-            with suppress(StoreError, Refused):
-                self._steps(tx, scripts.RELEASE, now, given)
+        for place in range(1, len(flat), 4):
+            with suppress(StoreError):
+                task = self.normalize_task(flat[place : place + 3])
+                given += (flat[place], task.attempts)
+        with suppress(StoreError, Refused):
+            self._steps(tx, scripts.RELEASE, now, given)
 
-    def _damaged(self, id: int | bytes, error: Exception) -> StoreError:
-        shown = f"{int(id)}" if isinstance(id, int) or id.isdigit() else repr(id)
+    def _damaged(self, id: bytes, error: Exception) -> StoreError:
+        shown = f"{int(id)}" if id.isdigit() else repr(id)
         return StoreError(
             f"task {shown} of tube {self.name!r} cannot be read, which `tubes doctor --deep --fix` sees to: {error}"
         )
@@ -373,7 +370,7 @@ def due_ms(score: bytes) -> int | None:
 
 def _raws(flat: Sequence[Any]) -> list[Raw]:
     """The tasks that a script answers, three words each."""
-    return [(int(flat[place]), flat[place + 1], flat[place + 2]) for place in range(0, len(flat), 3)]
+    return [(flat[place], flat[place + 1], flat[place + 2]) for place in range(0, len(flat), 3)]
 
 
 def check_pri(pri: int) -> None:

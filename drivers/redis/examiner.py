@@ -529,8 +529,7 @@ class Things(RedisCheck):
             for id, _, payload in self._driver.peek(tx, ids):
                 why = payload is not None and why_unreadable(payload)
                 if why:
-                    what = b"%016d" % id
-                    yield _finding(self._tube, self._where, what, b"payload", what, b"", why.encode())
+                    yield _finding(self._tube, self._where, id, b"payload", id, b"", why.encode())
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         return _mend(tx, self._driver, finding, now=now, dry=dry)

@@ -425,6 +425,33 @@ def test_a_task_that_cannot_be_read_is_named_and_costs_no_other(patient: Patient
     assert sorted(drain(tube)) == [*range(9)]
 
 
+def test_a_task_that_has_no_id_is_named_and_costs_no_other(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.do("HSET", "tasks", "1x", patient.do("HGET", "tasks", id(1)), "1x=", 1)
+    patient.do("ZADD", "states", 0, "r1x")
+    named = "task b'1x' of tube 'jobs' cannot be read"
+    with pytest.raises(tubes.StoreError, match=named):
+        tube.tasks("r")
+    with pytest.raises(tubes.StoreError, match=named):
+        tube.take_many(20, timeout=0)
+    assert [task.data for task in tube.take_many(20, timeout=0)] == [*range(9)]
+
+
+def test_a_task_in_no_state_is_named(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.edit(2, state="x")
+    with pytest.raises(tubes.StoreError, match="task 2 of tube 'jobs' cannot be read"):
+        tube.peek(2)
+
+
+def test_a_task_that_cannot_be_read_is_named_though_those_beside_it_cannot_go_back(patient: Patient) -> None:
+    tube = fill(patient.opened[0], "fifo")
+    patient.edit(2, created="x")
+    patient.do("SET", "waiting", "x")
+    with pytest.raises(tubes.StoreError, match="task 2 of tube 'jobs' cannot be read"):
+        tube.take_many(4, timeout=0)
+
+
 @pytest.mark.parametrize("score", ["inf", "-inf"])
 def test_a_time_that_is_infinite_holds_up_no_sweep(score: str, patient: Patient) -> None:
     clock = FakeClock()
