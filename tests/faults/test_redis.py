@@ -254,6 +254,17 @@ def test_who_is_called_again_and_again_waits_on_one_connection(connect: Connect,
 
 
 @pytest.mark.usefixtures("no_floor")
+def test_who_begins_to_wait_costs_nobody_else_a_connection(connect: Connect, server: RedisServer) -> None:
+    queue = connect(busy_timeout=90)
+    waiting(queue.create_tube("one", "fifo"))
+    until_wait(server, 1)
+    before = blocked(server)
+    waiting(queue.create_tube("another", "fifo"))
+    until_wait(server, 2)
+    assert before < blocked(server)
+
+
+@pytest.mark.usefixtures("no_floor")
 def test_who_is_called_for_nothing_says_again_that_he_waits(
     connect: Connect, server: RedisServer, url: str
 ) -> None:
@@ -566,6 +577,22 @@ def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
     assert beat() == 0
 
 
+def test_a_step_of_several_scripts_leaves_its_tube_to_the_next(connect: Connect) -> None:
+    """It had the tube to itself, as its changes are told of."""
+    queue = connect(sweep=False, busy_timeout=0.1)
+    tube = queue.create_tube("jobs", "fifo")
+
+    def kick_twice() -> None:
+        def step(tx: Any) -> Any:
+            return [tube.driver.kick(tx, 1, now=0) for _ in range(2)]
+
+        queue.store.transact(step, lambda changes: None)
+
+    kick_twice()
+    with ThreadPoolExecutor() as others:
+        others.submit(kick_twice).result(timeout=10)
+
+
 def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connect: Connect) -> None:
     session = connect(sweep=False).identify()
     for _ in range(20):
@@ -579,10 +606,13 @@ def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connec
 def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     connect: Connect, is_forgotten: bool
 ) -> None:
-    """Another thread takes in the session that is over: in the moment before it is put off the list again."""
+    """Another thread takes in the session that is over: in the moment before it is put off the list again.
+
+    More than one step gives back.
+    """
     queue, other = connect(sweep=False), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
-    tube.put("x")
+    tube.put_many(range(1001))
     store: Any = queue.store
     is_alive, seen = store._is_alive, []
 
@@ -597,7 +627,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
                 if is_forgotten:
                     other.store.forget_sessions(None, [session])
         else:
-            given = (tube.driver.flags, 0, 0, store.session, 1, 1000)  # type: ignore[attr-defined]
+            given = (tube.driver.flags, 0, 0, store.session, 1001, 1000)  # type: ignore[attr-defined]
             if len(seen) == 2:
                 store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
         return bool(seen[-1])
@@ -1465,3 +1495,49 @@ def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url:
         eventually(lambda: "cmdstat_hset" in client.info("commandstats"))  # it had begun one
         eventually(lambda: client.hlen("{tubes}:sessions") == 0, within=10)
         assert client.hlen("{tubes}:connections") == 0
+
+
+def test_a_temporary_tube_that_could_not_be_emptied_is_emptied_by_the_next_call(connect: Connect) -> None:
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo", temporary=True)
+    store: Any = queue.store
+    tries = []
+
+    class RestartedWire:
+        run_id = "another"
+
+        def evaluate(self, *given: Any) -> None:
+            tries.append(given)
+            if len(tries) == 1:
+                raise ConnectionError
+
+    for _ in range(3):
+        with suppress(ConnectionError):
+            store._hub.empty_after_restart(RestartedWire(), tube.driver)
+    assert len(tries) == 2
+
+
+def test_a_connect_that_is_cut_short_at_its_end_beats_no_more(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another queue on that server, whose thread would do it: its session would live as long as that."""
+    store: Any = connect(sweep=False).store
+    hub = store._hub
+    add_beat = hub.listener.add_beat
+
+    def add_and_be_cut_short(*given: Any) -> None:
+        add_beat(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hub.listener, "add_beat", add_and_be_cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        connect(sweep=False)
+    assert hub._users == len(hub.listener._beats) == 1
+
+
+def test_a_server_that_is_away_is_not_taken_for_one_that_has_nothing_to_say(server: RedisServer) -> None:
+    nodes = importlib.import_module("tubes.drivers.redis.nodes").Nodes(server.url, 0.1)
+    nodes.open()
+    server.stop("immediate")
+    with pytest.raises(tubes.StoreUnavailable):
+        nodes.each(lambda wire: wire.command("PING"))

@@ -335,6 +335,26 @@ def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
         tubes.connect(f"unix://{sock}")
     with tubes.connect(redis_cluster.replace("127.0.0.1", ""), namespace="named") as queue:
         queue.create_tube("jobs", "fifo").drop()
+        store: Any = queue.store
+        store._hub.nodes.heed(redis.exceptions.MovedError("7 :6379"), store._keys)
+        assert store._hub.nodes._slots[7] == ("localhost", 6379)
+
+
+def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: RedisCluster) -> None:
+    """And one answer is enough."""
+
+    def asked() -> int:
+        told = [node.command("INFO", "commandstats") for node in cluster.nodes]
+        return sum(each.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for each in told)
+
+    with tubes.connect(cluster.url, sweep=False) as queue:
+        store: Any = queue.store
+        nodes = store._hub.nodes
+        nodes._slots = dict.fromkeys(nodes._slots, ("127.0.0.1", 1))
+        assert queue.create_tube("jobs", "fifo").put("x").id == 1
+        before = asked()
+        nodes._look_round(None)
+        assert asked() == before + 1
 
 
 @pytest.mark.slow
@@ -492,6 +512,19 @@ def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) 
             eventually(lambda: can_put(there))
         eventually(lambda: there.statistics()["tasks"]["ready"] == 3)
         eventually(lambda: len(sessions_of(queue)) == 1)
+
+
+@pytest.mark.slow
+def test_counts_of_a_tube_whose_node_is_away_hold_up_no_others(cluster: RedisCluster) -> None:
+    url = owner_of(cluster, SESSIONS).url
+    with tubes.connect(url, busy_timeout=0.5, sweep=False) as queue:
+        here, there = on_two_nodes(queue, cluster)
+        owner_of(cluster, slot_of(there)).stop("immediate")
+        counts: Any = [(there.record.id, {"put": 7}), (here.record.id, {"put": 7})]
+        with pytest.raises(tubes.StoreUnavailable):
+            queue.store.add_calls(counts)
+        assert here.statistics()["calls"]["put"] == 7
+        assert counts == [(there.record.id, {"put": 7})]
 
 
 @pytest.mark.slow

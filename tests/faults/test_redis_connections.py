@@ -809,13 +809,15 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
         assert task is not None and task.data == "x"
 
 
-def test_who_leaves_a_line_while_the_server_is_away_has_no_error_of_those_it_would_call(
+def test_who_leaves_a_line_has_no_error_of_those_it_would_call(
     own_redis_server: Callable[..., RedisServer],
 ) -> None:
     """What it came for is done, or it had nothing; the others look by themselves."""
     server = own_redis_server()
     with tubes.connect(server.url, sweep=False, busy_timeout=0) as queue:
         tube = queue.create_tube("jobs", "fifo")
+        server.command("SET", f"{{tubes:{tube.record.id}}}:waiting", "damaged")
+        queue.store.call_instead(tube.record.id, 1)
         server.stop("immediate")
         queue.store.call_instead(tube.record.id, 1)
 
