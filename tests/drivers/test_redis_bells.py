@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -17,6 +17,7 @@ import tubes
 from tubes.driver import STEP_LIMIT, Ref
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
+from tubes.waiting import room
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
@@ -180,6 +181,28 @@ def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called
         assert strangers.heard(put_and_wait_for_the_bell) == 1
     assert isinstance(takes[0].exception(), Ended) == (moment != "it has another task")
     assert len(jobs.tasks("r")) == 1
+
+
+def test_for_who_leaves_without_the_room_it_was_called_for_another_process_is_called(
+    connect: Callable[[], tubes.Queue], client: redis.Redis
+) -> None:
+    jobs = connect().create_tube("jobs", "limfifottl", capacity=1)
+    strangers = Strangers(client, jobs, "seeking", "room")
+    strangers.come(3)
+    assert strangers.heard(lambda: jobs._store.call_instead(room(jobs.record.id), 1)) == 1
+
+
+def test_room_that_comes_is_no_reason_to_call_fewer_for_tasks(
+    connect: Callable[[], tubes.Queue], client: redis.Redis
+) -> None:
+    """In the place of one who was here as the script ran, and has left."""
+    jobs = connect().create_tube("jobs", "limfifottl", capacity=1)
+    strangers, store = Strangers(client, jobs, "waiting", "bell"), cast(Any, jobs._store)
+    strangers.come(3)
+    store._spared.count = 1
+    assert strangers.heard(lambda: store.wake(room(jobs.record.id), 1)) == 0
+    assert strangers.heard(lambda: store.wake(jobs.record.id, 2)) == 1
+    assert strangers.heard(lambda: store.wake(jobs.record.id, 2)) == 0
 
 
 def test_each_sub_queue_that_one_step_frees_calls_one(

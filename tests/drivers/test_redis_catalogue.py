@@ -180,3 +180,9 @@ def test_what_comes_after_numbers_that_cannot_be_read_is_the_highest_of_all_tube
     client.delete("{tubes}:last")
     assert ask(scripts.ADD_TUBE, "d", 7, ENTRY) == b"40"
     assert client.hgetall("{tubes}:last") == {"tube": "6", "task": "40"}
+
+
+def test_an_entry_whose_options_cannot_be_read_is_of_its_tube() -> None:
+    """So the dead are looked for there all the same."""
+    read_entry = importlib.import_module("tubes.drivers.redis.catalogue").read_entry
+    assert read_entry(b"jobs", b'{"type":"fifo","id":7,"order":1,"after":0,"options":5}').tube.id == 7

@@ -27,6 +27,7 @@ from server_kit import ServerKit
 import tubes
 from tubes import Queue
 from tubes.clock import SystemClock
+from tubes.driver import STEP_LIMIT
 from tubes.testing import FakeClock
 from tubes.testing.suite import UNKNOWN_ID, Connect, MakeTube, take
 from tubes.tube import Tube
@@ -139,9 +140,9 @@ def test_no_password_is_stored(
 @pytest.mark.parametrize(
     ("url", "complete"),
     [
-        ("redis://host:6379/0", "redis://:a%252Fb%40@host:6379/0"),
-        ("rediss://me@host?socket_keepalive=1", "rediss://me:a%252Fb%40@host?socket_keepalive=1"),
-        ("unix:///a@b/redis.sock?db=0", "unix://:a%252Fb%40@/a@b/redis.sock?db=0"),
+        ("redis://host:6379/0", "redis://:a%252Fb%2F%40@host:6379/0"),
+        ("rediss://me@host?socket_keepalive=1", "rediss://me:a%252Fb%2F%40@host?socket_keepalive=1"),
+        ("unix:///a@b/redis.sock?db=0", "unix://:a%252Fb%2F%40@/a@b/redis.sock?db=0"),
     ],
 )
 def test_a_password_from_the_environment_stands_where_any_redis_py_decodes_it_once(
@@ -149,10 +150,10 @@ def test_a_password_from_the_environment_stands_where_any_redis_py_decodes_it_on
 ) -> None:
     """A value in the query is decoded twice by 5.2, and by many that came after."""
     hosted = importlib.import_module("tubes.drivers.redis.hosted")
-    monkeypatch.setenv(hosted.PASSWORD, "a%2Fb@")
+    monkeypatch.setenv(hosted.PASSWORD, "a%2Fb/@")
     assert hosted._with_password(url) == complete
     settings: Any = redis.ConnectionPool.from_url(complete).connection_kwargs
-    assert settings["password"] == "a%2Fb@" and settings.get("username") in (None, "me")
+    assert settings["password"] == "a%2Fb/@" and settings.get("username") in (None, "me")
 
 
 def test_the_password_of_a_client_s_key_is_stored_as_little() -> None:
@@ -371,6 +372,19 @@ def test_a_session_that_is_joined_keeps_its_ttr(tmp_path: Path, redis_db: str) -
             assert client.hget("{tubes_hosted}:sessions", session) == b"3000 -"
 
 
+def test_a_session_that_is_joined_brings_its_ttr_to_a_server_that_does_not_know_it(
+    tmp_path: Path, redis_db: str
+) -> None:
+    store = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(store, session_ttr=7) as other, tubes.connect(store) as queue:
+        driver: Any = queue.create_tube("hot", "redis", url=redis_db).driver
+        session = queue.identify(other.identify()).hex
+        with redis.Redis.from_url(redis_db) as client:
+            assert client.hget("{tubes_hosted}:sessions", session) == b"7000 -"
+        queue.configure(session_ttr=3)
+        assert driver._store.session_ttr_ms == 3000  # else every take would say so again
+
+
 @pytest.mark.parametrize("kind", ["a file", "redis"])
 def test_a_tube_that_is_made_in_a_session_that_was_joined_has_the_ttr_of_that(
     tmp_path: Path, redis_db: str, kind: str
@@ -491,8 +505,9 @@ def test_a_server_that_hangs_is_waited_for_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("verb", ["put", "peek"])
 def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
-    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """Not once for each tube there; by whoever calls a tube, as ever, and one who is answered ends that."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
@@ -503,7 +518,7 @@ def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
             queue.create_tube(name, "redis", url=server.url)
         with server.hung():
             with pytest.raises(tubes.StoreError):
-                queue.tube.a.put("x")
+                getattr(queue.tube.a, verb)(1)
             began = time.monotonic()
             assert queue.statistics() == {}
             with pytest.raises(tubes.StoreUnavailable, match="did not answer a moment ago"):
@@ -607,6 +622,18 @@ def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, red
         assert [task.data for task in tube.take_many(9, 0)] == ["a", "b"]
         assert two.identify().hex not in ours._store._sessions().ends, "the session is not forgotten"
         assert not ours._suspects, "the next take looks again"
+
+
+def test_a_take_rescues_all_that_a_session_holds(tmp_path: Path, redis_url: str) -> None:
+    """More than one step releases."""
+    file, count = f"sqlite:///{tmp_path / 'jobs.db'}", STEP_LIMIT + 1
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("hot", "redis", url=redis_url)
+        for number in range(count):
+            tube.put(number, utube=str(number))
+        assert len(two.tube.hot.take_many(count, 0)) == count
+        end_session(two.tube.hot.driver, tube.driver)
+        assert len(tube.take_many(count, 0)) == count
 
 
 def test_tubes_are_apart_also_when_the_server_forgot_what_it_had(
@@ -873,8 +900,9 @@ def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
             tube.put(1)
         with pytest.raises(tubes.NoSuchTube, match="'jobs'"):
             tube.take(timeout=0)
-    with pytest.raises(tubes.StoreUnavailable, match="closed"):
-        tube.put(1)
+    for late in (lambda: tube.put(1), lambda: tube.driver.count(None)):  # as in the middle of a call
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            late()
     assert not server.command("EXISTS", "{tubes_hosted}:connections")
 
 

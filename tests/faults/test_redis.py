@@ -577,6 +577,30 @@ def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
     assert beat() == 0
 
 
+def test_a_session_whose_last_process_died_is_joined_by_nobody(connect: Connect, server: RedisServer) -> None:
+    """Though nobody has noticed yet."""
+    dead, queue = connect(sweep=False), connect(sweep=False)
+    session = dead.identify()
+    dead.store._close()  # type: ignore[attr-defined]
+    server.command("HDEL", "{tubes}:connections", dead.store._connection)  # type: ignore[attr-defined]
+    with pytest.raises(tubes.NoSuchSession):
+        queue.identify(session)
+
+
+def test_who_was_taken_for_dead_and_does_not_know_it_joins_another_session(connect: Connect) -> None:
+    queue, other = connect(sweep=False), connect(sweep=False)
+    store: Any = queue.store
+    other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
+    assert queue.identify(other.identify()) == other.identify()
+
+
+def test_a_damaged_tube_is_not_taken_for_one_that_was_dropped(connect: Connect, server: RedisServer) -> None:
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    server.command("SET", f"{{tubes:{tube.record.id}}}:states", "damaged")
+    with pytest.raises(tubes.StoreError, match="wrong type"):
+        tube.peek(7)
+
+
 def test_a_step_of_several_scripts_leaves_its_tube_to_the_next(connect: Connect) -> None:
     """It had the tube to itself, as its changes are told of."""
     queue = connect(sweep=False, busy_timeout=0.1)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -341,20 +341,33 @@ def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
 
 
 def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: RedisCluster) -> None:
-    """And one answer is enough."""
+    """And one answer is enough, of another than the one that was lost."""
 
-    def asked() -> int:
+    def asked() -> list[int]:
         told = [node.command("INFO", "commandstats") for node in cluster.nodes]
-        return sum(each.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for each in told)
+        return [each.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for each in told]
 
     with tubes.connect(cluster.url, sweep=False) as queue:
         store: Any = queue.store
         nodes = store._hub.nodes
         nodes._slots = dict.fromkeys(nodes._slots, ("127.0.0.1", 1))
         assert queue.create_tube("jobs", "fifo").put("x").id == 1
-        before = asked()
-        nodes._look_round(None)
-        assert asked() == before + 1
+        for lost, node in enumerate(cluster.nodes):
+            before = asked()
+            nodes._look_round(("127.0.0.1", node.port))
+            assert sum(asked()) == sum(before) + 1 and asked()[lost] == before[lost]
+
+
+def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_cluster: str) -> None:
+    """By what nobody waits for."""
+    with tubes.connect(redis_cluster, namespace="loads", sweep=False) as queue:
+        tube, store = queue.create_tube("jobs", "fifo"), cast(Any, queue.store)
+        nodes, keys = store._hub.nodes, cast(Any, tube.driver).keys
+        nodes.note_away(keys, 0.0)
+        store.transact(tube.driver.start)
+        assert store.holders(None, [tube.record]) == {}
+        tube.put("x")
+        assert store.holders(None, [tube.record]) == {tube.record.id: set()}
 
 
 @pytest.mark.slow
