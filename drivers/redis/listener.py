@@ -328,6 +328,6 @@ class Listener(Stirred):
 
     def _close_unused(self, now: float) -> None:
         for waited, ear in list(self._ears.items()):
-            if not (ear.is_waiting or ear.is_wanted) and now - ear.used_at > IDLE_AFTER:
+            if not ear.is_wanted and now - ear.used_at > IDLE_AFTER:
                 self._end(ear)
                 del self._ears[waited]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from math import inf
 from typing import Any
 
 import pytest
@@ -166,6 +167,20 @@ def test_a_call_is_heard_between_two_beats_that_fail() -> None:
     finally:
         listener.stop()
     assert order[:3] == ["first", "heard", "second"]
+
+
+def test_the_connection_of_who_waits_no_longer_is_closed_after_a_while() -> None:
+    nodes: Any = FailingNodes("")
+    waiters = Waiters()
+    listener = Listener(nodes, "tubes", waiters)
+    waiter = waiters.enter(TUBE)
+    listener._lend_ears()
+    wires: list[Any] = [ear.wire for ear in listener._ears.values()]
+    listener._close_unused(inf)
+    assert [wire._is_open for wire in wires] == [True]
+    waiters.leave(TUBE, waiter)
+    listener._close_unused(inf)
+    assert not wires[0]._is_open and not listener._ears
 
 
 def test_a_start_that_a_signal_cuts_short_leaves_no_thread() -> None:
