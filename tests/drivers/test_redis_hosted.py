@@ -624,6 +624,19 @@ def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, red
         assert not ours._suspects, "the next take looks again"
 
 
+def test_callbacks_hear_of_what_a_sweep_rescues(tmp_path: Path, redis_url: str) -> None:
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("hot", "redis", url=redis_url)
+        tube.put("x")
+        assert two.tube.hot.take(0) is not None
+        end_session(two.tube.hot.driver, tube.driver)
+        heard: list[tubes.Event] = []
+        tube.on_task_change(lambda task, event: heard.append(event))
+        one.sweep()
+        assert heard == [tubes.Event.RELEASE]
+
+
 def test_a_take_rescues_all_that_a_session_holds(tmp_path: Path, redis_url: str) -> None:
     """More than one step releases."""
     file, count = f"sqlite:///{tmp_path / 'jobs.db'}", STEP_LIMIT + 1

@@ -264,6 +264,20 @@ def test_who_begins_to_wait_costs_nobody_else_a_connection(connect: Connect, ser
     assert before < blocked(server)
 
 
+@pytest.mark.parametrize("is_called", [True, False], ids=["who got a task", "who came in vain"])
+def test_nobody_listens_any_more_for(connect: Connect, server: RedisServer, is_called: bool) -> None:
+    queue = connect(busy_timeout=90)
+    tube, listener = queue.create_tube("jobs", "fifo"), queue.store._hub.listener  # type: ignore[attr-defined]
+    line = f"{{tubes:{tube.record.id}}}:waiting"
+    thread, _ = waiting(tube, timeout=60 if is_called else 1)
+    eventually(lambda: not thread.is_alive() or blocked(server))
+    if is_called:
+        connect().tube.jobs.put("x")
+    thread.join(20)
+    eventually(lambda: not server.command("EXISTS", line))
+    assert not any(ear.is_resting for ear in [*listener._ears.values()])
+
+
 @pytest.mark.usefixtures("no_floor")
 def test_who_is_called_for_nothing_says_again_that_he_waits(
     connect: Connect, server: RedisServer, url: str

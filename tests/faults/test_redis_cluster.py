@@ -338,6 +338,17 @@ def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
         store: Any = queue.store
         store._hub.nodes.heed(redis.exceptions.MovedError("7 :6379"), store._keys)
         assert store._hub.nodes._slots[7] == ("localhost", 6379)
+        store._hub.nodes._slots.clear()  # a slot may be nobody's for a while
+        queue.create_tube("jobs", "fifo").drop()
+
+
+@pytest.mark.slow
+def test_nodes_that_say_no_host_are_on_that_of_the_url(cluster: RedisCluster) -> None:
+    for node in cluster.nodes:
+        node.command("CONFIG SET", "cluster-preferred-endpoint-type", "unknown-endpoint")
+    with tubes.connect(cluster.url, sweep=False) as queue:
+        store: Any = queue.store
+        assert {host for host, _ in store._hub.nodes._slots.values()} == {"127.0.0.1"}
 
 
 def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: RedisCluster) -> None:
