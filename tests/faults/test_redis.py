@@ -802,7 +802,7 @@ def test_a_forked_child_listens_as_its_parent_did(connect: Connect, monkeypatch:
         tube.statistics()  # its store is opened
         return bool(tube._store.waiters.enter(room(tube.record.id)).wait(10))
 
-    assert in_child(child)
+    assert in_child(child) is True
 
 
 @pytest.mark.slow
@@ -853,6 +853,21 @@ def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_o
         return [said, [thread.name for thread in threading.enumerate()]]
 
     assert in_child(child) == ["this queue is closed", ["MainThread"]]
+
+
+def test_a_child_forgets_its_parent_s_connections_once(connect: Connect) -> None:
+    """A hook of the program's may use a queue before another hears of the fork."""
+    queue, late = connect(sweep=False), connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+
+    def child() -> bool:
+        tube.put("x")
+        late.store.forked()
+        for each in (queue, late):
+            each.close()
+        return True
+
+    assert in_child(child) is True
 
 
 def test_an_interrupted_connect_leaves_no_answer_to_another_call(
