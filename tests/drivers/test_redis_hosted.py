@@ -21,6 +21,7 @@ from typing import Any, cast
 import pytest
 import redis
 from faults.harness import HOLDER, begin, eventually, finish, heard, run, seconds_each, waiting
+from faults.test_forks import in_child
 from redis_servers import RedisServer
 from server_kit import ServerKit
 
@@ -842,6 +843,16 @@ def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
         queue.sweep()  # and then it is forgotten
         with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
             assert db.execute("SELECT id FROM tubes_session").fetchall() == [(queue.identify().hex,)]
+
+
+def test_a_forked_child_has_a_connection_of_its_own(tmp_path: Path, redis_url: str) -> None:
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        tube: Any = queue.create_tube("hot", "redis", url=redis_url)
+        store = tube.driver._store
+        id, connection = in_child(lambda: [tube.put("x").id, store._connection])
+        assert connection != store._connection
+        task = tube.take(0)
+        assert task is not None and task.id == id
 
 
 def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
