@@ -47,7 +47,7 @@ from ..watch import BEATS, Beats, Watch
 from . import postgresql_joined
 from .examiner import Examined, sql_checks
 from .joined import join, unusable
-from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, translated
+from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, UNIQUE, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_listener import Listener
 from .postgresql_pool import Pool
@@ -61,9 +61,6 @@ from .statements import SESSION_ENDED, Row, Statement, Statements, statements
 from .store import SqlStore
 
 T = TypeVar("T")
-
-UNIQUE = "23505"
-"""The SQLSTATE of a row that is there already."""
 
 IN_THE_WAY = ("42P07", "42723", "42710", "42703")
 """SQLSTATEs where others have the name of a table that is to be made, of a function, or of a table's type.

@@ -18,6 +18,9 @@ from .statements import SESSION_ENDED, SNAPSHOT_TOO_OLD
 RETRIED = ("40001", "40P01")
 """Serialization failure, deadlock: the transaction was rolled back, and may succeed now."""
 
+UNIQUE = "23505"
+"""A row is there already."""
+
 LOCK_NOT_AVAILABLE = "55P03"
 """A lock was not to be had within ``lock_timeout``."""
 
@@ -79,4 +82,6 @@ def translated(error: Refused, what: str) -> TubeError:
         return StoreUnavailable(f"{what} cannot be used: it is to be vacuumed first ({error})")
     if error.code in (TOO_LARGE, "22001", "54001"):
         return StoreError(f"the payload is more than {what} can store: {error}")
+    if error.code == UNIQUE:  # a sequence is behind, after a restore; or it is a table of the user's
+        return StoreError(f"{what}: {error} (in its own tables `tubes doctor --fix` sees to that)")
     return StoreError(f"{what}: {error}")
