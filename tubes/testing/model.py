@@ -15,7 +15,7 @@ from tubes.driver import Features
 from tubes.task import TRANSITIONS, Event, State, Transition
 
 Session = str
-"""Whoever takes tasks."""
+"""The id of a session, which takes tasks."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class ModelChange(NamedTuple):
 
 
 class Model:
-    """One tube. ``features`` say which parts of it count; ``order`` which task of one priority comes first."""
+    """One tube. ``features`` say which parts of it count; ``order``, which of equal priority comes first."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Model:
     # Putting
 
     def put(self, ids: Sequence[int], datas: Sequence[object], **options: Any) -> list[ModelChange]:
-        """Store all, or nothing where there is no room for all. What is not given comes from the tube."""
+        """Store all, or nothing if there is no room for all. Options not given are the tube's."""
         changes: list[ModelChange] = []
         if self.lacks_room_for(len(ids)):
             if len(ids) > self.capacity:
@@ -113,7 +113,7 @@ class Model:
         return changes
 
     def next(self) -> ModelTask | None:
-        """The task that a take takes: the first ready one whose sub-queue is in nobody's hands."""
+        """The task that a take would take: the first ready one whose sub-queue is not busy."""
         busy = {task.utube for task in self.in_state(State.TAKEN)} if self.features.grouped else set()
         return min(
             (task for task in self.in_state(State.READY) if task.utube not in busy),
@@ -122,11 +122,11 @@ class Model:
         )
 
     def place(self, task: ModelTask) -> tuple[int, int]:
-        """Where a task stands in line, whenever it became ready: smaller comes first."""
+        """A task's place in line, whenever it became ready: the smaller comes first."""
         return task.pri, task.id if self.order == "oldest" else -task.id
 
     def _deadline(self, task: ModelTask) -> int | None:
-        """A taken task is due when its ttr is over or its life, whichever comes first."""
+        """When a taken task is due: at the end of its ttr or of its life, whichever comes first."""
         ends = [
             end for end in (task.end, None if task.ttr is None else self.now + task.ttr) if end is not None
         ]
@@ -135,7 +135,7 @@ class Model:
     # Finishing and giving back: by whoever holds the task
 
     def held(self, id: int, owner: Session, token: int | None = None) -> ModelTask | None:
-        """The task, if ``owner`` holds it, by that very take where a token names one."""
+        """The task, if ``owner`` holds it; with a token, only by that very take."""
         task = self.stored(id, token)
         return task if task is not None and task.state is State.TAKEN and task.owner == owner else None
 
@@ -150,7 +150,7 @@ class Model:
         return [self._remove(task, Event.ACK)]
 
     def release(self, task: ModelTask, delay: int = 0) -> list[ModelChange]:
-        """To its old place, or after a delay, which lengthens its life."""
+        """Return it to its old place, at once or after a delay, which lengthens its life."""
         if not delay:
             return [self._move(task, Event.RELEASE, State.READY, task.end)]
         if task.ttl is not None:
@@ -158,12 +158,12 @@ class Model:
         return [self._move(task, Event.RELEASE, State.DELAYED, self.now + delay)]
 
     def touch(self, task: ModelTask, delta: int) -> list[ModelChange]:
-        """More of everything: ttr, ttl and the present deadline."""
+        """Lengthen the ttr, the ttl and the present deadline."""
         task.ttr = None if task.ttr is None else task.ttr + delta
         task.ttl = None if task.ttl is None else task.ttl + delta
         return [self._move(task, Event.TOUCH, State.TAKEN, None if task.due is None else task.due + delta)]
 
-    # Administration: asks nobody
+    # Administration: by any session
 
     def bury(self, task: ModelTask) -> list[ModelChange]:
         if task.state is State.BURIED:
@@ -190,9 +190,9 @@ class Model:
     # Time and death
 
     def settle(self) -> list[ModelChange]:
-        """Do what is due, task by task. The end of a life goes before the end of a delay or of a ttr just then.
+        """Do what is due, task by task. If a life ends with a delay or ttr, or before, only its end counts.
 
-        Or after it: a task whose life was over unseen may have been released with a delay since.
+        Before: a task whose life was over, unseen, may have been released with a delay since.
         """
         changes = []
         for task in sorted(self.tasks.values(), key=lambda task: task.id):
@@ -206,7 +206,7 @@ class Model:
         return changes
 
     def end_session(self, owner: Session, grace: int = 0) -> None:
-        """A session's last connection has gone: it is over after its grace."""
+        """A session's last connection has gone: the session is over after its grace."""
         self.ends[owner] = self.now + grace
 
     def rescue(self) -> list[ModelChange]:
@@ -235,7 +235,7 @@ class Model:
     # Within
 
     def _move(self, task: ModelTask, event: Event, state: State, due: int | None) -> ModelChange:
-        """One change is one event and one count, and legal by the table."""
+        """Make one change: one event, one count, and a legal move of the table."""
         source = None if event is Event.PUT else task.state
         assert Transition(source, event, state) in TRANSITIONS
         self.calls[event] += 1
