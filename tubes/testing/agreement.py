@@ -1,4 +1,4 @@
-"""The suite of one test: random sequences of everything, against the model."""
+"""A suite of one test: random sequences of everything, checked against the model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tubes.testing.machine import Bench, machine_for
 from tubes.testing.suite import Suite
 
 EXAMPLES = "TUBES_KIT_EXAMPLES"
-"""Environment variable: how many sequences to try; the default is for every day, thousands are for a soak."""
+"""Environment variable: how many sequences to try. The default is for everyday use; a soak has thousands."""
 
 
 def shortened(long: settings) -> settings:
-    """A few sequences, for where each call takes longer: those that fail are not shortened in turn."""
+    """Settings for few sequences, where each call takes longer; a failing one is not shrunk."""
     return settings(
         long,
         max_examples=int(os.environ.get(EXAMPLES, "5")),
@@ -39,9 +39,9 @@ class Agreement(Suite):
         )
 
     def die(self, queue: Queue) -> None:
-        """End a connection without a word, as a SIGKILL would: the store lets go, and does not leave.
+        """End a connection without a word, as SIGKILL would: the store closes before its session is left.
 
-        Of one on a server it is seconds until somebody notices, for which no machine waits: there, it leaves.
+        On a server others would notice after seconds, too long for a machine: there the queue just closes.
         """
         if not queue.store.reconnects:
             queue.store.close()

@@ -1,7 +1,8 @@
 """A Hypothesis state machine: a real tube and the model do the same things, and must agree after every step.
 
 Two sessions use one tube. Time passes, sweeps come or do not, sessions end, die, sleep and are joined again,
-everything is closed and opened again. Compared are results, errors, events, all tasks in full, and statistics.
+and everything is closed and opened again. Results, errors, events, all tasks in full, and statistics are
+compared.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tubes.tube import Tube
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BY_TIME = (Event.DELAY, Event.TTL, Event.TTR)
 UNASKED = (*BY_TIME, Event.RELEASE)
-"""What time and death do, in an order that is nobody's business."""
+"""What time and the end of sessions cause, in an order that is not specified."""
 
 FEATURE_OF = {
     option: feature
@@ -115,7 +116,7 @@ class TubeMachine(RuleBasedStateMachine):
         self.last_id = 0
         self.first = Party(self.bench, self.clock, 0, self.log)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TubesWarning)  # a ttl and no ttr is a case like others here
+            warnings.simplefilter("ignore", TubesWarning)  # a ttl without a ttr is a case like any other here
             self.first.queue.create_tube(self.name, self.bench.type, **self.bench.options, **options)
         self.first.open(self.name)
         self.second: Party | None = None
@@ -127,7 +128,7 @@ class TubeMachine(RuleBasedStateMachine):
             self.put(0, 1, each)
 
     def _known(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Those of the options that the type has."""
+        """The options that the type has."""
         features = self.bench.features
         return {name: value for name, value in options.items() if getattr(features, FEATURE_OF[name])}
 
@@ -306,7 +307,7 @@ class TubeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.ends or any(task.due for task in self.model.tasks.values()))
     @rule(seconds=st.sampled_from([0.5, 1, 1, 2, 3, 8]), sweeper=st.one_of(st.none(), who))
     def advance(self, seconds: float, sweeper: int | None) -> None:
-        """Let time pass, and sweep or not. What sessions held that are over by then comes back at once: sweep."""
+        """Let time pass, and sweep or not. The tasks of sessions over by then come back at once: do sweep."""
         self.clock.advance(seconds)
         self.model.now = self.clock.now_ms()
         if sweeper is not None or any(end <= self.model.now for end in self.model.ends.values()):
@@ -322,7 +323,7 @@ class TubeMachine(RuleBasedStateMachine):
     )
     @rule(kind=st.sampled_from(["closes", "dies", "reopens"]), grace=halves, rejoins=st.booleans())
     def come_and_go(self, kind: str, grace: float, rejoins: bool) -> None:
-        """The second connection closes, is gone without a word, or comes back; now and then, everybody leaves."""
+        """The second connection closes, dies or comes back; now and then both close and the first reopens."""
         if self.second is None:
             self._second_comes(grace, rejoins)
         elif kind == "reopens":
@@ -332,10 +333,10 @@ class TubeMachine(RuleBasedStateMachine):
             self._second_goes(by_death=kind == "dies")
 
     def _second_goes(self, by_death: bool) -> None:
-        """Its session may sleep for its grace."""
+        """Its connection goes; its session may sleep for its grace."""
         party = self.second
         assert party is not None
-        party.tube.statistics()  # what it counted is stored
+        party.tube.statistics()  # stores what it has counted
         self.left = party.session
         self.second, self.sleeping = None, party
         self.model.end_session(self.left, round(party.grace * 1000))
@@ -347,7 +348,7 @@ class TubeMachine(RuleBasedStateMachine):
             self._agree(self.model.rescue())
 
     def _second_comes(self, grace: float, rejoins: bool) -> None:
-        """With a session of its own, or back into the one that sleeps."""
+        """Connect with a session of its own, or join the one that sleeps."""
         party, asleep = self._open_second(grace), self.sleeping
         if rejoins and asleep is not None and self.model.ends.get(self.left, 0) > self.model.now:
             party.queue.identify(self.left)
@@ -357,7 +358,7 @@ class TubeMachine(RuleBasedStateMachine):
         self._agree([])
 
     def _reopen(self) -> None:
-        """Everything closes and comes back: tasks, statistics and options are what they were."""
+        """Close the last connection and open another: tasks, statistics and options are what they were."""
         session = self.first.session
         self.first.queue.close()
         self.model.end_session(session)
@@ -390,7 +391,7 @@ class TubeMachine(RuleBasedStateMachine):
     # Within
 
     def _ref(self, which: int, how: str, party: Party) -> Task | int:
-        """What a verb is given: an id or a task that should fit, an old lease, or anything, even long gone."""
+        """What a verb is given: an id or task that should fit, an old lease, or anything, even long gone."""
         refs = self._refs(how, party)
         return refs[which % len(refs)]
 
@@ -441,7 +442,7 @@ class TubeMachine(RuleBasedStateMachine):
     def _refused(
         self, act: Callable[[], Any], ref: Task | int, party: Party, expected: type[Exception] | None = None
     ) -> None:
-        """The verb must raise: LeaseLost for a take that this very session made, NotTaken for all else."""
+        """The verb must raise ``expected``; by default LeaseLost for a lease of this session, or NotTaken."""
         if expected is None:
             is_ours = isinstance(ref, Task) and ref.token is not None and str(ref.owner) == party.session
             expected = LeaseLost if is_ours else NotTaken
@@ -456,7 +457,10 @@ class TubeMachine(RuleBasedStateMachine):
     def _agree(
         self, changes: Sequence[ModelChange], answer: Sequence[Task] | None = None, of: Event | None = None
     ) -> None:
-        """The events are the model's changes, each once; the answer is the tasks of those ``of`` an event."""
+        """Check that the events are the model's changes, each once, and the answer those of the event ``of``.
+
+        Without ``of``, the answer is the tasks of all changes but those that time made.
+        """
         expected = _in_settled_order((event, task.id, _meant(task)) for event, task in changes)
         seen = _in_settled_order((event, task.id, _fields(task)) for event, task in self.log)
         self.log.clear()
@@ -480,7 +484,7 @@ def machine_for(bench: Bench) -> type[TubeMachine]:
 
 
 def _in_settled_order(changes: Iterable[Seen]) -> list[Seen]:
-    """Sort each run of what nobody asked for by id."""
+    """Sort each run of changes that nobody asked for by id."""
     ordered: list[Seen] = []
     for is_unasked, run in itertools.groupby(changes, key=lambda change: change[0] in UNASKED):
         together = list(run)
@@ -501,7 +505,7 @@ def _id(ref: Task | int) -> int:
 
 
 def _token(ref: Task | int) -> int | None:
-    """The model names a take by its number; what a driver's tokens look like is its own affair."""
+    """A lease as the model names it, by its number of attempts: a driver's tokens may look different."""
     return ref.attempts if isinstance(ref, Task) and ref.token is not None else None
 
 
