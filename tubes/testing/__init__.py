@@ -1,7 +1,7 @@
 """Tools for tests of tubes, and the conformance kit for authors of drivers.
 
-``FakeClock`` and the model need nothing but tubes. The kit needs pytest and hypothesis, and is imported when it is
-asked for.
+``FakeClock`` and the model need nothing but tubes. The kit needs pytest and hypothesis, and is imported only
+when it is asked for.
 """
 
 from __future__ import annotations

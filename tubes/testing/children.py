@@ -16,14 +16,14 @@ from tubes.tube import Tube
 
 PATIENCE = 60.0
 _processes = multiprocessing.get_context("forkserver")
-"""They are forked from a process that has only loaded the stores' modules: a tenth of the time of an interpreter that
-begins anew. Not from the tests' own process, whose threads and connections they must not have."""
+"""Children are forked from a process that has only loaded the modules of stores and drivers: a tenth of the
+time of a new interpreter. They must not have the threads and connections of the tests' own process."""
 
 Role = Callable[[Tube, "Results"], None]
 
 
 class Results:
-    """What a child tells its parent: a pipe that survives the child."""
+    """What a child tells its parent, through a pipe that outlives the child."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
@@ -33,9 +33,9 @@ class Results:
 
 
 class Child:
-    """One other process on the same store, at real time.
+    """One other process on the same store, in real time.
 
-    Its driver comes along if no entry point has it, so it must then be importable.
+    If no entry point has its driver, that is pickled and sent along, so it must be importable.
     """
 
     def __init__(self, url: str, type: str, settings: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Child:
         return driver
 
     def hear(self) -> Any:
-        """Wait for the next thing that it tells; EOFError when it has ended."""
+        """Wait for the next thing that the child tells; EOFError when it has ended."""
         assert self._pipe.poll(PATIENCE), "the child says nothing"
         return self._pipe.recv()
 
@@ -91,7 +91,7 @@ def take_and_hold(tube: Tube, results: Results) -> None:
 
 
 def work_off(tube: Tube, results: Results) -> None:
-    """Take and ack, telling each task, until one says stop."""
+    """Take and ack, telling each task's id, until a task says stop."""
     results.tell("ready")
     while (task := tube.take(PATIENCE)) is not None:
         tube.ack(task)
@@ -102,7 +102,7 @@ def work_off(tube: Tube, results: Results) -> None:
 
 
 def _load_beforehand() -> None:
-    """Say what the process that the others are forked from loads when it starts."""
+    """Say which modules the process that the children are forked from loads at its start."""
     loaded = [entry.module for group in ("tubes.stores", "tubes.drivers") for entry in installed(group)]
     _processes.set_forkserver_preload([__name__, *loaded])
 

@@ -13,8 +13,8 @@ from tubes.options import Seconds, milliseconds
 class FakeClock:
     """Time stands still until ``advance``; nothing sleeps.
 
-    Pass it to ``tubes.connect(url, clock=clock, sweep=False)``, then advance it and call ``queue.sweep()``. A
-    ``take`` that waits in another thread wakes when the clock passes its timeout, or the next thing that is due.
+    Pass it to ``tubes.connect(url, clock=clock, sweep=False)``, then advance it and call ``queue.sweep()``.
+    A ``take`` that waits in another thread wakes when the clock reaches its timeout, or when a task is due.
     """
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
@@ -31,9 +31,9 @@ class FakeClock:
         return self._passed_ms / 1000
 
     def advance(self, seconds: Seconds) -> None:
-        """Let ``seconds`` pass, rounded up to milliseconds, and wake whoever has waited long enough.
+        """Let ``seconds`` pass, rounded up to milliseconds, and wake the calls that have waited long enough.
 
-        BadOption for a negative number: a clock that is set back goes on all the same, see ``step``.
+        BadOption for a negative number: time itself never runs backwards. ``step`` sets the time of day back.
         """
         passed = milliseconds("seconds", seconds)
         with self._lock:
@@ -45,7 +45,7 @@ class FakeClock:
                     signal.set()
 
     def step(self, seconds: Seconds) -> None:
-        """Change the time of day alone, as when a host's clock is set, forward or back; no time passes."""
+        """Set the time of day forward or back, as when a host's clock is set; no time passes."""
         if isinstance(seconds, timedelta):
             seconds = seconds.total_seconds()
         with self._lock:

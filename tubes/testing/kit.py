@@ -1,4 +1,4 @@
-"""The whole kit: all suites, for a store that several can open, and for one that lives in a single connection."""
+"""The whole kit: all suites, for a store that several connections can open, and for one that only one can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every suite of the kit stands on: how to name the driver under test, the fixtures, and the marks."""
+"""What every suite of the kit builds on: how to name the driver under test, the fixtures, and the marks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tubes.testing.clock import FakeClock
 from tubes.tube import Tube
 
 UNKNOWN_ID = 10**15
-"""No task has it, however long a store has been in use."""
+"""An id that no task has, however long a store has been in use."""
 
 PATIENCE = 20.0
-"""Real seconds after which something that must happen by itself has not."""
+"""Real seconds to wait for something that must happen by itself."""
 
 E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ MakeTube = Callable[..., Tube]
 
 
 def needs(*features: str) -> Callable[[F], F]:
-    """The test is about types with these features; others do not have it."""
+    """Mark a test of types with these features; other types do not get it."""
 
     def mark(test: F) -> F:
         test.needs = features  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def needs(*features: str) -> Callable[[F], F]:
 
 
 def without(*features: str) -> Callable[[F], F]:
-    """The test is about types that lack all these features."""
+    """Mark a test of types that lack all these features."""
 
     def mark(test: F) -> F:
         test.without = features  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def without(*features: str) -> Callable[[F], F]:
 
 
 def transactional(test: F) -> F:
-    """The test is about transactions over several calls; stores that have none do not have it."""
+    """Mark a test of transactions over several calls; stores without them do not get it."""
     test.transactional = True  # type: ignore[attr-defined]
     return test
 
@@ -61,11 +61,11 @@ class Suite:
     """Base of the suites. A test class names what it tests in its attributes.
 
     ``type``: the tube type, registered before the class is made. ``url``: the store, if ``make_url`` is not
-    overridden. ``options``: those of the type's own that each tube is created with. ``features`` and
-    ``order`` are read from a TubeType; say them for a driver made by a function.
-    ``shared``: whether several connections can open the store. ``transactions``: whether the store has any over several
-    calls. ``ids_follow_commits``: whether tasks are committed in the order of their ids, also those of different
-    threads.
+    overridden. ``options``: options of the type's own that each tube is created with. ``features`` and
+    ``order`` are read from a TubeType; state them for a driver made by a function.
+    ``shared``: whether several connections can open the store. ``transactions``: whether the store has
+    transactions over several calls. ``ids_follow_commits``: whether tasks are committed in the order of their
+    ids, even by different threads.
     """
 
     type: ClassVar[str] = ""
@@ -87,14 +87,14 @@ class Suite:
 
     @classmethod
     def _check_bases(cls) -> None:
-        """Refuse a class that is made of another type's, which lacks the tests that say nothing about that type."""
+        """Refuse a class derived from another type's, which may have left out tests that this type needs."""
         for base in cls.__mro__:
             if getattr(base, "type", "") not in ("", cls.type):
                 raise TypeError(f"{cls.__name__}, for {cls.type!r}, must not be made of {base.__name__}")
 
     @classmethod
     def _read_type(cls) -> None:
-        """Find out the features and the order, where the driver says them, and check them."""
+        """Read the features and the order from the driver, if it states them, and check them."""
         driver = find_driver(cls.type)
         if isinstance(driver, TubeType):
             cls.features, cls.order = driver.features, driver.order
@@ -110,7 +110,7 @@ class Suite:
 
     @classmethod
     def _leave_out_tests(cls) -> None:
-        """Have no tests that say nothing about this type: pytest does not collect what is None."""
+        """Drop the tests that do not apply to this type: pytest does not collect what is None."""
         for name in dir(cls):
             test = getattr(cls, name)
             lacks_one = any(not getattr(cls.features, feature) for feature in getattr(test, "needs", ()))
@@ -145,7 +145,7 @@ class Suite:
 
     @pytest.fixture
     def make_queue(self, store_url: str, clock: FakeClock) -> Iterator[Connect]:
-        """Connect to the store; called again, as somebody else. New tubes are gone after the test."""
+        """Connect to the store, each time as a session of its own. New tubes are gone after the test."""
         queues: list[Queue] = []
         before: set[str] = set()
 
@@ -171,12 +171,12 @@ class Suite:
                 raise
 
     def _leave_store(self) -> None:
-        """Have the next test make another: what this one has left there would be in the way of all."""
+        """Have the next test make a new store: what this test has left there would disturb all others."""
         if "_store_url" in vars(type(self)):
             del type(self)._store_url
 
     def _usable(self, queues: list[Queue]) -> Queue | None:
-        """One that can clean up, which saves connecting once more; not one that a failed test left waiting."""
+        """A queue that can clean up, which saves a connection; not one in which a failed test still waits."""
         return next((queue for queue in queues if not (queue.is_closed or queue.store.waiters)), None)
 
     @pytest.fixture
@@ -198,26 +198,26 @@ class Suite:
 
     @pytest.fixture
     def log(self, tube: Tube) -> Log:
-        """What the tube tells of its changes."""
+        """The changes that the tube reports."""
         log = Log()
         tube.on_task_change(log)
         return log
 
     @pytest.fixture
     def child(self, store_url: str) -> Iterator[Child]:
-        """Another process on the same store, at real time: it does what it is told at its start."""
+        """Another process on the same store, in real time; ``start`` tells it what to do."""
         child = Child(store_url, self.type, {"durability": "off"})
         yield child
         child.close()
 
-    # Words
+    # Helpers
 
     def apart(self, n: int) -> dict[str, Any]:
-        """Put options that set a task apart from others, so that all can be taken at once."""
+        """The put options that set a task apart from others, so that all can be taken at once."""
         return {"utube": f"group {n}"} if self.features.grouped else {}
 
     def in_order(self, tasks: list[Task]) -> list[Task]:
-        """Sort tasks as the type takes them."""
+        """Sort tasks in the order in which the type takes them."""
         sign = 1 if self.order == "oldest" else -1
         return sorted(tasks, key=lambda task: (task.pri, sign * task.id))
 
@@ -230,7 +230,7 @@ def take(tube: Tube) -> Task:
 
 
 def refusal(call: Callable[..., object], *given: Any, error: type[E], **options: Any) -> E:
-    """Make a call that must raise this error; return that."""
+    """Make a call that must raise ``error``; return what it raised."""
     try:
         answer = call(*given, **options)
     except error as said:
@@ -244,7 +244,7 @@ def refusal(call: Callable[..., object], *given: Any, error: type[E], **options:
 def refused(
     call: Callable[..., object], *given: Any, error: type[Exception] = BadOption, **options: Any
 ) -> str:
-    """Make a call that must be refused; return what is said."""
+    """Make a call that must be refused; return the error's text."""
     return str(refusal(call, *given, error=error, **options))
 
 
@@ -257,7 +257,7 @@ def take_all(tube: Tube) -> list[Task]:
 
 
 def ack_all(tube: Tube) -> list[Task]:
-    """Take and ack one after the other until nothing is ready, so that what waits behind each comes too."""
+    """Take and ack one after the other until nothing is ready, so that tasks behind others come too."""
     tasks = []
     while (task := tube.take(0)) is not None:
         tasks.append(tube.ack(task))
@@ -277,7 +277,7 @@ def until(happened: Callable[[], Any]) -> None:
 
 
 class Log:
-    """A callback that keeps what it is told, and tells whether every step was a legal one."""
+    """A callback that keeps what it is told, and can check that every move was legal."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Event, Task]] = []
@@ -289,7 +289,7 @@ class Log:
         return [event.value for event, _ in self.seen]
 
     def check(self) -> None:
-        """Every event moved its task along a line of the TRANSITIONS table, and what is done awaits nothing."""
+        """Check that every event made a move of the TRANSITIONS table, and that done tasks await nothing."""
         states: dict[int, State | None] = {}
         for event, task in self.seen:
             step = (states.get(task.id), event, task.state)
@@ -317,7 +317,7 @@ class Waiting:
             self.error = error
 
     def end(self) -> Any:
-        """What it answers or raises, once it is back."""
+        """Wait until it is back; return what it answers, or raise what it raised."""
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), "it still waits"
         if self.error is not None:
