@@ -1,4 +1,4 @@
-"""The suite of the verbs: what each returns, refuses and leaves behind, where nobody else is involved."""
+"""The suite of the verbs: what each returns, refuses and leaves behind, with nobody else involved."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Api(Suite):
         assert [task.data for task in tube.ack_many(taken)] == expected
 
     def test_a_step_stores_each_task_as_it_is_given(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
-        """Those of a put of many have the same options; to a driver that is no promise."""
+        """A put_many gives all its tasks the same options; a driver must not count on that."""
         timed, grouped, pri = self.features.timed, self.features.grouped, int(self.features.priority)
         items = [
             NewTask('"a"', "a", 0, "" if grouped else None),
@@ -193,7 +193,7 @@ class Api(Suite):
         assert tube.tasks(State.TAKEN, after=held.id) == []
 
     def test_every_state_is_listed_by_id_and_in_pages(self, tube: Tube) -> None:
-        """Whatever comes first in a take, or in time."""
+        """Whatever the order of a take, or in which the tasks fall due."""
         for state in STORED:
             if state is State.DELAYED and not self.features.timed:
                 continue
@@ -364,7 +364,7 @@ class Api(Suite):
         assert tube.peek(task).state is State.TAKEN
 
     def test_every_option_is_known_or_refused_as_not_supported(self, queue: Queue, tube: Tube) -> None:
-        """What the features do not name must not be ignored."""
+        """An option that no feature of the type covers must not be ignored."""
         for option, feature in (("ttl", "timed"), ("ttr", "timed"), ("delay", "timed"), ("pri", "priority"),
                                 ("utube", "grouped"), ("timeout", "bounded")):  # fmt: skip
             options: Any = {option: 1}
@@ -452,7 +452,7 @@ class Api(Suite):
         for _ in range(2):
             tube.put("x", **self.apart(0))
         take(tube)
-        assert can_take() is not self.features.grouped  # of a busy sub-queue nobody gets one
+        assert can_take() is not self.features.grouped  # a busy sub-queue has no task to take
         tube.put("x", **self.apart(1))
         assert can_take()
 
@@ -473,7 +473,7 @@ class Api(Suite):
     def test_a_step_does_no_more_than_it_is_asked_to(
         self, queue: Queue, tube: Tube, clock: FakeClock
     ) -> None:
-        """So that its transaction stays short; who wants more asks again."""
+        """So that its transaction stays short; a caller that wants more asks again."""
         transact, driver, owner = queue.store.transact, tube.driver, queue.store.session
         now = clock.now_ms()
         for n in range(5):
@@ -492,7 +492,7 @@ class Api(Suite):
     def test_a_step_does_all_that_it_is_asked_to(
         self, queue: Queue, tube: Tube, clock: FakeClock, is_owner: bool
     ) -> None:
-        """A take of many that is cut short gives back all that it has taken in one step, for one."""
+        """For example, a take_many that is cut short gives back all that it has taken in one step."""
         driver, owner = tube.driver, queue.store.session if is_owner else None
         tasks = [tube.put(n, **self.apart(n)) for n in range(6)]
 
@@ -510,7 +510,7 @@ class Api(Suite):
         assert done(driver.release, tasks[2:4], delay_ms=0) == ids(tasks[2:4])
         delay_ms = 1_000 if self.features.timed else 0
         assert done(driver.release, tasks[4:], delay_ms=delay_ms) == ids(tasks[4:])
-        for free in (tasks[2:3], tasks[2:]):  # nobody's, so whoever asks
+        for free in (tasks[2:3], tasks[2:]):  # held by nobody, so refused whoever asks
             assert done(driver.ack, free) == done(driver.release, free, delay_ms=0) == []
             if self.features.timed:
                 assert done(driver.touch, free, 1_000) == []
@@ -520,7 +520,7 @@ class Api(Suite):
     def test_a_step_that_is_asked_for_nothing_does_nothing(
         self, queue: Queue, tube: Tube, clock: FakeClock
     ) -> None:
-        """A statement that names no task must not be one about all."""
+        """A statement that names no task must not apply to all."""
         tasks = [tube.put(n, **self.apart(n)) for n in range(3)]
         tube.bury(tasks[2].id)
         take(tube)
@@ -539,7 +539,7 @@ class Api(Suite):
         assert tube.statistics() == before
 
     def test_a_task_keeps_what_it_was_put_with(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
-        """Through all that becomes of it."""
+        """Whatever happens to it."""
         options: dict[str, Any] = {"pri": 3} if self.features.priority else {}
         if self.features.timed:
             options |= {"ttl": 90, "ttr": 20, "delay": 5}

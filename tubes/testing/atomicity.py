@@ -23,7 +23,7 @@ class Atomicity(Suite):
     def test_there_are_transactions_where_the_class_says_so_and_nowhere_else(
         self, queue: Queue, tube: Tube
     ) -> None:
-        """Their tests are left out where it says that there are none: so they must be refused."""
+        """If it says that there are none, their tests are left out, so transactions must then be refused."""
         try:
             with queue.transaction() as unit:
                 tube.put("x", unit=unit)

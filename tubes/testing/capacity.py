@@ -1,4 +1,4 @@
-"""The suite of bounds: a full tube refuses or makes wait, and its count of tasks never drifts."""
+"""The suite of bounds: a full tube refuses a put or makes it wait, and its count of tasks never drifts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Capacity(Suite):
         return tube
 
     def room_in(self, tube: Tube) -> int:
-        """How many more can be put; they are deleted again."""
+        """Return how many more tasks can be put; those that this puts are deleted again."""
         put: list[Task] = []
         with suppress(TubeFull):
             while len(put) < 9:
@@ -179,7 +179,7 @@ class Capacity(Suite):
     def test_a_tube_that_was_emptied_has_all_its_room_and_no_more(
         self, make_tube: MakeTube, count: int
     ) -> None:
-        """By a truncate, or by acks of as many as that."""
+        """Emptied by a truncate, or by acks of ``count`` tasks at once."""
         tube = make_tube(capacity=3)
         for empty in (tube.truncate, lambda: tube.ack_many(tube.take_many(count, 0))):
             for n in range(count):

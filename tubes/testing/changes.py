@@ -18,7 +18,7 @@ from tubes.tube import Tube
 
 
 class Changes(Suite):
-    """Callbacks are told every change, once, and can do no harm."""
+    """Callbacks are told of every change, once, and can do no harm."""
 
     def test_every_verb_makes_one_event(self, tube: Tube, log: Log) -> None:
         put = tube.put("x")
@@ -296,7 +296,7 @@ class Changes(Suite):
     def test_the_end_of_a_life_is_one_event_from_any_state(
         self, tube: Tube, log: Log, queue: Queue, clock: FakeClock, how: str
     ) -> None:
-        """Also where a delay or a ttr ends with it."""
+        """Even if a delay or a ttr ends at the same instant."""
         task = tube.put("x", ttl=0, delay=5) if how == "delayed" else tube.put("x", ttl=5, ttr=5)
         if how == "taken":
             take(tube)
@@ -323,7 +323,7 @@ class Changes(Suite):
 
     @needs("timed")
     def test_an_ack_comes_before_what_its_take_settles(self, tube: Tube, log: Log, clock: FakeClock) -> None:
-        """Also of a task whose ttr is over: nobody has looked before."""
+        """Even the ack of a task whose ttr is over, since nobody has looked before."""
         for n in range(2):
             tube.put(n, ttr=3, **self.apart(n))
         held, late = tube.take_many(2, 0)

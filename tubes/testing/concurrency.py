@@ -1,4 +1,4 @@
-"""The suite of many at once: threads, connections and processes take without doubles, and wait in line."""
+"""The suite of concurrency: threads, connections and processes take no task twice, and wait in line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def together(*works: Callable[[], Any]) -> None:
 
 
 class InHand:
-    """What is worked on right now: no task and no sub-queue twice."""
+    """Consumers at work: no two may have tasks of one sub-queue in hand. Keeps the ids of what is done."""
 
     def __init__(self, grouped: bool) -> None:
         self._grouped = grouped
@@ -75,7 +75,7 @@ class Concurrency(Suite):
         tasks = [tube.put(n, **self.apart(n % 6)) for n in range(120)]
         hands = InHand(self.features.grouped)
         together(*[lambda: hands.work_off(tube, at_once=at_once)] * 4)
-        hands.work_off(tube)  # what stood behind a task of its sub-queue when all looked
+        hands.work_off(tube)  # what still stood behind another of its sub-queue when the threads ended
         assert sorted(hands.done) == ids(tasks)
         assert tube.statistics()["calls"]["take"] == 120
 
@@ -144,7 +144,7 @@ class Concurrency(Suite):
         assert task is not None and task.data == "x"
 
     def test_consumers_are_served_in_the_order_in_which_they_came(self, tube: Tube, clock: FakeClock) -> None:
-        timeouts = (None, 50, 10)  # whose order is another
+        timeouts = (None, 50, 10)  # not in their order of arrival
         consumers = [Waiting(clock, tube.take, timeout) for timeout in timeouts]
         for n, consumer in enumerate(consumers):
             tube.put(n, **self.apart(n))
@@ -265,7 +265,7 @@ class SharedConcurrency(Suite):
         child.start(work_off, tube)
         assert child.hear() == "ready"
         tasks = [tube.put(n, **self.apart(n % 5)) for n in range(150)]
-        theirs: list[int] = [child.hear()]  # it is at it: else these might be done before it has begun
+        theirs: list[int] = [child.hear()]  # it is at work: else our threads might be done before it begins
         hands = InHand(self.features.grouped)
         together(*[lambda: hands.work_off(tube)] * 2)
         until(lambda: tube.statistics()["tasks"]["total"] == 0)

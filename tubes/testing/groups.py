@@ -1,4 +1,4 @@
-"""The suite of sub-queues: of each at most one task is taken, and its order is strict."""
+"""The suite of sub-queues: at most one task of each is taken, and its order is strict."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class Groups(Suite):
     def test_each_of_those_that_one_step_puts_comes_into_its_own_place(
         self, queue: Queue, tube: Tube, clock: FakeClock, places: list[tuple[str, int]]
     ) -> None:
-        """Those of a put of many have the same options; to a driver that is no promise."""
+        """A put_many gives all its tasks the same options; a driver must not count on that."""
         tasks = [tube.put("worse", utube=utube, pri=5) for utube in "ab"]
         items = [NewTask('"x"', "x", pri, utube) for utube, pri in places]
         changes = queue.store.transact(lambda tx: tube.driver.put(tx, items, now=clock.now_ms()))
@@ -305,8 +305,8 @@ class Groups(Suite):
     def test_a_delayed_task_stands_in_its_sub_queue_by_its_priority(
         self, tube: Tube, clock: FakeClock, pri: int, is_older: bool
     ) -> None:
-        """And in nobody's way until its delay is over."""
-        for count in (1, 2):  # put alone, and together
+        """And blocks nobody until its delay is over."""
+        for count in (1, 2):  # put alone, then two together
             tasks = [] if is_older else [tube.put("now", utube="a", pri=5)]
             tasks += tube.put_many(["later"] * count, utube="a", pri=pri, delay=3)
             if is_older:

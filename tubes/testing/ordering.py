@@ -1,4 +1,4 @@
-"""The suite of order: who comes first, and what becomes of a place in line."""
+"""The suite of order: which task comes first, and how it keeps its place in line."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Ordering(Suite):
         assert ids(tube.tasks(State.BURIED)) == sorted(buried[2:])
 
     def test_a_place_is_not_lost_in_the_course_of_time(self, tube: Tube, clock: FakeClock) -> None:
-        """Neither when a task was buried nor when it came back says anything about it."""
+        """It does not depend on when a task was buried, or when it came back."""
         tasks = []
         for n in range(6):
             tasks.append(tube.put(n, **self.apart(n)))
@@ -110,7 +110,7 @@ class Ordering(Suite):
         assert ids(take_all(tube)) == expected
 
     def test_ids_are_numbers_also_where_they_grow_by_a_digit(self, tube: Tube) -> None:
-        """As text, 10 comes before 9. Nothing is told of that in a store that gave a great many ids before."""
+        """As text, 10 comes before 9. In a store that has given out a great many ids, this shows nothing."""
         last = tube.put("x").id
         missing = 10 ** len(str(last)) - 3 - last
         if 0 < missing < 10_000:

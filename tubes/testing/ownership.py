@@ -1,4 +1,4 @@
-"""The suite of ownership: who may finish a task, and what becomes of the tasks of those who are gone."""
+"""The suite of ownership: who may finish a task, and what becomes of the tasks of sessions that are gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tubes.tube import Tube
 
 
 def verbs_of_the_owner(tube: Tube) -> list[Callable[[Any], Any]]:
-    """Those that only whoever holds a task may use."""
+    """The verbs that only the holder of a task may use."""
 
     def touch(task: Any) -> Any:
         return tube.touch(task, 1)
@@ -29,7 +29,7 @@ def verbs_of_the_owner(tube: Tube) -> list[Callable[[Any], Any]]:
 
 
 def verbs_by_lease(tube: Tube) -> list[Callable[[Any], Any]]:
-    """All that heed a lease where they are given one."""
+    """All verbs that heed a lease if they are given one."""
 
     def take_and_ack(task: Any) -> Any:
         return tube.take(0, ack=task)
@@ -52,7 +52,7 @@ class Ownership(Suite):
     def test_a_step_that_is_given_a_lease_that_is_over_changes_nothing(
         self, queue: Queue, tube: Tube, clock: FakeClock
     ) -> None:
-        """Though nobody has taken the task since, and nothing is known but its number and the lease's."""
+        """Even if nobody has taken the task since, and the step is given only its id and its old token."""
         driver, owner = tube.driver, queue.store.session
         tube.put("x")
         task = take(tube)
@@ -86,7 +86,7 @@ class Ownership(Suite):
         assert tube.peek(task.id).state is State.READY
 
     def test_a_lease_counts_by_its_token_alone(self, queue: Queue, tube: Tube, clock: FakeClock) -> None:
-        """To a driver, what else the caller knows of the task is a help that may be missing."""
+        """What else the caller knows of the task may help a driver, but may be missing."""
         driver, owner = tube.driver, queue.store.session
 
         def ack(*tasks: Task) -> list[int]:
@@ -122,7 +122,7 @@ class Ownership(Suite):
         assert tube.ack(old.id).state is State.DONE
 
     def test_by_a_task_as_it_was_put_as_well(self, tube: Tube) -> None:
-        """It names no lease."""
+        """A task that was not taken names no lease."""
 
         def ack_many(task: Task) -> Task:
             return tube.ack_many([task])[0]
@@ -218,7 +218,7 @@ class SharedOwnership(Suite):
 
     @pytest.fixture
     def other(self, make_queue: Connect, tube: Tube) -> Tube:
-        """The same tube in somebody else's hands."""
+        """The same tube, opened by another session."""
         return make_queue().tube[tube.name]
 
     def test_what_another_session_holds_cannot_be_acked_released_or_touched(
@@ -237,7 +237,7 @@ class SharedOwnership(Suite):
         assert other.ack(task).state is State.DONE
 
     def test_ack_many_leaves_what_another_session_holds(self, tube: Tube, other: Tube) -> None:
-        """Though each lease has the same number."""
+        """Although all leases have the same number."""
         for n in range(4):
             tube.put(n, **self.apart(n))
         theirs, mine = other.take_many(2, 0), take(tube)
@@ -388,7 +388,7 @@ class SharedOwnership(Suite):
         assert tube.peek(task.id).state is State.READY
         with pytest.raises(NotTaken):
             joined.ack(task)
-        for taker, acker in ((joined, theirs), (theirs, joined)):  # what one of them takes is the other's too
+        for taker, acker in ((joined, theirs), (theirs, joined)):  # what either takes, the other may ack
             task = take(taker)
             assert task.owner == one.identify() and acker.ack(task).state is State.DONE
             tube.put("y")
@@ -424,7 +424,7 @@ class SharedOwnership(Suite):
         first, second = self.in_order([tube.put(n, **self.apart(0)) for n in range(2)])
         child.start(take_and_hold, tube)
         assert child.hear() == first.id
-        tube.bury(second)  # so that only the other's task is left to take
+        tube.bury(second)  # so that only the child's task is left to take
         assert tube.take(0) is None
         child.kill()
         taken: list[Task] = []

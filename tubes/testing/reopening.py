@@ -78,7 +78,7 @@ class Reopening(Suite):
     def test_a_temporary_tube_comes_back_empty(
         self, queue: Queue, make_tube: MakeTube, make_queue: Connect
     ) -> None:
-        """On a server it does so after a restart of that; its last client may go."""
+        """On a server it does so only after the server restarts; its last client may leave."""
         tube = make_tube(temporary=True, **({"capacity": 4} if self.features.bounded else {}))
         is_on_server = queue.store.reconnects and not getattr(tube.driver, "is_hosted", False)
         tasks = tube.put_many("abc")

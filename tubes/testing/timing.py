@@ -1,4 +1,4 @@
-"""The suite of time: delay, ttl, ttr and touch; and the clear refusal of types that know no time."""
+"""The suite of time: delay, ttl, ttr and touch, which types that know no time must clearly refuse."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class Timing(Suite):
     def test_a_task_whose_ttr_is_over_has_its_place_before_a_take_looks(
         self, tube: Tube, clock: FakeClock
     ) -> None:
-        """Also where another is ready, so that the take might do without."""
+        """Even if another is ready, so that a take need settle nothing to find one."""
         first, second = self.in_order([tube.put(n, ttr=3, **self.apart(n)) for n in range(2)])
         assert take(tube).id == first.id
         clock.advance(3)
@@ -284,7 +284,7 @@ class Timing(Suite):
     def test_who_looks_late_is_told_all_that_has_happened_in_its_order(
         self, tube: Tube, clock: FakeClock
     ) -> None:
-        """Also what came before the end of a task that is gone (Tarantool: its fiber does one after the other)."""
+        """Even what came before the end of a task that is gone (Tarantool: its fiber does each in turn)."""
         seen: list[tuple[Event, object]] = []
         tube.put("taken", ttl=5, ttr=2, **self.apart(1))
         take(tube)
@@ -344,7 +344,7 @@ class Timing(Suite):
 
     @needs("timed")
     def test_a_touch_adds_to_the_ttr_the_ttl_and_the_deadline(self, tube: Tube, clock: FakeClock) -> None:
-        """Also beyond the end of the life that the task had."""
+        """Even beyond the end of the life that the task had before."""
         tube.put("x", ttl=6, ttr=5)
         task = take(tube)
         clock.advance(1)
@@ -456,7 +456,7 @@ class Timing(Suite):
     def test_a_step_settles_no_more_than_it_is_asked_to(
         self, tube: Tube, queue: Queue, clock: FakeClock
     ) -> None:
-        """So that its transaction stays short; who wants more asks again."""
+        """So that its transaction stays short; a caller that wants more asks again."""
         for n in range(2):
             tube.put(n, ttr=1, **self.apart(n))
         assert len(tube.take_many(2, 0)) == 2
@@ -482,7 +482,7 @@ class Timing(Suite):
     def test_a_change_says_when_time_will_do_the_next_thing_to_its_task(
         self, tube: Tube, queue: Queue, clock: FakeClock
     ) -> None:
-        """So that the sweeper comes in time."""
+        """So that the sweeper runs in time."""
         driver, owner, start = tube.driver, queue.store.session, clock.now_ms()
         mortal = NewTask('"x"', "x", 0, "" if self.features.grouped else None, 20_000, 5_000, 2_000)
         endless = mortal._replace(ttl_ms=None, ttr_ms=None, delay_ms=0)
@@ -514,7 +514,7 @@ class Timing(Suite):
     def test_what_is_due_next_is_the_first_of_all_that_is(
         self, tube: Tube, queue: Queue, clock: FakeClock, first: str
     ) -> None:
-        """In whatever states the tasks are: nobody looks before that."""
+        """Whatever states the tasks are in: until then, nobody looks."""
         start = clock.now_ms()
 
         def due_next() -> float | None:
