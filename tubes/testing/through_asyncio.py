@@ -1,4 +1,4 @@
-"""Lets the suites, which are written for the plain door, come in through the asyncio door."""
+"""Runs the suites, which are written for the plain door, through the asyncio door."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tubes.testing.agreement import shortened
 from tubes.testing.clock import FakeClock
 
 TURNS = 10
-"""Turns of the event loop in which callbacks that call a tube, whose callbacks call a tube, come to an end."""
+"""Turns of the event loop that end even nested callbacks, which call a tube whose callbacks call a tube."""
 
 
 class ThroughAsyncio:
-    """Put before a kit: its tests then use ``tubes.aio``.
+    """A mixin to name before a kit, whose tests then use ``tubes.aio``.
 
     >>> class TestLifoAwaited(ThroughAsyncio, ConformanceKit):  # doctest: +SKIP
     ...     type = "lifo"
@@ -35,12 +35,12 @@ class ThroughAsyncio:
         return connect_awaited(url, clock=clock, sweep=False, durability="off", **options)
 
     def machine_settings(self) -> settings:
-        """The logic is that of the plain door, which has a kit of its own."""
+        """Few sequences: the logic is that of the plain door, which has its own run of the kit."""
         return shortened(super().machine_settings())  # type: ignore[misc]  # the kit's
 
 
 def connect_awaited(url: str, **options: Any) -> Queue:
-    """Connect through ``tubes.aio``; return what can be used like a Queue, and blocks like one."""
+    """Connect through ``tubes.aio``; return an object that can be used like a Queue, and blocks like one."""
     return cast(Queue, _Facing.of(_perform(_connected(url, options))))
 
 
@@ -53,11 +53,11 @@ Call = tuple[Coroutine[Any, Any, Any], Future[Any]]
 
 
 _running: set[asyncio.Task[Any] | None] = set()
-"""A loop itself does not hold a task that waits, which is then collected together with who would end it."""
+"""Keeps the tasks alive: a loop refers to a waiting task only weakly, so it could be garbage-collected."""
 
 
 class Performer:
-    """An asyncio task that awaits what one thread gives it: who is one caller there is one here."""
+    """An asyncio task that awaits what one thread gives it, so that one thread is one caller in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -65,7 +65,7 @@ class Performer:
         asyncio.run_coroutine_threadsafe(self._run(self._inbox), loop)
 
     def perform(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Have it awaited, and wait for that."""
+        """Have ``work`` awaited in the loop; wait for its answer."""
         answer: Future[Any] = Future()
         self._loop.call_soon_threadsafe(self._inbox.put_nowait, (work, answer))
         return answer.result()
@@ -130,9 +130,9 @@ def _is_in_callback() -> bool:
 
 
 class _Facing:
-    """Has the attributes of an awaited object; a coroutine function among them becomes one that blocks.
+    """Has the attributes of an object of ``tubes.aio``, its coroutine functions turned into blocking ones.
 
-    In a callback, which the loop calls, such a call is one of the plain object.
+    In a callback, which the loop calls, such a call goes to the plain object.
     """
 
     _all: ClassVar[WeakValueDictionary[Any, _Facing]] = WeakValueDictionary()
@@ -142,7 +142,7 @@ class _Facing:
 
     @classmethod
     def of(cls, awaited: Any) -> Any:
-        """The one of a tube or queue; everything else stays what it is."""
+        """Wrap a tube or a queue; everything else stays as it is."""
         if isinstance(awaited, aio.Tube):
             return cls._all.setdefault(awaited, FacingTube(awaited))
         if isinstance(awaited, aio.Queue):
@@ -188,7 +188,7 @@ class FacingTube(_Facing):
         return bool(self._awaited._plain._listeners)
 
     def next_due_ms(self) -> int | None:
-        """What the plain tube says, for tests that move the clock to it."""
+        """What the plain tube says, for tests that move the clock to that instant."""
         due: int | None = self._awaited._plain.next_due_ms()
         return due
 
