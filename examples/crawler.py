@@ -3,8 +3,8 @@
 tubes create pages utube --url sqlite:///crawl.db
 python crawler.py sqlite:///crawl.db seen.db https://example.org/ https://example.com/
 
-All of them share the queue crawl.db, and seen.db, where they keep what was put already. They stay on the hosts of
-the seeds and end when nothing is left. Kill one, and another fetches its page again: nothing is lost.
+They share the queue crawl.db, and seen.db, which records the pages already put. They stay on the hosts of the
+seeds and end when nothing is left. Kill one, and another fetches its page again: nothing is lost.
 """
 
 import os
@@ -29,7 +29,7 @@ class Links(HTMLParser):
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """A redirect is a link: followed at once, it could reach a host that another process is at."""
+    """Treats a redirect as a link: followed at once, it could reach a host that another process works on."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -50,23 +50,23 @@ def links_of(url: str) -> set[str]:
             raise
         parser.found.add(error.headers["Location"])
     for link in parser.found:
-        with suppress(ValueError):  # it is no URL
+        with suppress(ValueError):  # not a URL
             links.add(quote(urldefrag(urljoin(url, link)).url, safe=string.punctuation))
     return links
 
 
 def is_page(url: str) -> bool:
-    """Whether it is one of the web: urllib would open file://localhost/ too, for any page that links to it."""
+    """Whether it is on the web: urllib would open file://localhost/ too, if any page linked to it."""
     return urlsplit(url).scheme in ("http", "https")
 
 
 def put_unseen(pages: tubes.Tube, seen: sqlite3.Connection, urls: set[str]) -> None:
     """Put those pages that no process has put yet, each into the sub-queue of its host."""
-    with seen:  # committed after the puts: a kill in between puts some pages twice, and never loses one
+    with seen:  # committed after the puts: a kill in between puts some pages twice, but loses none
         seen.execute("BEGIN IMMEDIATE")
         for url in urls:
             if seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (url,)).rowcount:
-                grouped = pages.features.grouped  # a fifo is not: put the pages there, and the hosts suffer
+                grouped = pages.features.grouped  # a fifo is not, so nothing spares the hosts
                 pages.put(url, utube=urlsplit(url).netloc) if grouped else pages.put(url)
 
 
@@ -79,12 +79,12 @@ def crawl(pages: tubes.Tube, seen: sqlite3.Connection, seeds: set[str]) -> None:
             try:
                 found = links_of(task.data)
             except Exception:  # no page may end the crawl
-                pages.bury(task)  # `tubes ls pages` shows it, `tubes kick pages` has it tried again
+                pages.bury(task)  # `tubes ls pages` shows it, `tubes kick pages` retries it
                 continue
             put_unseen(pages, seen, {url for url in found if is_page(url) and urlsplit(url).netloc in hosts})
             pages.ack(task)  # comes last: whatever a kill cuts short, another process does again
         elif (count := pages.statistics()["tasks"])["total"] == count["buried"]:
-            break  # else others are at work still, and may find more
+            break  # otherwise others are still at work, and may find more
 
 
 if __name__ == "__main__":

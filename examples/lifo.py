@@ -1,4 +1,4 @@
-"""A tube type of one's own: last in, first out. Run it to see it at work: ``python lifo.py``."""
+"""A tube type of your own: last in, first out. Run it to see it at work: ``python lifo.py``."""
 
 import tubes
 
