@@ -1,7 +1,7 @@
-"""Who takes part in the races: raw ``sqlite3``, tubes, and the embedded peers, each behind the same few verbs.
+"""The contenders on a file: raw ``sqlite3``, tubes, and the embedded peers, each behind the same few verbs.
 
 A contender opens one queue in a folder of its own at one durability. ``item`` prepares what it puts, outside
-the measured time; ``take`` returns ``None`` when nothing is ready. Where it has no better way of doing a thing
+the measured time; ``take`` returns ``None`` when nothing is ready. If it has no better way of doing a thing
 (a batch, an ack with the next take), it does it one by one, as its users must.
 """
 
@@ -18,14 +18,14 @@ import tubes
 from tubes.queue import Durability
 
 BUSY_SECONDS = 30
-"""How long everybody waits for a lock: in a race of eight writers somebody is starved for a while."""
+"""How long each contender waits for a lock: when eight writers race, some starve for a while."""
 
 TEXT = '{"n":"%08d","text":"' + "x" * 78 + '"}'
-"""The payload: 100 bytes of JSON that carry a number, so that doubled and missing tasks are seen."""
+"""The payload: 100 bytes of JSON that carry a number, so that duplicate and missing tasks are noticed."""
 
 
 def as_data(number: int) -> dict[str, str]:
-    """The same for who encodes it by itself."""
+    """The same, for contenders that encode it themselves."""
     return {"n": f"{number:08d}", "text": "x" * 78}
 
 
@@ -48,10 +48,10 @@ class Contender(ABC):
     """Whether each thread opens its own; otherwise all share one object."""
 
     patience: ClassVar[float] = 0.0
-    """Seconds that ``take`` waits by itself in a race; who has 0 polls."""
+    """Seconds that ``take`` itself waits in a race; with 0 the consumers poll."""
 
     backlog: ClassVar[int] = 10**9
-    """Most tasks in its backlog: some slow down as it grows, and are measured where they are fast."""
+    """The largest backlog to give it: some slow down as it grows, and are measured where they are fast."""
 
     def __init__(self, folder: Path, durability: str) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Contender(ABC):
         self.prepared: list[Any] = []
 
     def item(self, number: int) -> Any:
-        """What is put for a number."""
+        """What to put for a number."""
         return TEXT % number
 
     @abstractmethod
@@ -299,7 +299,7 @@ class PersistQueue(Contender):
 
 
 class Huey(Contender):
-    """huey's SqliteStorage: a pop; who dies with a task has lost it."""
+    """huey's SqliteStorage: a pop; a consumer that dies loses its task."""
 
     name = "huey (pops)"
     acks = False
@@ -331,7 +331,7 @@ class Huey(Contender):
 
 
 class DiskCache(Contender):
-    """diskcache's push and pull: a pop as well."""
+    """diskcache's push and pull: also a pop."""
 
     name = "diskcache (pops)"
     acks = False

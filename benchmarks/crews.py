@@ -13,25 +13,25 @@ from typing import Any, NamedTuple
 from benchmarks.server_contenders import Contender
 
 STARTUP, TURN = 60.0, 300.0
-"""Seconds after which a process that does not answer is given up."""
+"""Seconds to wait for an answer of a process, at its start and in a turn, before it is given up."""
 
 
 Fresh = Callable[[], AbstractContextManager[str]]
 """Gives the URL of an empty database, which is removed at the end."""
 
 Cores = frozenset[int] | None
-"""The processor's cores on which something runs; None: those that the system chooses, and changes."""
+"""The processor's cores on which something runs; None: whichever the system chooses, and changes."""
 
 
 class Order(NamedTuple):
-    """What one process shall do: the loop's name, and the numbers of the tasks."""
+    """What one process is to do: the loop's name, and the numbers of the tasks."""
 
     verb: str
     numbers: range
 
 
 class Crew:
-    """Some processes of one kind on one database. They stay, so that connections are warm as users' are."""
+    """Processes of one contender on one database. They stay, so that connections are warm as users' are."""
 
     def __init__(self, kind: type[Contender], url: str, size: int, cores: Cores) -> None:
         self.kind = kind
@@ -63,7 +63,7 @@ class Crew:
         return float(max(end for _, end in times) - min(start for start, _ in times))
 
     def check_empty(self) -> None:
-        """Fail if a task is left: as many were taken as were put, so one was taken twice then."""
+        """Fail if a task is left: as many were taken as were put, so another was taken twice."""
         self._pipes[0].send(Order("is_empty", range(0)))
         self._hear(self._pipes[0], TURN)
         self._pipes[0].send(None)
@@ -89,7 +89,7 @@ class Crew:
 
 @contextmanager
 def on_cores(cores: Cores) -> Iterator[None]:
-    """What this process starts meanwhile runs there, as it does itself."""
+    """Meanwhile, this process and those that it starts run on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
     try:
@@ -99,13 +99,13 @@ def on_cores(cores: Cores) -> Iterator[None]:
 
 
 def serve(kind: type[Contender], url: str, cores: Cores, pipe: Connection) -> None:
-    """What one process does: one order after the other, each in two steps, so that all begin at once."""
+    """Run one process of a crew on its cores."""
     with on_cores(cores):
         obey_all(kind, url, pipe)
 
 
 def obey_all(kind: type[Contender], url: str, pipe: Connection) -> None:
-    """What ``serve`` does there."""
+    """Carry out one order after the other, each in two steps, so that all processes begin at once."""
     contender = kind(url)
     try:
         pipe.send(None)
@@ -124,7 +124,7 @@ def obey_all(kind: type[Contender], url: str, pipe: Connection) -> None:
 
 
 def obey(contender: Contender, verb: str, items: Sequence[Any], count: int) -> Any:
-    """Do it; return when it began and ended, on the clock that all processes share."""
+    """Carry out an order; return when it began and ended, on the clock that all processes share."""
     if verb == "is_empty":
         return contender.is_empty()
     work = getattr(contender, verb)
@@ -136,7 +136,7 @@ def obey(contender: Contender, verb: str, items: Sequence[Any], count: int) -> A
 
 @contextmanager
 def crews(kinds: Sequence[type[Contender]], fresh: Fresh, size: int, cores: Cores) -> Iterator[list[Crew]]:
-    """A crew of each kind, on a fresh database each."""
+    """Open a crew of each kind, each on a fresh database."""
     with ExitStack() as stack:
         opened = []
         for kind in kinds:

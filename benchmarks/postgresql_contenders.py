@@ -1,4 +1,4 @@
-"""Who takes part on PostgreSQL beside tubes: raw psycopg, and the peers."""
+"""The contenders on PostgreSQL besides tubes: raw psycopg, and the peers."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ class Raw(Blocking):
 
 @cache
 def insert_of(count: int) -> Any:
-    """One INSERT of so many rows."""
+    """One INSERT of ``count`` rows."""
     return f"INSERT INTO task (data) VALUES {', '.join(['(%s)'] * count)}"
 
 
 class Procrastinate(Blocking):
     """procrastinate: its synchronous connector, which is the faster one, with a pool of one connection.
 
-    Its manager fetches and finishes through the asynchronous one only; the same statements of its own are run here
-    without that way round. What is finished stays in its table, as its worker leaves it by default.
+    Its manager fetches and finishes only through the asynchronous one, so its own statements for that are run
+    directly here. Finished jobs stay in its table, as its worker leaves them by default.
     """
 
     name = "procrastinate"
@@ -133,7 +133,7 @@ class Procrastinate(Blocking):
 
 
 class PgQueuer(Contender):
-    """pgqueuer on asyncpg and uvloop, its fastest way. A row for each job that is done stays in its log."""
+    """pgqueuer on asyncpg and uvloop, its fastest way. Each finished job leaves a row in its log."""
 
     name = "pgqueuer"
 
@@ -208,7 +208,7 @@ class PgQueuer(Contender):
 
 
 class Pgmq(Blocking):
-    """pgmq: its SQL functions, called as raw calls its statements, which its own client does not reach."""
+    """pgmq: its SQL functions, called as raw calls its statements, which is faster than its own client."""
 
     name = "pgmq"
 

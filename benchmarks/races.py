@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from benchmarks.contenders import Contender
 
 SIDE = 4
-"""Producers, and consumers."""
+"""How many producers, and how many consumers."""
 
 POLL = 0.0005
-"""Seconds that a consumer sleeps when it found nothing and cannot wait by itself."""
+"""Seconds that a consumer sleeps when it has found nothing and its ``take`` cannot wait."""
 
 DEADLINE = 120.0
 """Seconds after which a race is given up."""
@@ -43,7 +43,7 @@ def produce(contender: Contender, numbers: range, ready: Any) -> float:
 def consume(contender: Contender, total: int, seen: Any, ready: Any, chained: bool) -> tuple[float, int]:
     """Take and ack until all are through; return when this one did its last, and how many it saw twice.
 
-    ``seen`` is a byte a task, shared by all.
+    ``seen`` has one byte for each task, and all consumers share it.
     """
     take, ack, chain, number = contender.take, contender.ack, contender.ack_and_take, contender.number
     ready.wait()
@@ -110,7 +110,7 @@ def in_threads(kind: type[Contender], folder: Path, durability: str, total: int,
 def in_processes(kind: type[Contender], folder: Path, durability: str, total: int, chained: bool) -> Outcome:
     """Race in eight processes, each with its own connection."""
     context = server()
-    kind(folder, durability).close()  # the schema is there before the race
+    kind(folder, durability).close()  # so that the schema is there before the race
     seen = context.RawArray("B", total)
     times = context.RawArray("d", 2 * SIDE)
     doubled = context.RawArray("l", 2 * SIDE)

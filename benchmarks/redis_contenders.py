@@ -1,4 +1,4 @@
-"""Who takes part on Redis beside tubes: raw redis-py, and the peers."""
+"""The contenders on Redis besides tubes: raw redis-py, and the peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.contenders import TEXT, as_data, peer
 from benchmarks.server_contenders import BATCH, Blocking, Contender, batches, missing
 
 LEASE = 600
-"""Seconds that a peer's task is leased for."""
+"""Seconds for which a peer leases a task."""
 
 
 class Raw(Blocking):
@@ -107,9 +107,10 @@ class RedisWorkQueue(Blocking):
 
 
 class Qless(Blocking):
-    """qless-py: one script for everything. What is complete stays in its history.
+    """qless-py: one script for everything. Completed jobs stay in its history.
 
-    The script adds a function to Lua's own ``table``, which servers forbid since 6.2.7; here it has another place.
+    The script adds a function to Lua's own ``table``, which servers have forbidden since 6.2.7; here it is a
+    local function instead.
     """
 
     name = "qless-py"
@@ -147,7 +148,7 @@ class Qless(Blocking):
 
 
 class Huey(Blocking):
-    """huey's RedisStorage: a pop; who dies with a task has lost it."""
+    """huey's RedisStorage: a pop; a consumer that dies loses its task."""
 
     name = "huey (pops)"
 
@@ -171,7 +172,7 @@ class Huey(Blocking):
 
 
 class Saq(Contender):
-    """saq on uvloop. Its worker notes besides that a job has begun; what is finished stays for ten minutes."""
+    """saq on uvloop. Its worker would also note that a job has begun. Finished jobs stay for ten minutes."""
 
     name = "saq"
 
@@ -214,7 +215,7 @@ class Saq(Contender):
 
 
 class Rq(Blocking):
-    """RQ's enqueue and dequeue, without what its worker does after that to run a job and to keep its result."""
+    """RQ's enqueue and dequeue, without what its worker then does to run a job and to keep its result."""
 
     name = "rq (dequeues)"
 

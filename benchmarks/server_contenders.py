@@ -1,8 +1,8 @@
-"""Who takes part on a server of any kind, tubes among them, each behind the same few loops.
+"""The contenders on a server of any kind, tubes among them, each behind the same few loops.
 
-A contender has one connection to a database of its own, in which others of its kind may work at the same time. What
-is timed is a whole loop, so that who is asynchronous stays in one coroutine from its first task to its last. Who has
-no batches does one by one, as its users must.
+A contender has one connection to its kind's own database, in which others of its kind may work at the same
+time. A whole loop is timed, so that an asynchronous client stays in one coroutine from its first task to its
+last. A contender without batches does their tasks one by one, as its users must.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from benchmarks.contenders import TEXT, as_data
 BATCH = 100
 
 PATIENCE = 20.0
-"""Seconds after which a task that must be there is missed: others may have locked it for a moment."""
+"""Seconds to wait for a task that must be there: others may have locked it for a moment."""
 
 
 def batches(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """The items by a hundred."""
+    """The items in batches of a hundred."""
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
 
 
@@ -32,7 +32,7 @@ class Contender(ABC):
     name: ClassVar[str]
 
     backlog: ClassVar[int] = 10**9
-    """Most tasks in its backlog: some slow down as it grows, and are measured where they are fast."""
+    """The largest backlog to give it: some slow down as it grows, and are measured where they are fast."""
 
     @classmethod  # noqa: B027 - some need nothing
     def prepare(cls, url: str) -> None:
@@ -43,7 +43,7 @@ class Contender(ABC):
         """Connect."""
 
     def item(self, number: int) -> Any:
-        """What is put for a number; made before the clock runs."""
+        """What to put for a number; made before the clock runs."""
         return TEXT % number
 
     @abstractmethod
@@ -52,10 +52,10 @@ class Contender(ABC):
 
     @abstractmethod
     def take_all(self, count: int) -> None:
-        """Take and ack one by one; so many are there."""
+        """Take and ack ``count`` tasks one by one; that many are there."""
 
     def chain_all(self, count: int) -> None:
-        """Ack each with the next take; who cannot do that in one step does two."""
+        """Ack each task with the next take, in two steps if it cannot be done in one."""
         self.take_all(count)
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Contender(ABC):
 
     @abstractmethod
     def take_batches(self, count: int) -> None:
-        """Take and ack by a hundred; so many are there."""
+        """Take and ack ``count`` tasks by a hundred; that many are there."""
 
     @abstractmethod
     def is_empty(self) -> bool:
@@ -75,14 +75,14 @@ class Contender(ABC):
 
 
 class Blocking(Contender):
-    """Who does one thing after the other in this thread."""
+    """A contender that does one thing after the other in this thread."""
 
     @abstractmethod
     def put(self, item: Any) -> object: ...
 
     @abstractmethod
     def take(self) -> Any:
-        """Take a task, ``None`` when there is none that nobody else has locked."""
+        """Take a task; ``None`` when there is none, or others have locked all."""
 
     @abstractmethod
     def ack(self, taken: Any) -> object: ...
@@ -117,7 +117,7 @@ class Blocking(Contender):
 
 
 def missing(contender: Contender) -> int:
-    """A batch was empty too early, which nobody else can have caused: batches are taken on one connection."""
+    """Fail: a batch was empty too early. Nobody else took its tasks: batches are taken on one connection."""
     raise LookupError(f"{contender.name}: tasks that were put are not to be had")
 
 
@@ -185,6 +185,6 @@ class TubesAllOptions(Tubes):
             self.tube.put_many(batch, **self.options_of(batch[0]))
 
     def options_of(self, item: Any) -> dict[str, Any]:
-        """What it is put with."""
+        """The options to put an item with."""
         number = int(item["n"])
         return {"utube": f"host{number % 10}", "pri": number % 3, "ttl": 3600, "ttr": 60, "delay": 0}
