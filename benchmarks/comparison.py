@@ -1,4 +1,4 @@
-"""What is compared on a server: who, in which loops, against which bars; and one round of it."""
+"""What is compared on a server: which contenders, in which loops, against which bars; and one round of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.speed import CHUNKS, Results, record
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: where its figures are, and what must be reached."""
+    """One line of the table: the key of its figures, and the bars that they must reach."""
 
     key: str
     title: str
     of_raw: float | None = None
     of_peers: float | None = None
-    """How many times as fast as each of the peers."""
+    """How many times as fast as each peer it must be."""
 
     ours: str = Tubes.name
 
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What is put and then taken by all contenders, with a fresh database each, and how much a round."""
+    """What all contenders put and then take, each in a fresh database, and how many tasks in a round."""
 
     name: str
     put: Step
@@ -46,18 +46,18 @@ class Part:
 
 
 def one_by_one(tasks: int) -> Part:
-    """On one connection, each task in a step of its own; our utubettl with all options besides."""
+    """On one connection, each task in a step of its own; also our utubettl with all options."""
     return Part("one", Step("put", "put_all"), Step("take", "take_all"), 1, tasks, 100, all_options=True)
 
 
 def by_batches(tasks: int) -> Part:
-    """The same by a hundred."""
+    """On one connection, in batches of a hundred."""
     put, take = Step("put_many", "put_batches"), Step("take_many", "take_batches")
     return Part("batch", put, take, 1, tasks, BATCH * CHUNKS, all_options=False)
 
 
 class Server(NamedTuple):
-    """What is measured on, in words, how to have a database there, and where its clients run."""
+    """A server to measure on: its description, how to get a fresh database there, and its clients' cores."""
 
     description: str
     fresh: Fresh
@@ -66,26 +66,26 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Who is compared in what, on which servers, and where that is written."""
+    """Which contenders are compared in what, on which servers, and where the results are written."""
 
     store: str
     program: str
     page: str
     distributions: Sequence[str]
-    """Whose versions matter."""
+    """Packages whose versions matter."""
 
     raw: type[Contender]
     peers: Sequence[type[Contender]]
     rows: Sequence[Row]
     parts: Sequence[Part]
     servers: Callable[[str | None], AbstractContextManager[Sequence[Server]]]
-    """Opens the one that a URL names, or its own."""
+    """Opens the server that a URL names, or servers of its own."""
 
     warm: int = 1
-    """Steps, at least, on each connection before the clock runs: some clients prepare what comes often."""
+    """Steps, at least, on each connection before the clock runs: some clients prepare frequent statements."""
 
     settle: Callable[[str], None] = lambda url: None
-    """Does at once, in a database, what its server does by itself a while after many puts."""
+    """Does at once, in a database, what its server would do by itself some time after many puts."""
 
     @property
     def others(self) -> Sequence[type[Contender]]:
@@ -93,11 +93,11 @@ class Comparison:
         return (Tubes, TubesAllOptions, *self.peers)
 
     def peers_among(self, kinds: Sequence[type[Contender]]) -> list[type[Contender]]:
-        """Those of the contenders that are other projects."""
+        """The contenders that are other projects."""
         return [kind for kind in kinds if kind in self.peers]
 
     def of_raw(self, results: Results, row: Row, name: str) -> float | None:
-        """Somebody's speed as a share of raw's."""
+        """A contender's speed as a share of raw's."""
         return results.ratio(row.key, name, row.key, self.raw.name)
 
     def measure(
@@ -109,7 +109,7 @@ class Comparison:
         scale: float,
         turn: int,
     ) -> None:
-        """One round of one part."""
+        """Run one round of one part."""
         count = max(round(part.tasks * scale / part.least), 1) * part.least
         if not part.all_options:
             kinds = [kind for kind in kinds if kind is not TubesAllOptions]

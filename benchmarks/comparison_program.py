@@ -21,7 +21,7 @@ from benchmarks.speed import Results, shown
 
 
 class Report:
-    """What came out of a comparison: of one server or several, with the same contenders."""
+    """The results of a comparison, on one server or several, with the same contenders."""
 
     def __init__(
         self, comparison: Comparison, kinds: Sequence[type[Contender]], servers: Sequence[str], rounds: int
@@ -33,7 +33,7 @@ class Report:
         self.machine = machine(comparison.distributions)
 
     def missed(self) -> list[str]:
-        """Every bar that was missed, with its server where there are several."""
+        """Every bar that was missed, with its server if there are several."""
         several = len(self.all_results) > 1
         return [
             f"{results.durability}: {line}" if several else line
@@ -97,7 +97,7 @@ class Report:
         return "\n".join(parts)
 
     def chart(self, path: Path) -> None:
-        """Draw everybody's speed as a share of raw's."""
+        """Draw each contender's speed as a share of raw's."""
         matplotlib: Any = import_module("matplotlib")
         matplotlib.use("Agg")
         plt: Any = import_module("matplotlib.pyplot")
@@ -125,7 +125,7 @@ class Report:
             axis.set_title(
                 f"Share of {raw.name} (black: what is asked of tubes)\n{results.durability}", fontsize=10
             )
-        axes[0][0].invert_yaxis()  # shared by all
+        axes[0][0].invert_yaxis()  # shared by all axes
         axes[0][-1].legend(loc="lower right")
         figure.tight_layout()
         figure.savefig(path, dpi=110)
@@ -168,7 +168,7 @@ def rate(times: dict[str, list[float]], name: str) -> str:
 
 
 def bar(least: float | None) -> str:
-    """What must be reached."""
+    """The least that must be reached."""
     return "" if least is None else f"≥ {least:.2f}"
 
 

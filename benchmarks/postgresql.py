@@ -57,16 +57,16 @@ PARTS = (
 
 @contextmanager
 def servers(url: str | None) -> Iterator[Sequence[Server]]:
-    """One, as it is set up."""
+    """The one server, as it is set up."""
     with server(url) as opened:
         yield [Server(described(opened), partial(new_database, opened))]
 
 
 def analyze(url: str) -> None:
-    """Do at once what autovacuum does within a minute of so many puts.
+    """Do at once what autovacuum would do within a minute of so many puts.
 
-    Statements that were prepared on a table with nothing in it are planned anew then; raw's take by a hundred
-    is three times as slow without.
+    Statements that were prepared on an empty table are then planned anew; without that, raw's take by a
+    hundred is three times as slow.
     """
     with psycopg.connect(conninfo(url), autocommit=True) as db:
         db.execute("ANALYZE")

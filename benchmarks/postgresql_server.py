@@ -11,7 +11,7 @@ import psycopg
 
 sys.path.insert(
     0, str(Path(__file__).parent.parent / "tests")
-)  # no package: the tests import it like this too
+)  # not a package: the tests import from it like this too
 
 from servers import PostgresServer, conninfo, new_database
 

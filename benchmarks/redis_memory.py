@@ -29,7 +29,7 @@ CHUNK = 1_000
 
 
 def bytes_a_task(kind: type[Contender], tasks: int) -> float:
-    """What a server of its own, which keeps no file, holds more when so many are queued."""
+    """Bytes by which a server of its own, which keeps no file, grows for each task that is queued."""
     with server(None, fsync=None) as url, redis.Redis.from_url(url) as client:
         kind.prepare(url)
         contender = kind(url)

@@ -12,21 +12,21 @@ import redis
 
 sys.path.insert(
     0, str(Path(__file__).parent.parent / "tests")
-)  # no package: the tests import it like this too
+)  # not a package: the tests import from it like this too
 
 from redis_servers import Fsync, RedisServer, numbered
 
 __all__ = ["Fsync", "described", "new_database", "server"]
 
 _free = set(range(1, 16))
-"""Databases that nobody has now; a server comes with sixteen, and the first may be somebody's."""
+"""Databases that are not in use now; a server comes with sixteen, and the first may be somebody's."""
 
 
 @contextmanager
 def server(url: str | None, fsync: Fsync | None = "everysec") -> Iterator[str]:
     """Give the URL of a server whose databases from 1 to 15 are ours; start one if none is named.
 
-    With ``fsync=None`` it keeps no file, of which there is no need to be warned then.
+    With ``fsync=None`` it keeps no file, and the warning about that is silenced.
     """
     if url is not None:
         yield url
@@ -39,7 +39,7 @@ def server(url: str | None, fsync: Fsync | None = "everysec") -> Iterator[str]:
 
 @contextmanager
 def new_database(url: str) -> Iterator[str]:
-    """Give the URL of an empty database there, which is emptied again at the end."""
+    """Empty a database there and give its URL; empty it again at the end."""
     number = _free.pop()
     try:
         with redis.Redis.from_url(numbered(url, number)) as client:

@@ -26,10 +26,10 @@ from benchmarks.server_contenders import TubesAllOptions
 
 
 class Placed(NamedTuple):
-    """A measurement: how often the server writes its file to the disk, and where it and its client run.
+    """A measurement: how often the server writes its file to the disk, and the cores of server and client.
 
-    Left to itself the system puts the two now on one core and now on two, where a call takes three times as long:
-    whoever it moves in the middle of a turn looks slow.
+    Left to itself, the system puts the two sometimes on one core and sometimes on two, where a call takes
+    three times as long: a contender that is moved in the middle of a turn looks slow.
     """
 
     fsync: Fsync
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
 
 def placed() -> Sequence[Placed]:
-    """All measurements of this machine."""
+    """The measurements for which this machine has the cores."""
     cores = sorted(os.sched_getaffinity(0))
     first, last = frozenset(cores[:1]), frozenset(cores[-1:])
     one = Placed("everysec", "client and server on one core", first, first)
