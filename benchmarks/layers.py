@@ -30,7 +30,7 @@ from tubes.stats import Counts
 from tubes.task import Event
 
 CALLS = 20
-"""Calls a segment."""
+"""Calls in each segment."""
 
 NOW = 1_700_000_000_000
 DATA = {"n": "00000001", "text": "x" * 78}
@@ -39,7 +39,7 @@ Call = Callable[[], object]
 
 
 def put_layers(queue: tubes.Queue, tube: tubes.Tube, bare: sqlite3.Connection) -> dict[str, Call]:
-    """One layer more in each."""
+    """Puts, each through one layer more than the one before."""
     driver, store = cast("Any", tube.driver), cast("Any", queue.store)
     statement = driver._sql.put_plain
     payload, carried = encode(DATA)
@@ -60,7 +60,7 @@ def put_layers(queue: tubes.Queue, tube: tubes.Tube, bare: sqlite3.Connection) -
 
 
 def take_layers(queue: tubes.Queue, tube: tubes.Tube, bare: sqlite3.Connection) -> dict[str, Call]:
-    """One layer more in each."""
+    """Takes and acks, each through one layer more than the one before."""
     driver, store = cast("Any", tube.driver), cast("Any", queue.store)
     take, ack = driver._take_one, driver._ack
     owner, clock, id = store.session, queue.clock, tube.record.id
@@ -98,7 +98,7 @@ class Uncounted(Counts):
     """Statistics that count nothing, to see what counting costs."""
 
     def add(self, tube: int, event: Event, count: int) -> bool:
-        """Forget it."""
+        """Count nothing."""
         return False
 
 
@@ -150,7 +150,7 @@ class Measured(NamedTuple):
 
 
 def measure_all(segments: int) -> Measured:
-    """Measure everything in files on a memory disk, where there is one."""
+    """Measure everything, in files on a memory disk if there is one."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         places = [Path(name) / kind for kind in ("raw", "small")]

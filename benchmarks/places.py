@@ -23,7 +23,7 @@ SERVERS = {"postgresql": ("PostgreSQL", ON_POSTGRESQL), "redis": ("Redis", ON_RE
 
 
 def machine(others: Sequence[str] = EMBEDDED) -> str:
-    """Where and with what this ran; ``others`` are the distributions whose versions matter."""
+    """The machine and versions that this ran on; ``others`` are the distributions whose versions matter."""
     installed = []
     for name in others:
         try:
@@ -47,7 +47,7 @@ def keep(name: str, title: str, out: Console, command: str = "", others: Sequenc
 
 
 def keep_of_store(store: str, name: str, title: str, out: Console) -> None:
-    """Do so for a program that measures on several stores; the title has a place for the store."""
+    """The same for a program that measures on several stores; ``title`` has a placeholder for the store."""
     if store in SERVERS:
         on, others = SERVERS[store]
         keep(f"{name}-{store}", title.format(f" on {on}"), out, f"{name}.py --store {store}", others)

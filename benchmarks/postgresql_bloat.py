@@ -31,7 +31,7 @@ TASKS = 1_000_000
 SAMPLES = 20
 
 BAR = 1.3
-"""How many times the first half's most the second half may have, of each column that has a bar."""
+"""For each column in ``FLAT``: how many times the first half's maximum the second half's may be."""
 
 FLAT = {
     "dead": "dead tuples",
@@ -39,7 +39,7 @@ FLAT = {
     "indexes": "MiB of its indexes",
     "cost": "µs a task",
 }
-"""What must not grow."""
+"""The columns that must not grow, which have a bar."""
 
 STATE = """
     SELECT coalesce(sum(n_dead_tup) FILTER (WHERE ours), 0), coalesce(sum(pg_table_size(relid)) FILTER (WHERE ours), 0),
@@ -54,7 +54,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Sample:
-    """What the server says after so many tasks."""
+    """What the server says after ``through`` tasks."""
 
     through: int
     seconds: float
@@ -99,7 +99,7 @@ def pass_through(url: str, type: str, count: int, by: int, backlog: int, progres
 
 
 def put(tube: tubes.Tube, first: int, count: int, by: int) -> None:
-    """Put so many."""
+    """Put ``count`` tasks, ``by`` in each commit."""
     for index in range(first, first + count, by):
         options = put_options(tube.type, index // by)
         if by == 1:
@@ -109,7 +109,7 @@ def put(tube: tubes.Tube, first: int, count: int, by: int) -> None:
 
 
 def look(db: psycopg.Connection[Any], through: int, seconds: float, cost: float) -> Sample:
-    """Ask the server."""
+    """Ask the server for a sample."""
     row = db.execute(STATE).fetchone()
     assert row is not None
     dead, heap, indexes, others, vacuums, autovacuums = (int(value) for value in row)
@@ -118,7 +118,7 @@ def look(db: psycopg.Connection[Any], through: int, seconds: float, cost: float)
 
 
 def show_one(console: Console, sample: Sample) -> None:
-    """Say where it is, for who watches."""
+    """Print a sample on the way, to show the progress."""
     console.print(
         f"{sample.through:,} through, {sample.dead:,} dead, {sample.heap + sample.indexes:.1f} MiB",
         highlight=False,
@@ -126,7 +126,7 @@ def show_one(console: Console, sample: Sample) -> None:
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of each column that has a bar: the most of the second half, in terms of the most of the first."""
+    """For each column that has a bar: the second half's maximum as a multiple of the first half's."""
     half = len(samples) // 2
     grown = {}
     for name in FLAT:

@@ -35,10 +35,10 @@ CONTENDERS: dict[str, type[Contender]] = {
 }
 
 PARTS = 15
-"""Parts of the time, each with a figure of its own."""
+"""Parts that the time is divided into, each with a figure of its own."""
 
 BAR = 0.8
-"""Of its first speed, what we must have left in the last part."""
+"""The share of our first speed that must be left in the last part."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def left(self) -> float:
-        """Of the first part's speed, in the last."""
+        """The last part's speed as a share of the first's."""
         return self.speeds[-1] / self.speeds[0]
 
 
 def size(url: str) -> int:
-    """Bytes of the database."""
+    """The database's size in bytes."""
     with psycopg.connect(conninfo(url), autocommit=True) as db:
         row = db.execute("SELECT pg_database_size(current_database())").fetchone()
     assert row is not None
@@ -66,7 +66,7 @@ def size(url: str) -> int:
 def let_flow(
     kind: type[Contender], url: str, by: int, waiting: int, seconds: float, progress: Progress, bar: TaskID
 ) -> Run:
-    """Put, take and ack a hundred, again and again, behind so many that wait."""
+    """Put, take and ack a hundred, again and again, behind ``waiting`` tasks, or its ``backlog`` if less."""
     kind.prepare(url)
     contender = kind(url)
     put, take = (

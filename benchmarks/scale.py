@@ -36,7 +36,7 @@ from benchmarks.showing import new_progress, new_table, output
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
 BAR = 1.3
-"""How many times the cost at the smallest backlog the largest may have."""
+"""How many times the cost at the smallest backlog the cost at the largest may be."""
 
 GROUPS = 10
 CONSUMERS = 10
@@ -52,7 +52,7 @@ Step = Callable[[str], None]
 
 
 def tube_options(type: str) -> dict[str, Any]:
-    """What a tube of this type is created with: whatever makes its takes dearer."""
+    """What a tube of this type is created with: options that make its takes costlier."""
     options: dict[str, Any] = {}
     if type.endswith("ttl"):
         options |= {"ttl": 86_400, "ttr": 3_600}
@@ -68,7 +68,7 @@ def open_tube(url: str, type: str) -> tuple[tubes.Queue, tubes.Tube]:
 
 
 def put_options(type: str, index: int) -> dict[str, Any]:
-    """The options of the put number ``index``: sub-queues in turn, priorities mixed."""
+    """The options of put number ``index``: sub-queues in turn, priorities mixed."""
     options: dict[str, Any] = {}
     if type.startswith("utube"):
         options["utube"] = f"host{index % GROUPS}"
@@ -122,14 +122,14 @@ def takes_at_backlogs(
 
 
 def settle(url: str) -> None:
-    """Do at once what a PostgreSQL does by itself within a minute of so many puts."""
+    """Do at once what PostgreSQL would do by itself within a minute of so many puts."""
     if url.startswith("postgresql"):
         with psycopg.connect(conninfo(url), autocommit=True) as db:
             db.execute("VACUUM (ANALYZE)")
 
 
 def timed_pairs(tube: tubes.Tube, pairs: int) -> float:
-    """Take and ack; microseconds each."""
+    """Take and ack ``pairs`` tasks; return the microseconds for each."""
     take, ack = tube.take, tube.ack
     began = time.perf_counter()
     for _ in range(pairs):
@@ -167,7 +167,10 @@ def memory_of_a_consumer(url: str, type: str, pairs: int) -> float:
 
 
 def busy_sub_queues(type: str, each: int, fresh: Fresh, way: str) -> list[float]:
-    """Ten sub-queues of ``each`` tasks: take, yield and ack to the end; when each task was done, from the start."""
+    """Take, yield and ack until ten sub-queues of ``each`` tasks are empty.
+
+    Return the seconds from the start at which each task was done.
+    """
     with fresh() as url:
         queue, tube = open_tube(url, type)
         with queue:
@@ -202,7 +205,7 @@ def in_threads(tube: tubes.Tube, total: int) -> list[float]:
 
 
 def as_leases(tube: tubes.Tube, total: int) -> list[float]:
-    """Ten consumers as ten open leases, the oldest acked before the next take. No scheduler in it."""
+    """Ten consumers as ten open leases, the oldest acked before the next take: without the scheduler."""
     stamps: list[float] = []
     held = deque(task for _ in range(CONSUMERS) if (task := tube.take(0)) is not None)
     while held:
@@ -218,7 +221,7 @@ WAYS: dict[str, Callable[[tubes.Tube, int], list[float]]] = {"threads": in_threa
 
 
 def costs(stamps: Sequence[float], part: int) -> list[float]:
-    """Microseconds a task, of each ``part`` tasks in the order in which they were done."""
+    """Microseconds a task, for each ``part`` tasks in the order in which they were done."""
     ends = [0.0, *stamps[part - 1 :: part]]
     return [(end - start) / part * 1e6 for start, end in pairwise(ends)]
 
@@ -228,7 +231,7 @@ def costs(stamps: Sequence[float], part: int) -> list[float]:
 
 @contextmanager
 def databases(options: argparse.Namespace) -> Iterator[Fresh]:
-    """Where the tubes are."""
+    """Give a way to make a fresh database on the chosen store."""
     if options.store == "postgresql":
         with postgresql_server.server(options.url) as url:
             yield lambda: postgresql_server.new_database(url)
@@ -241,7 +244,7 @@ def databases(options: argparse.Namespace) -> Iterator[Fresh]:
 
 @contextmanager
 def new_file() -> Iterator[str]:
-    """The URL of a SQLite file that is gone at the end."""
+    """Give the URL of a SQLite file that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tubes-scale-") as folder:
         yield f"sqlite:///{folder}/tubes.db"
 
@@ -297,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def race_sub_queues(type: str, each: int, fresh: Fresh, step: Step) -> dict[str, dict[str, float]]:
-    """Small ones before and after a large one, which is cut into parts of their size; medians of both."""
+    """Run small ones before and after large ones, cut that run into parts as long; return both medians."""
     small = max(each // 15, 10)
     found: dict[str, dict[str, float]] = {}
     for way in WAYS:
@@ -318,7 +321,7 @@ def show(out: Console, results: dict[str, Any], backlogs: Sequence[int]) -> list
 
 
 def show_takes(out: Console, takes: dict[str, Any], backlogs: Sequence[int]) -> list[str]:
-    """Print what a take costs at each backlog, and the memory of a process at the ends."""
+    """Print what a take costs at each backlog, and a process's memory at the smallest and the largest."""
     missed = []
     least, most = backlogs[0], backlogs[-1]
     costs = [f"{backlog:,}" for backlog in backlogs]

@@ -1,4 +1,4 @@
-"""How a benchmark shows what it is at, and its tables."""
+"""How a benchmark shows its progress and its tables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rich.table import Table
 
 
 def output(width: int = 140, *, record: bool = False) -> Console:
-    """Standard output, which is so wide where it is no terminal."""
+    """Standard output, ``width`` columns wide if it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else width, record=record)
 
 
 def new_progress() -> Progress:
-    """A bar on stderr where that is a terminal, and its ``console``, to say more there; else nothing is shown."""
+    """A bar on stderr, with a ``console`` to say more there; shown only if stderr is a terminal."""
     is_seen = sys.stderr.isatty()
     columns = (
         TextColumn("{task.description}"),
@@ -36,7 +36,7 @@ def new_progress() -> Progress:
 
 
 def new_table(title: str, headings: Iterable[str], *, texts: int = 1) -> Table:
-    """An empty table. Its first columns hold so many texts, the others figures, which stand to the right."""
+    """An empty table. Its first ``texts`` columns hold text, the others figures, which are aligned right."""
     made = Table(title=title, title_justify="left")
     for index, heading in enumerate(headings):
         made.add_column(heading, justify="left" if index < texts else "right")

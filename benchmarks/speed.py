@@ -28,7 +28,7 @@ from benchmarks.races import in_processes, in_threads
 from benchmarks.showing import new_progress, new_table, output
 
 Verb = Callable[[Contender, int], None]
-"""What is timed, on how many tasks. What it puts is ``prepared`` before."""
+"""What is timed, on how many tasks. The items that it puts are ``prepared`` before."""
 
 CHUNKS = 10
 """Turns that the contenders take within a round, so that a passing load hits all of them."""
@@ -38,7 +38,7 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what is done, and how much of what it is compared with must be reached."""
+    """One line of the table: what is done, what it is compared with, and the share that must be reached."""
 
     key: str
     title: str
@@ -46,7 +46,7 @@ class Row:
     ours: str = Tubes.name
     base: str = Raw.name
     peer_row: str = ""
-    """The row in which the peers' figures are, where they have no such thing themselves."""
+    """The row that has the peers' figures, if they have none in this one."""
 
 
 ROWS = (
@@ -105,7 +105,7 @@ SIZES = {
 
 @dataclass
 class Results:
-    """Microseconds a task, by row and contender, one a round."""
+    """Microseconds a task, by row and contender, one figure a round."""
 
     durability: str
     times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Results:
         self.times.setdefault(row, {}).setdefault(contender, []).append(microseconds)
 
     def ratio(self, row: str, ours: str, other_row: str, other: str) -> float | None:
-        """How many times the other's speed ours is: the median of the rounds' ratios."""
+        """Our speed as a multiple of the other's: the median of the rounds' ratios."""
         mine = self.times.get(row, {}).get(ours, [])
         theirs = self.times.get(other_row, {}).get(other, [])
         if not mine or not theirs:
@@ -124,7 +124,7 @@ class Results:
         return median(their / my for my, their in zip(mine, theirs, strict=True))
 
     def against(self, row: Row, peer: str) -> float | None:
-        """The same of a peer; where its figures are of another row, both are taken as shares of their raw's."""
+        """The same against a peer; if its figures are another row's, both count as shares of their raw's."""
         other = row.peer_row or row.key
         raws, others = self.times.get(row.key, {}).get(Raw.name), self.times.get(other, {}).get(Raw.name)
         if row.peer_row and raws and others and peer in self.times[other]:
@@ -134,7 +134,7 @@ class Results:
         return self.ratio(row.key, row.ours, other, peer)
 
     def best_ratio(self, row: str, ours: str, other: str) -> float | None:
-        """The same of the fastest rounds of each, which a busy machine disturbs least."""
+        """The same for the fastest round of each, which a busy machine disturbs least."""
         mine, theirs = self.times.get(row, {}).get(ours), self.times.get(row, {}).get(other)
         return min(theirs) / min(mine) if mine and theirs else None
 
@@ -240,7 +240,7 @@ def batch_round(results: Results, sizes: Sizes, peers: Sequence[type[Contender]]
 def race_round(
     results: Results, sizes: Sizes, peers: Sequence[type[Contender]], turn: int, step: Callable[[], None]
 ) -> None:
-    """Eight at a time, in threads and in processes."""
+    """Race eight at a time, in threads and in processes."""
     kinds: list[type[Contender]] = [Raw, Tubes, RawSmallPages, *peers]
     for row, race in (("threads", in_threads), ("processes", in_processes)):
         runs: list[tuple[type[Contender], bool]] = [*((kind, False) for kind in kinds), (Tubes, True)]
@@ -304,7 +304,7 @@ def lines(results: Results, peers: Sequence[type[Contender]]) -> list[list[str]]
 
 
 def shown(ratio: float | None) -> str:
-    """A ratio with as many digits as mean anything."""
+    """A ratio with as many digits as are meaningful."""
     return "" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
 
 
@@ -365,7 +365,7 @@ def markdown(all_results: Sequence[Results], peers: Sequence[type[Contender]], r
 
 
 def chart(all_results: Sequence[Results], peers: Sequence[type[Contender]], path: Path) -> None:
-    """Draw everybody's speed as a share of raw's."""
+    """Draw each contender's speed as a share of raw's."""
     from importlib import import_module
 
     matplotlib: Any = import_module("matplotlib")
@@ -393,7 +393,7 @@ def chart(all_results: Sequence[Results], peers: Sequence[type[Contender]], path
         axis.set_xlabel("tasks a second, raw sqlite3 = 1")
         axis.set_title(f"durability={results.durability}")
         axis.set_yticks([index + 0.4 - height / 2 for index in range(len(rows))], [row.title for row in rows])
-    axes[0][0].invert_yaxis()  # shared by all
+    axes[0][0].invert_yaxis()  # shared by all axes
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(names))
     figure.suptitle("Speed as a share of raw sqlite3 (black: what is asked of tubes)")
     figure.tight_layout(rect=(0, 0.04, 1, 1))

@@ -34,7 +34,7 @@ from tubes.queue import Durability
 
 MILLISECONDS_BARS = {"sqlite": 2.0, "postgresql": 2.0, "redis": 1.0}
 CORE_BAR = 5.0
-"""Percent of one core that all waiting processes together may use; on SQLite, where they poll."""
+"""Percent of one core that all waiting processes together may use; for SQLite only, where they poll."""
 
 POLL = 0.001
 """Seconds between two looks of the bare SQLite waiter."""
@@ -76,7 +76,7 @@ class SqlitePutter:
 
 
 class PostgresPutter:
-    """psycopg alone, on a URL: what was put is told by NOTIFY in the same statement."""
+    """psycopg alone, on a URL: each put also notifies, in the same statement."""
 
     PUT = "WITH put AS (INSERT INTO task (data) VALUES (%s)) SELECT pg_notify('task', '')"
 
@@ -178,7 +178,7 @@ def connected(place: str, durability: str) -> psycopg.Connection[Any]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of another process, all its threads: Linux makes such a clock's number from the pid."""
+    """CPU time of another process with all its threads: Linux derives such a clock's number from the pid."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -241,7 +241,7 @@ class Side:
 
 @contextmanager
 def places(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """What ours connects to, and what bare does."""
+    """What our side connects to, and what the bare side does."""
     if options.store == "sqlite":
         with tempfile.TemporaryDirectory(prefix="tubes-wakeup-") as folder:
             yield f"sqlite:///{folder}/tubes.db", f"{folder}/bare.db"
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(sides: Sequence[Side], puts: int, rest: float, progress: Progress) -> list[dict[str, Any]]:
-    """Put so many on each side, each after a rest: who comes second finds the machine awake."""
+    """Put ``puts`` times on each side, each after a rest: else the second would find the machine awake."""
     bar = progress.add_task("idling", total=puts * len(sides))
     time.sleep(min(rest, 1.0))
     began, cpu = time.monotonic(), [side.cpu() for side in sides]
