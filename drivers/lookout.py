@@ -1,4 +1,4 @@
-"""Waiting for a server's answer: awake at first, then asleep. See docs/decisions/awake-for-a-moment.md."""
+"""Waits for a server's answer: spins at first, then sleeps. See docs/decisions/awake-for-a-moment.md."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from os import sched_yield
 from tubes.clock import real_monotonic
 
 AWAKE = 0.0004
-"""Seconds for which an answer is looked for. A commit that waits for the server's disk is mostly there by then."""
+"""Seconds to spin for an answer: long enough for most commits that wait for the server's disk."""
 
 LEAST, MOST = 20, 5120
-"""Answers that are not looked for after one that was not there in time: twice as many each time, half after success."""
+"""Answers for which it does not spin after one that did not come in time.
+
+The number doubles with each miss and halves with each success.
+"""
 
 
 class Lookout:
-    """Looks for answers on a socket, each for up to ``awake`` seconds. Used by one thread at a time."""
+    """Spins for answers on a socket, for up to ``awake`` seconds each. Used by one thread at a time."""
 
     __slots__ = ("_awake", "_left_out", "_poll", "_to_leave_out")
 
@@ -34,7 +37,7 @@ class Lookout:
         until = real_monotonic() + self._awake
         while not self._poll.poll(0):
             sched_yield()  # the server may need this very processor
-            if real_monotonic() > until:  # it is far, or has much to do; or others had the processor
+            if real_monotonic() > until:  # it is far away or busy, or others had the processor
                 self._left_out = self._to_leave_out
                 self._to_leave_out = min(2 * self._to_leave_out, MOST)
                 return

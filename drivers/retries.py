@@ -1,4 +1,4 @@
-"""How often a step is run again that others were in the way of, or whose connection was lost; how long that waits."""
+"""How often a step is retried after a conflict or a lost connection, and how long it pauses in between."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from tubes.clock import pause
 from tubes.interrupts import interruptible
 
 MOST_TRIES = 20
-"""Times that a step is run while others are in its way, before Conflict."""
+"""How often a step that meets conflicts is run before Conflict is raised."""
 
 MOST_LOSSES = 3
-"""Connections that it loses before the server counts as one that cannot be used."""
+"""Connections lost in one call before the server counts as unusable."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
-"""Seconds between two such tries, on average; each is twice the last."""
+"""Average seconds between two tries: the pause doubles from first to longest (exponential backoff)."""
 
 
 class Lost(Exception):
-    """The connection is gone. ``was_sent``: something was under way, and nobody knows whether it was done."""
+    """The connection is gone. ``was_sent``: a request was under way, and nobody knows whether it was done."""
 
     def __init__(self, message: str, *, was_sent: bool) -> None:
         self.was_sent = was_sent
@@ -26,5 +26,5 @@ class Lost(Exception):
 
 
 def pause_after(tries: int) -> None:
-    """Wait a while, by lot, so that those who met do not meet again."""
+    """Pause for a random time (jitter), so that those who collided do not collide again."""
     interruptible(pause, random.random() * min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE * 2))

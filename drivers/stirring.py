@@ -11,36 +11,36 @@ from tubes.interrupts import guarded
 
 
 class Stir:
-    """A pipe to be registered in the poll. Any thread sets it, also while it is being closed."""
+    """A pipe to register in the poll. Any thread may set it, even while it is being closed."""
 
     def __init__(self) -> None:
         self._closing = threading.Lock()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
-        """What the poll looks at."""
+        """The descriptor to poll."""
         return self._read
 
     def set(self) -> None:
-        """End the sleep, or the next one at once."""
+        """End the current sleep, or the next one as soon as it begins."""
         with self._closing, suppress(OSError):
             os.write(self._write, b"\0")
 
     def clear(self) -> None:
-        """Take note of it, before looking for the reason."""
+        """Empty the pipe; call this before looking for the reason."""
         with suppress(BlockingIOError):
             os.read(self._read, 65536)
 
     def close(self) -> None:
-        """To be called when the thread has ended."""
-        with self._closing:  # else somebody may write into what has this number next
+        """Call this when the thread has ended."""
+        with self._closing:  # else somebody may write into the next file that gets this number
             os.close(self._write)
             os.close(self._read)
             self._write = -1
 
 
 class Stirred(ABC):
-    """Has a thread that runs from ``start`` to ``stop``, and has ``_stir`` in its polls."""
+    """Has a thread that runs from ``start`` to ``stop`` and includes ``_stir`` in its polls."""
 
     def __init__(self) -> None:
         self._is_over = False
@@ -62,7 +62,7 @@ class Stirred(ABC):
             raise
 
     def stop(self) -> None:
-        """End the thread; waits for it, unless it is the one that calls."""
+        """End the thread and wait for it, unless it is the caller."""
         self._is_over = True
         self._stir.set()
         if self._thread is not threading.current_thread():
