@@ -1,7 +1,7 @@
-"""What a forked child has of its parent's connections to a server: nothing that it does on them comes there.
+"""Cuts a forked child off from its parent's connections: nothing that it does on them reaches the server.
 
-A child may be in the middle of a call on one: a signal's handler has forked there, or the program has, in a
-transaction. Whatever is sent or waited for there meets the end of the connection, and the parent's goes on.
+A child may be in the middle of a call on one, if a signal handler forked there or the program forked in a
+transaction. Whatever the child sends or waits for then meets a closed connection; the parent's stays open.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ class HasSocket(Protocol):
 
 
 _connections: weakref.WeakKeyDictionary[HasSocket, int] = weakref.WeakKeyDictionary()
-"""And the process that made each."""
+"""The connections, and the process that made each."""
 
 _ended: list[int] = []
-"""The descriptor of what a child gets in the place of each socket: its other end is closed."""
+"""The descriptor of a socket whose other end is closed: a child gets it in place of each of its parent's."""
 
 _inherited: list[HasSocket] = []
-"""The parent's, in a child: closed by nobody, since a thread that is not there may have been in the middle of it."""
+"""In a child, the parent's connections. They are kept so that nothing closes them: a thread that the child
+does not have may have been in the middle of using one."""
 
 
 def keep_from_children(connection: HasSocket) -> None:
-    """Cut a connection off in each child that is forked from now on. OSError where no descriptor can be had."""
+    """Cut a connection off in each child forked from now on. OSError if no descriptor is available."""
     if not _ended:
         ended, other = socket.socketpair()
         other.close()
@@ -39,9 +40,9 @@ def keep_from_children(connection: HasSocket) -> None:
 
 
 def cut_off() -> None:
-    """Cut this child off the connections of its parent. Call it before the last of them may be forgotten."""
+    """Cut this child off from its parent's connections. Call it before the last reference to one may go."""
     for connection, process in list(_connections.items()):
-        if process == os.getpid():  # made by a hook of the program's that was called before this one
+        if process == os.getpid():  # made in this child, by a hook of the program that ran before this one
             continue
         del _connections[connection]
         _inherited.append(connection)

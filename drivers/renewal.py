@@ -1,4 +1,4 @@
-"""How a store ends, and how one that was open when its process forked begins anew in the child."""
+"""How a store is closed, and how one that was open when its process forked is opened anew in the child."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tubes.waiting import Waiters
 
 
 class Renewable(ABC):
-    """The part of ``tubes.store.Store`` that is about its life."""
+    """The part of ``tubes.store.Store`` that is about its life cycle."""
 
     waiters: Waiters
     counts: Counts
@@ -20,14 +20,14 @@ class Renewable(ABC):
     def __init__(self) -> None:
         self._is_closed = False
         self._is_stale = False
-        """What is open is the parent process's, or could not be opened again after a fork."""
+        """Whether what is open is the parent process's, or could not be opened again after a fork."""
         self._left = False
         self._renewing = threading.RLock()
         self._is_renewing = False
         self._failed: StoreUnavailable | None = None
-        """Why it could not begin anew the last time."""
+        """Why it could not be opened anew the last time."""
         self._is_unwanted = False
-        """Whether a signal's handler has closed it in the middle of beginning anew, in the thread that does that."""
+        """Whether a signal handler closed it in the very thread that was opening it anew."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -39,7 +39,7 @@ class Renewable(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Give back what is open."""
+        """Close all that is open."""
 
     def refresh(self) -> None:
         check_stack()
@@ -49,11 +49,11 @@ class Renewable(ABC):
             self._renew_in_turn()
 
     def _renew_in_turn(self) -> None:
-        """Have one thread begin anew, which calls the store meanwhile; the others wait, and hear how that went."""
+        """Have one thread open the store anew, and call it meanwhile; the others wait for the outcome."""
         failed = self._failed
         with self._renewing:
             if self._is_stale and not self._is_renewing:
-                if self._failed is not failed:  # who was first has waited for the server on behalf of all
+                if self._failed is not failed:  # the first thread has waited for the server on behalf of all
                     raise StoreUnavailable(str(self._failed)) from self._failed
                 self._is_renewing = True
                 try:
@@ -71,7 +71,7 @@ class Renewable(ABC):
     def _renew(self) -> None:
         self._left = False
         self._open()
-        self._is_stale = False  # not before: another thread must not use what is the parent's
+        self._is_stale = False  # only now: another thread must not use what is the parent's
 
     def leave(self) -> bool:
         if self._is_closed or self._left or self._is_stale:
@@ -79,7 +79,7 @@ class Renewable(ABC):
         self._left = True
         try:
             self._leave()
-        except StoreError as error:  # what it could not give back, others rescue
+        except StoreError as error:  # others rescue what it could not give back
             return isinstance(error, OutcomeUnknown)
         return True
 
@@ -94,15 +94,15 @@ class Renewable(ABC):
             self._close()
 
     def tidy(self) -> None:  # noqa: B027  # the SQL stores do something
-        """Nothing is left behind."""
+        """There is nothing to tidy."""
 
-    def before_fork(self) -> None:  # noqa: B027  # SQLite's alone does something
-        """Nothing must come to rest: a child never touches its parent's connections."""
+    def before_fork(self) -> None:  # noqa: B027  # only SQLite's does something
+        """Nothing needs to stop: a child never touches its parent's connections."""
 
     def after_fork(self) -> None:  # noqa: B027  # as before_fork
         """Nothing was stopped."""
 
     def forked(self) -> None:
         self._is_stale = True
-        self._renewing, self._is_renewing = threading.RLock(), False  # the parent's may be held
+        self._renewing, self._is_renewing = threading.RLock(), False  # the parent's lock may be held
         self.waiters, self.counts = Waiters(), Counts()
