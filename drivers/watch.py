@@ -1,9 +1,10 @@
-"""Who lives, on a store whose connections beat: told by the beats, and the monotonic clock of who looks.
+"""Tells which connections of a store live: by their beats, and by the observer's monotonic clock.
 
-Who looks but for a moment, as a worker that cron starts, sees nobody's silence. So who connects also calls the roll:
-the store notes the beat of each connection, and how often it was the same as at the roll call before. Who was absent
-``BEATS`` times is dead as well. Each is called no more often than it beats, by the server's clock: when that is put
-forward, who lives is absent once, and not three times.
+A process that looks only for a moment, such as a worker that cron starts, sees nobody's silence. So each
+process that connects also calls the roll: the store notes the beat of each connection, and how often in a row
+it was the same as at the roll call before. A connection that was absent ``BEATS`` times is dead as well. None
+is called more often than it beats, by the server's clock: if that is put forward, a living connection is
+absent once, and not three times.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tubes.clock import real_monotonic
 from tubes.errors import BadOption, StoreError
 
 C = TypeVar("C", bound=Hashable)
-"""By what a store knows a connection."""
+"""What a store knows a connection by."""
 
 
 DEAD_AFTER = 15.0
-"""Seconds without a beat after which a connection is taken for dead, on the monotonic clock of who looks."""
+"""Seconds without a beat after which a connection is taken for dead, on the observer's monotonic clock."""
 
 BEATS = 3
 """Beats in that time."""
@@ -29,7 +30,7 @@ LOOKS = 15
 
 
 def dead_after(given: str) -> float:
-    """Seconds of ``dead_after=`` in a store's URL; BadOption where it cannot be."""
+    """Seconds of ``dead_after=`` in a store's URL; BadOption if the value is not allowed."""
     try:
         seconds = float(given)
     except ValueError:
@@ -40,7 +41,7 @@ def dead_after(given: str) -> float:
 
 
 class Seen(NamedTuple):
-    """The last beat of a connection that was seen, since when, and whether it was seen to follow another."""
+    """The last beat seen of a connection, since when, and whether it was seen to follow another."""
 
     beat: Any
     at: float
@@ -51,10 +52,11 @@ NEVER = Seen(None, 0.0, False)
 
 
 class Beats(Generic[C]):
-    """The beats of all connections as this process saw them. It looks with each beat of its own, and when it must know.
+    """All connections' beats as this process saw them. It looks with each of its own, and when it must know.
 
-    A long gap between two looks says that this process, or all of them, could not go on: no silence before it counts.
-    Long is one beat less than ``dead_after``: who was about to beat at the look before was silent for a beat by then.
+    A long gap between two looks means that this process, or all of them, could not run: silence before the
+    gap does not count. Long is ``dead_after`` less one beat: a connection that was about to beat at the look
+    before the gap had then been silent for one beat.
     """
 
     def __init__(self, dead_after: float) -> None:
@@ -63,7 +65,7 @@ class Beats(Generic[C]):
         """Seconds between two beats."""
         self._every_of: Mapping[C, float] = {}
         self.absent: dict[C, Any] = {}
-        """The connections that were silent at the last roll calls, with that beat."""
+        """The connections that were silent at the last ``BEATS`` roll calls, with their last beat."""
         self._seen: dict[C, Seen] = {}
         self._looked_at = 0.0
         self._look_at = 0.0
@@ -71,8 +73,9 @@ class Beats(Generic[C]):
     def suspects(self, look: Callable[[], bool], *, thoroughly: bool, away: type[StoreError]) -> bool:
         """Look for the dead, if it is time to; tell whether there may be some.
 
-        After a look nobody looks again for ``dead_after / LOOKS``, unless it found something: a rescue is to find that
-        too. ``away`` is raised where the server cannot be asked.
+        After a look this process does not look again for ``dead_after / LOOKS`` seconds, unless it found
+        something: a rescue must find that too. ``away`` is what ``look`` raises if the server cannot be
+        asked.
         """
         now = real_monotonic()
         if now < self._look_at and not thoroughly:
@@ -88,10 +91,11 @@ class Beats(Generic[C]):
         return is_found
 
     def see(self, beats: Mapping[C, Any], every: Mapping[C, float]) -> list[tuple[C, Any]]:
-        """Look; return the connections whose beat has not changed for too long, with that beat.
+        """Note these beats; return the connections whose beat has not changed for too long, with that beat.
 
-        ``every``: seconds between two beats of theirs, where that is known. Whose ``dead_after`` is longer than this
-        process's, as while the processes of a queue are started anew with another, is given that.
+        ``every``: seconds between two beats of each connection, if known. A connection whose ``dead_after``
+        is longer than this process's is given that longer time; they differ while a queue's processes are
+        restarted with another setting.
         """
         now = real_monotonic()
         self._every_of = every
@@ -118,23 +122,23 @@ class Beats(Generic[C]):
         return self._seen.get(connection, NEVER).beat
 
     def has_just_beaten(self, connection: C) -> bool:
-        """Whether it was seen to, so lately that it need not have again."""
+        """Whether it was seen to beat, so recently that its next beat is not due yet."""
         last = self._seen.get(connection, NEVER)
         return last.is_next and real_monotonic() - last.at <= self.patience_with(connection) / BEATS
 
     def forget(self) -> None:
-        """The server cannot be reached, or takes no beat: nobody can beat, and silence says nothing."""
+        """The server cannot be reached, or takes no beat: nobody can beat, and silence means nothing."""
         self._seen = {}
 
 
 MOMENT = 0.05
-"""Seconds for which a doctor that asks of one connection after the other goes by one look at all of them."""
+"""Seconds for which a doctor that asks about each connection in turn relies on one look at all of them."""
 
 
 class Watch(Generic[C]):
-    """A doctor's look at the beats: who does not beat for as long as one may be silent is dead.
+    """A doctor's look at the beats: a connection that does not beat for as long as it may be silent is dead.
 
-    ``look`` is the store's at all of them, so that a rescue knows the dead as soon.
+    ``look`` is the store's own look at all of them, so that a rescue knows the dead just as soon.
     """
 
     def __init__(self, beats: Beats[C], look: Callable[[Any], object], mine: C) -> None:
@@ -157,7 +161,7 @@ class Watch(Generic[C]):
         return connection in self._alive
 
     def seconds(self) -> float:
-        """How long it takes until all that were asked for are known to live or to be dead."""
+        """Seconds until every connection that was asked about is known to live or to be dead."""
         until = [
             at + self._beats.patience_with(connection)
             for connection, (_, at) in self._first.items()
