@@ -11,10 +11,10 @@ from tubes.driver import Features, TubeRecord
 S = TypeVar("S")
 
 PATIENCE = 0.5
-"""Seconds that living processes get to see to what others left, or to do the second half of what they have begun."""
+"""Seconds that living processes get to settle what others left, or to finish what they have half done."""
 
 MOST_PAYLOADS = 4_000_000
-"""Bytes of payloads that are read at once, unless a single one has more."""
+"""Most bytes of payloads that are read at once, unless a single payload is larger."""
 
 FeaturesOf = Callable[[TubeRecord], Features | None]
 
@@ -23,7 +23,7 @@ Known = tuple[int | None, Collection[Any]]
 
 
 def portions(sizes: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """Ids of tasks whose payloads, of these sizes, can be read at once."""
+    """Split tasks' ids, each with its payload's size, into lists whose payloads can be read at once."""
     some: list[int] = []
     total = 0
     for id, size in sizes:
@@ -37,7 +37,7 @@ def portions(sizes: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
 
 
 class StoreCheck(Check, Generic[S]):
-    """A check of a store, of which it sees what is in ``S``."""
+    """A check of a store, of which it sees only ``S``."""
 
     def __init__(self, store: S) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class HasSessions(Protocol):
 
 
 class SessionsCheck(StoreCheck[HasSessions]):
-    """A check of what processes that begin or end may be about to see to."""
+    """A check of what a process that is just starting or ending may be about to settle itself."""
 
     name = "sessions"
 
@@ -61,7 +61,7 @@ class SessionsCheck(StoreCheck[HasSessions]):
 
 
 class UnknownSessions(SessionsCheck):
-    """Connections whose session is not there. Their processes may live, and hold tasks that seem to be nobody's."""
+    """Connections whose session is missing. Their processes may live, and hold tasks that seem nobody's."""
 
     def look(self, tx: Any, after: Any, limit: int, *, now: int) -> Look:
         return Look([self._finding(session) for session in self._store.unknown_sessions(tx)])
@@ -76,7 +76,7 @@ class UnknownSessions(SessionsCheck):
 
 
 class LonelySessions(SessionsCheck):
-    """Sessions that have lost their last connection and go on for ever."""
+    """Sessions that have lost their last connection and would never end."""
 
     rescues = True
 
@@ -89,9 +89,9 @@ class LonelySessions(SessionsCheck):
 
 
 class DeadOwners(StoreCheck[S]):
-    """Tasks that a session holds which is not there, has ended, or whose processes are dead.
+    """Tasks held by a session that is missing, that has ended, or whose processes are dead.
 
-    ``is_alive`` tells of a connection whether its process lives, ``watch`` in how many seconds that is known of all.
+    ``is_alive`` tells whether a connection's process lives; ``watch`` in how many seconds all are known.
     """
 
     name = "owners"
@@ -108,7 +108,7 @@ class DeadOwners(StoreCheck[S]):
     def _held(
         self, tx: Any, tube: TubeRecord, owner: str, count: int, session: Known | None, now: int
     ) -> Iterator[Finding]:
-        """The finding, if such a session has taken so many there."""
+        """The finding, if ``owner`` is such a session; it holds ``count`` tasks of the tube."""
         why = self._why_dead(tx, session, now)
         if why:
             what = f"{count} taken by session {owner}, {why}"
@@ -126,7 +126,7 @@ class DeadOwners(StoreCheck[S]):
 
 
 class CatalogueCheck(Check):
-    """Tubes whose entries nobody can read, so that no verb reaches them, or which are others by a second name."""
+    """Tubes whose entries cannot be read, so that no verb reaches them, or that are another's second name."""
 
     name = "catalogue"
 
@@ -147,7 +147,7 @@ class CatalogueCheck(Check):
 
 
 def name_of_lost(number: int, names: Collection[str]) -> str:
-    """A name for a tube that has lost its own, and that no other has."""
+    """A name that no other tube has, for one that has lost its own."""
     name = f"lost_{number}"
     while name in names:
         name += "_"

@@ -1,4 +1,4 @@
-"""``utube``: a fifo of sub-queues; of each, one task at a time is taken (Tarantool: utube)."""
+"""``utube``: a fifo of sub-queues, with one task of each taken at a time (Tarantool: utube)."""
 
 from tubes.driver import Features, TubeType
 
