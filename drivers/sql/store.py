@@ -26,8 +26,8 @@ T = TypeVar("T")
 class SqlStore(Renewable):
     """The part of ``tubes.store.Store`` that is the same on either database.
 
-    Its looks read with ``only_rows``, so that they open no transaction where a look is all there is. A step that writes
-    calls ``begin`` first, if what it sees must hold until it does.
+    Its looks read with ``only_rows``, so that a step that only looks opens no transaction. A step that also
+    writes calls ``begin`` first, if what it reads must still hold when it writes.
     """
 
     dialect: ClassVar[Dialect]
@@ -35,7 +35,7 @@ class SqlStore(Renewable):
     session: str
     session_ttr_ms: int
     _own_ttr_ms: int
-    """That of a session which begins here: one that is joined has another."""
+    """The ttr of a session that begins here: a joined one has its own."""
     set_aside: set[str]
     _what: str
     """The database, as messages name it."""
@@ -43,7 +43,7 @@ class SqlStore(Renewable):
     """The number of this store's connection in the session, by which others know that it lives."""
     _sql: Statements
     _call_others: Callable[[Key, int], None]
-    """Calls so many, in other processes, of those who wait for that."""
+    """Calls up to that many waiters for that key, in other processes."""
 
     def __repr__(self) -> str:
         return self._what
@@ -62,10 +62,10 @@ class SqlStore(Renewable):
 
     @abstractmethod
     def _end_lonely(self, tx: Any, now: int) -> None:
-        """End the sessions that have no connection any more."""
+        """End the sessions that have no connection left."""
 
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        """End them, after the connections that are dead were removed."""
+        """End the sessions that dead connections have left lonely; SQLite's removes these first."""
         self._end_lonely(tx, now)
 
     # Tubes
@@ -87,27 +87,30 @@ class SqlStore(Renewable):
         return TubeRecord(id, name, type, dict(options), temporary)
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
-        tx.run(self._sql.remove_tube, tube.id)  # waits for those who count calls of it just then
+        tx.run(self._sql.remove_tube, tube.id)  # waits for those who are counting calls of it
         tx.run(self._sql.remove_calls, tube.id)
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
         return bool(tx.only_rows(self._sql.has_tube, tube.id))
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
-        """When time does something next in these tubes, by their ids."""
+        """When something is next due in each of these tubes, by their ids."""
         return {id: earliest(dues) for id, *dues in self._rows_of_each(tx, tubes, lambda sql: sql.next_dues)}
 
     def _rows_of_each(
         self, tx: Any, tubes: Sequence[TubeRecord], look: Callable[[Statements], Statement]
     ) -> Iterator[Row]:
-        """What a look into all tubes, which tells their ids, finds in these: one statement for each table of tasks."""
+        """The rows of these tubes in a look into all, whose first column is the tube's id.
+
+        It takes one statement for each table of tasks.
+        """
         sql_of = {tube.id: self._sql_of(tube) for tube in tubes}
         for sql in {*sql_of.values()}:
             yield from (row for row in tx.only_rows(look(sql)) if sql_of.get(row[0]) is sql)
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         rows = tx.only_rows(self._sql.calls, tube)
-        return {event: count for event, count in rows if isinstance(count, int)}  # SQLite keeps any value
+        return {event: count for event, count in rows if isinstance(count, int)}  # SQLite stores any type
 
     # Sessions
 
@@ -127,7 +130,7 @@ class SqlStore(Renewable):
         return self.transact(step)
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
-        """The sessions that hold tasks, by tubes' ids."""
+        """The sessions that hold tasks, by the tubes' ids."""
         holders: dict[int, set[str]] = {tube.id: set() for tube in tubes}
         for id, owner in self._rows_of_each(tx, tubes, lambda sql: sql.holders):
             if owner:
@@ -135,13 +138,13 @@ class SqlStore(Renewable):
         return holders
 
     def _orphans(self, tx: Any) -> list[str]:
-        """Sessions that hold tasks and are not known: a process took them after it was taken for dead."""
+        """Unknown sessions that hold tasks: a process took these after it was taken for dead."""
         held = set[str]().union(*self.holders(tx, self.tubes(tx)).values()) - self.set_aside
-        known = tx.only_rows(self._sql.sessions) if held else ()  # after that: one may just have begun
+        known = tx.only_rows(self._sql.sessions) if held else ()  # read last: one may just have begun
         return [*held.difference(session for (session,) in known)]
 
     def _is_any_over(self, tx: Any, now: int) -> bool:
-        """Whether a session is over, or nobody is in it, whose tasks have not been released wherever they can be."""
+        """Whether a session is over, or on a server has no connection, but for those set aside."""
         return any(session not in self.set_aside for (session,) in tx.only_rows(self._sql.over, now))
 
     def _is_known(self, tx: Any) -> bool:
@@ -173,7 +176,7 @@ class SqlStore(Renewable):
 
 @lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second
 def _record(id: int, name: Any, type: Any, options: Any, temporary: object) -> TubeRecord:
-    """A row of the catalogue. Where SQLite has something else than text, it is shown as what it is."""
+    """A row of the catalogue. If SQLite has something other than text in it, that is shown as it is."""
     if not (isinstance(name, str) and isinstance(type, str)):
         return TubeRecord(id, str(name), str(type), {}, bool(temporary), "its name or its type is no text")
     try:

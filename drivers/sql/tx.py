@@ -1,4 +1,4 @@
-"""The contract of a transaction, as steps see it; kept by those in ``sqlite_tx``, ``postgresql_tx`` and ``joined``."""
+"""A transaction as steps see it; ``sqlite_tx``, ``postgresql_tx`` and ``joined`` implement it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .statements import Row, Statement
 class SqlTx(Protocol):
     """An open transaction on a SQL database.
 
-    It opens at the first ``rows``, ``run``, ``many`` or ``insert`` of a writing step. The ``only_`` forms are for a
-    step's only writing statement: where the transaction has not been opened yet, the statement is one by itself,
-    which saves the round trips of BEGIN and COMMIT.
+    It opens at the first ``rows``, ``run``, ``many`` or ``insert`` of a writing step. The ``only_`` forms are
+    for a step's only writing statement: if the transaction is not open yet, the statement is a transaction by
+    itself, which saves the round trips of BEGIN and COMMIT.
     """
 
     def begin(self) -> None: ...
