@@ -1,6 +1,6 @@
-"""Locks on bytes of a file that belong to an open descriptor, and who has a byte locked. Linux's, of 64 bits.
+"""Locks on bytes of a file that belong to an open descriptor, and who has a byte locked. For 64-bit Linux.
 
-A POSIX lock belongs to the process, which doesn't meet its own. A descriptor meets those of its process, too.
+A POSIX lock belongs to the process, and does not conflict with that process's own. A descriptor's lock does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple
 
 ARE_KNOWN = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("l") == 8
-"""Whether there are such locks, packed as here."""
+"""Whether the system has such locks, packed as here."""
 
 _FLOCK = struct.Struct("hhllil")
 
@@ -28,7 +28,7 @@ class NotTold(Exception):
 
 
 def set_lock(fd: int, kind: int, first: int, size: int) -> bool:
-    """Lock these bytes for this descriptor, or let go of them; tell whether no other has them, as far as is told."""
+    """Lock or unlock these bytes for this descriptor; return False if another is known to have them."""
     if ARE_KNOWN:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, first, size, 0, 0))
@@ -40,7 +40,7 @@ def set_lock(fd: int, kind: int, first: int, size: int) -> bool:
 
 
 def lock_on(fd: int, first: int, size: int = 1) -> Lock | None:
-    """Return a lock that is on any of these bytes, of whatever process; ``size`` 0: up to the end. May be NotTold."""
+    """Return a lock on any of these bytes, whoever has it; ``size`` 0: up to the end. May raise NotTold."""
     if not ARE_KNOWN:
         raise NotTold
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, size, 0, 0)
@@ -52,7 +52,7 @@ def lock_on(fd: int, first: int, size: int = 1) -> Lock | None:
 
 
 def has_locks(fd: int, process: int, first: int) -> bool:
-    """Tell whether a process has locks on bytes from this one on; not if that is not told."""
+    """Tell whether a process has locks on bytes from ``first`` on; False if the system does not tell."""
     try:
         while lock := lock_on(fd, first, 0):
             if lock.process == process:

@@ -20,26 +20,26 @@ _REASONS = {
 }
 
 _HAS_TUBE = "_task_has_tube"
-"""How the name of the constraint ends that refuses a put into a tube that was dropped."""
+"""The end of the name of the constraint that refuses a put into a dropped tube."""
 
 ENDED = (
     "SQLite has rolled back this transaction, or a statement in it, such as COMMIT or ROLLBACK, has ended it"
 )
-"""Why a transaction is over before its end. SQLite does not tell which."""
+"""Why a transaction is over too early. SQLite does not tell which of these it was."""
 
 _AFTER_WRITING = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
-"""What a commit may fail with once all of it is in the log: the log is not synced, or its index in memory cannot grow.
+"""Errors of a commit that is complete in the log: syncing the log failed, or its index in memory cannot grow.
 
-SQLite then forgets it. But whoever reads the log anew, after all that had it open were killed, finds a whole commit
-there, unless another has been written over it.
+SQLite then forgets the commit. But if all processes that had the file open are killed, the next one reads the
+log anew and finds a complete commit there, unless another has overwritten it.
 """
 
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")
-"""What sqlite3 says where a file is damaged, or where somebody has stored bytes as text."""
+"""What sqlite3 says if a file is damaged, or if somebody has stored bytes as text."""
 
 
 def base_code(error: sqlite3.Error) -> int:
-    """The kind of an error, without what SQLite has to add; 0 where it is not SQLite's."""
+    """The primary result code of an error, without SQLite's extensions; 0 if it is not SQLite's."""
     return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
@@ -49,7 +49,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeError:
-    """Return the error of our tree for one of sqlite3, which belongs in its ``__cause__``."""
+    """Return our error for one of sqlite3's, which the caller sets as its ``__cause__``."""
     if isinstance(error, UnicodeDecodeError):  # SQLite quotes what is damaged, and Python cannot decode that
         said = error.object.decode(errors="replace")
         return StoreUnavailable(f"{what} cannot be used: {_REASONS[sqlite3.SQLITE_CORRUPT]} ({said})")
@@ -65,7 +65,7 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:
         return StoreError(f"the payload is larger than {what} can store: {error}")
-    if found := _NOT_UTF8.match(str(error)):  # and then shows all of it
+    if found := _NOT_UTF8.match(str(error)):  # it goes on to show the whole value
         return StoreError(
             f"{what} has something in a column {found[1]} that is no text, see `tubes doctor --deep`"
         )
@@ -77,7 +77,7 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
 
 
 def of_commit(error: sqlite3.Error, what: str) -> TubeError:
-    """The same for what may have failed in the middle of a commit, which may not be undone."""
+    """The same for an error that may come from a commit, whose outcome may then be unknown."""
     if getattr(error, "sqlite_errorcode", 0) not in _AFTER_WRITING:
         return translated(error, what)
     return OutcomeUnknown(

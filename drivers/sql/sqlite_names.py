@@ -1,8 +1,9 @@
-"""Whether all who may use a database file find the same log and the same locks beside it.
+"""Checks that all users of a database file find the same log and the same locks beside it.
 
-SQLite names its write-ahead log after the path by which it opened the file, as we do the lock file. Symbolic links are
-followed. But where a file has two names of its own, those who came by the one do not see what those who came by the
-other have committed: each task is taken twice, and whoever closes first is written over.
+SQLite names its write-ahead log after the path by which it opened the file, as we do the lock file. Symbolic
+links are resolved first. But if a file has two names of its own, processes that use one do not see what those
+that use the other have committed: each task is taken twice, and the commits of whoever closes first are
+overwritten.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import warnings
 from tubes.errors import StoreUnavailable, TubesWarning
 
 MOUNTS = "/proc/self/mountinfo"
-"""All that is mounted where this process looks, as Linux tells it; see proc_pid_mountinfo(5)."""
+"""All mounts that this process sees, as Linux lists them; see proc_pid_mountinfo(5)."""
 
 OF_SEVERAL_HOSTS = {
     b"9p", b"afs", b"beegfs", b"ceph", b"cifs", b"gfs2", b"gpfs", b"lustre", b"nfs", b"nfs4", b"ocfs2", b"smb3",
     b"vboxsf", b"virtiofs", b"fuse.ceph-fuse", b"fuse.gcsfuse", b"fuse.glusterfs", b"fuse.juicefs", b"fuse.rclone",
     b"fuse.s3fs", b"fuse.sshfs", b"fuse.vmhgfs-fuse",
 }  # fmt: skip
-"""File systems that other hosts may have mounted as well, or whose other side is another kernel."""
+"""File systems that other hosts may have mounted as well, or that another kernel serves."""
 
 
 def check_one_name(path: str, what: str) -> None:
     """Raise StoreUnavailable for a file that has hard links, or that was mounted without its folder."""
     try:
         status = os.stat(path)
-    except OSError:  # it is still to be made, or SQLite says why it cannot be
+    except OSError:  # it is not made yet, or SQLite says why it cannot be
         return
     if not stat.S_ISREG(status.st_mode):
         return
@@ -51,7 +52,7 @@ def _is_mounted(path: str) -> bool:
 
 
 def warn_of_other_hosts(path: str, what: str) -> None:
-    """Warn of a database on a file system that hosts are known to share: they do not see each other's locks and log."""
+    """Warn of a database on a file system that hosts share: they do not see each other's locks and log."""
     try:
         device = os.stat(os.path.dirname(path)).st_dev
     except OSError:  # SQLite says why it cannot be used
@@ -67,12 +68,12 @@ def warn_of_other_hosts(path: str, what: str) -> None:
 
 
 def _file_system(device: bytes) -> bytes:
-    """The kind of the file system with this number, empty where that is not known."""
+    """The kind of the file system with this number, empty if that is not known."""
     return next((mount[mount.index(b"-") + 1] for mount in _mounts() if mount[2] == device), b"")
 
 
 def _mounts() -> list[list[bytes]]:
-    """The words of each line of what is mounted; nothing where the system does not tell."""
+    """The words of each line of the list of mounts; nothing if the system has none."""
     try:
         with open(MOUNTS, "rb") as lines:
             return [line.split() for line in lines]

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ReadTx:
-    """Reads what is committed: with ``rows`` as of one instant, with ``only_rows`` before them as of each statement."""
+    """Reads what is committed: ``rows`` from one snapshot, each ``only_rows`` before them from its own."""
 
     __slots__ = ("_db", "is_open")
 
@@ -39,7 +39,7 @@ class ReadTx:
 
 
 class SqliteTx:
-    """A transaction of the writer; opens when it must."""
+    """A transaction of the writer, opened when it is first needed."""
 
     __slots__ = ("_db", "_writer", "is_open", "lender")
 
@@ -70,7 +70,7 @@ class SqliteTx:
         self._db.executemany(statement.text, [statement.bind(row) for row in given])
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        """Insert rows; their ids follow one another, since nobody else writes meanwhile."""
+        """Insert rows; their ids are consecutive, since nobody else writes meanwhile."""
         self.many(statement, given)
         last: int = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
         return range(last - len(given) + 1, last + 1)
@@ -100,14 +100,14 @@ class SqliteTx:
         return cursor.lastrowid if cursor.rowcount else 0  # type: ignore[return-value]
 
     def _only_later(self, error: sqlite3.OperationalError, text: str, given: Row) -> sqlite3.Cursor:
-        """Others hold the file's write lock: try again and again. What else went wrong stays wrong."""
+        """Retry if others hold the file's write lock; raise any other error again."""
         if self.is_open or not is_busy(error):
             raise error
         return self._writer.insist(text, given)
 
 
 class SharedTx(SqliteTx):
-    """One member's part in a shared commit: a savepoint, where one statement is not enough."""
+    """One member's part in a shared commit: a savepoint, if one statement is not enough."""
 
     __slots__ = ()
 
@@ -121,17 +121,17 @@ class SharedTx(SqliteTx):
             self._db.execute("RELEASE member")
 
     def undo(self) -> None:
-        """Take back what this member did, but for a single statement: that stands, as it does where it is alone."""
+        """Undo what this member did, unless it was a single statement: that stands, as it does on its own."""
         if self.is_open:
             self._db.execute("ROLLBACK TO member")
             self._db.execute("RELEASE member")
 
 
 def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any], T], tx: Any) -> T:
-    """Run ``work`` in the transaction that is open on a connection; an error takes back what it did.
+    """Run ``work`` in the transaction that is open on a connection; an error undoes what it did.
 
-    Unless SQLite has rolled back all of it, as it does when the disk is full, or an interrupt has closed the
-    connection.
+    Nothing is left to undo if SQLite has rolled back all of it, as it does when the disk is full, or if an
+    interrupt has closed the connection.
     """
     execute("SAVEPOINT tubes_step")
     try:
@@ -148,5 +148,5 @@ def in_savepoint(db: Any, execute: Callable[[str], object], work: Callable[[Any]
 def _is_in_transaction(db: Any) -> bool:
     try:
         return bool(db.in_transaction)
-    except (sqlite3.ProgrammingError, ValueError):  # it is closed; the latter is what aiosqlite says
+    except (sqlite3.ProgrammingError, ValueError):  # it is closed; aiosqlite raises the latter
         return False
