@@ -1,10 +1,11 @@
-"""Keeps a SQLite file's log in place while a process has it open, whatever else of that process closes the file.
+"""Keeps a SQLite file's log in place while a process has it open, even if other code there closes the file.
 
-SQLite shows by a POSIX lock on the database that a process has it open, and the last one to close it removes the log.
-But such a lock is dropped as soon as *any* descriptor of the file is closed in that process: by a copy, a checksum, an
-upload. The next visitor that comes and goes then takes itself for the last, and removes a log that is still written to.
-So the same bytes are locked once more, by a lock that belongs to one descriptor: see
-docs/decisions/a-second-lock-on-the-database.md. The byte behind them says who may copy the log: see sqlite_log.py.
+SQLite shows by a POSIX lock on the database that a process has it open, and the last one to close it removes
+the log. But such a lock is dropped as soon as *any* descriptor of the file is closed in that process: by a
+copy, a checksum, an upload. The next process that opens and closes it then takes itself for the last, and
+removes a log that is still written to. So we lock the same bytes once more, by a lock that belongs to one
+descriptor: see docs/decisions/a-second-lock-on-the-database.md. The byte behind them says who may checkpoint:
+see sqlite_log.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite shows that it has a database open (os_unix.c)."""
 
 COPIES_LOG = SHARED_FIRST + SHARED_SIZE
-"""The byte that who copies the log has locked. SQLite uses none of that page."""
+"""The byte that is locked by whoever copies the log (checkpoints). SQLite uses none of that page."""
 
 DESCRIPTORS = "/proc/self/fd"
 
@@ -47,26 +48,26 @@ class Hold:
         self.take()
 
     def take(self) -> None:
-        """Hold the database; also when it is held."""
+        """Hold the database; harmless if it is held already."""
         self._set(fcntl.F_RDLCK, SHARED_FIRST, SHARED_SIZE)
 
     def let_go(self) -> None:
-        """Hold it no longer: SQLite is about to close it, and looks whether anybody else has it open."""
+        """Stop holding it: SQLite is about to close it, and looks whether anybody else has it open."""
         self._set(fcntl.F_UNLCK, SHARED_FIRST, SHARED_SIZE)
 
     def written(self) -> int:
-        """When the database itself was last written to, in ns: only who copies the log does that."""
+        """When the database itself was last written to, in ns: only a checkpoint does that."""
         return 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
 
     def claim(self, who: object) -> bool:
-        """Lock for somebody in this process what only one may do, which is to copy the log; tell whether it is free."""
+        """Lock the copying of the log for ``who``, since only one may do it; tell whether that worked."""
         with self._lock:
             if self._copies_log in (None, who) and self._set(fcntl.F_WRLCK, COPIES_LOG, 1):
                 self._copies_log = who
             return self._copies_log is who
 
     def disclaim(self, who: object) -> None:
-        """Leave it to others."""
+        """Leave the copying to others."""
         with self._lock:
             if self._copies_log is who:
                 self._set(fcntl.F_UNLCK, COPIES_LOG, 1)
@@ -89,7 +90,7 @@ class Hold:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: what the parent holds is none of ours."""
+        """In a forked child: close our copies of the parent's descriptors; the parent keeps its locks."""
         for hold in cls._all:
             if hold._process != os.getpid() and hold._fd is not None:
                 os.close(hold._fd)
@@ -97,17 +98,17 @@ class Hold:
         cls._kept, cls._lock = set(), threading.Lock()
 
     def _set(self, kind: int, first: int, size: int) -> bool:
-        """Lock these bytes, or let go of them; tell whether no other has them. Without such locks SQLite's must do."""
+        """Lock or unlock these bytes; tell whether no other has them. Without such locks SQLite's must do."""
         return self._fd is None or set_lock(self._fd, kind, first, size)
 
 
 def _descriptors() -> Collection[int]:
-    """All that this process has open."""
+    """All descriptors that this process has open."""
     return [int(name) for name in os.listdir(DESCRIPTORS)]
 
 
 def _same_file(descriptors: Collection[int], file: os.stat_result) -> list[int]:
-    """Those that are open on this file."""
+    """Those of them that are open on this file."""
     same = []
     for fd in descriptors:
         with suppress(OSError):  # closed meanwhile

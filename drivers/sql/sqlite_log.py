@@ -1,7 +1,8 @@
-"""Who copies the write-ahead log into a SQLite database: one connection at a time, and after a commit of its own.
+"""Lets one connection at a time copy a SQLite database's log into it (a checkpoint), after its own commit.
 
-SQLite does that by itself after a commit that makes the log long, and so may several processes right after one
-another. Up to version 3.51.2 that can spoil the database: see docs/decisions/one-copies-the-log.md.
+SQLite by itself does that after any commit that leaves the log long, so several processes may do it right
+after one another. Up to version 3.51.2 that can corrupt the database: see
+docs/decisions/one-copies-the-log.md.
 """
 
 from __future__ import annotations
@@ -14,44 +15,44 @@ from contextlib import contextmanager, suppress
 from .sqlite_hold import Hold
 
 COMMITS_BETWEEN = 128
-"""Commits after which SQLite may not copy the log, between two after which it may. Asking for each would cost a put
-8 µs of its 17; so the log is longer by a few hundred pages than it would be."""
+"""Commits after which SQLite may not copy the log, between two after which it may. To ask at each would cost
+8 µs, when a put takes 17; so the log gets a few hundred pages longer than it would."""
 
 REST_WITHIN = 0.05
-"""Seconds that who copies the rest of the log waits at most for those who write, and for those who read."""
+"""Seconds that the step which copies the rest of the log waits at most for writers, and for readers."""
 
 
 class LogCopying:
-    """Lets one writer copy the log after some of its commits, unless another does just then.
+    """Lets one writer copy the log after some of its commits, unless another is doing so.
 
-    SQLite begins the log anew when all of it has been copied. Where others write all the time, they have added to it
-    before that is so. Hence two steps: what is there is copied while others go on, and what they have added, after the
-    next commit, while they wait.
+    SQLite restarts the log only when all of it has been copied. If others write all the time, they have
+    always added something by then. Hence two steps: first the log is copied while others go on; after the
+    next commit, what they have added is copied while they wait.
     """
 
     def __init__(self) -> None:
         self._hold: Hold | None = None
         self._pages = 0
         self._left: float = math.inf
-        """Commits until the next after which the log may be copied. Where there is no file, that never comes."""
+        """Commits until the next after which the log may be copied. Without a file, that never comes."""
         self._may_copy = False
-        """Inside ``after_commit``: no other may."""
+        """Whether this writer is inside ``after_commit`` and may copy, which no other may then."""
         self._seen: int | None = None
-        """Changes whenever others commit; what it was when the first step was taken. None: no rest is left."""
+        """The ``data_version`` at the first step, which others' commits change. None: no second is due."""
 
     def use(self, hold: Hold, pages: int) -> None:
-        """Copy the log of the database that is held so, from this number of pages on."""
+        """Copy the log of the database that ``hold`` holds, once it has this number of pages."""
         self._hold, self._pages = hold, pages
         self._left = 0
 
     def is_due(self) -> bool:
-        """Asked before each commit: whether it is one after which the log may be copied."""
+        """Called once before each commit: whether the log may be copied after it."""
         self._left -= 1
         return self._left < 0
 
     @contextmanager
     def after_commit(self, db: sqlite3.Connection) -> Iterator[None]:
-        """Let SQLite copy the log after the commit in this block, unless another may."""
+        """Let SQLite copy the log after the commit in this block, unless another is at it."""
         self._left = COMMITS_BETWEEN
         seen, self._seen = self._seen, None
         with self.alone() as self._may_copy:
@@ -63,10 +64,10 @@ class LogCopying:
                 yield from self._copying_rest(db, seen)
 
     def _copying(self, db: sqlite3.Connection) -> Iterator[None]:
-        """Copy the log after the commit if it is long."""
+        """The first step: copy the log after the commit if it is long."""
         seen, written = _commits_of_others(db), self._written()
         try:
-            with suppress(sqlite3.Error):  # it was closed: who commits finds that, too
+            with suppress(sqlite3.Error):  # it was closed: the commit finds that, too
                 db.execute(f"PRAGMA wal_autocheckpoint={self._pages}")
             yield
         finally:
@@ -76,7 +77,7 @@ class LogCopying:
             self._seen, self._left = seen, 0
 
     def _copying_rest(self, db: sqlite3.Connection, seen: int) -> Iterator[None]:
-        """Copy what others have added, if they have."""
+        """The second step: copy what others have added, if they have."""
         is_more = _commits_of_others(db) != seen
         yield
         if is_more and self._may_copy:
@@ -92,7 +93,7 @@ class LogCopying:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep all others from copying the log meanwhile; yield whether that could be had."""
+        """Keep all others from copying the log meanwhile; yield whether that succeeded."""
         try:
             yield self._hold is not None and self._hold.claim(self)
         finally:
@@ -108,7 +109,7 @@ class LogCopying:
 
 
 def copy_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
-    """Copy the log to its end while nobody can write; tell whether those who read let it be in so many seconds."""
+    """Copy the log to its end while nobody can write; tell whether readers let it in so many seconds."""
     try:
         db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
         is_busy: int = db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()[0]

@@ -1,11 +1,12 @@
-"""The one connection of a process that writes to a SQLite file, and how threads share its commits.
+"""The one connection by which a queue writes to a SQLite file, and how threads share its commits.
 
 A thread that finds the writer free runs its work and commits: a step of one statement without BEGIN and COMMIT.
 
-What a thread does that finds it taken depends on what a commit costs. With ``durability="full"`` it is an fsync, so
-threads share it: they stand in line, and the next leader runs the work of all that stand there (each guarded by a
-savepoint of its own) and commits once for everybody. Else a commit costs less than a switch between threads, so they
-sleep a moment and try again: whoever is at it runs on without a switch for each call.
+What a thread does if it finds the writer taken depends on what a commit costs. With ``durability="full"`` it
+is an fsync, so threads share it (group commit): they stand in line, and the next leader runs the work of all
+that stand there (each guarded by a savepoint of its own) and commits once for everybody. Otherwise a commit
+costs less than a switch between threads, so they sleep a moment and try again: the thread that has the writer
+runs on without a switch for each call.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from .statements import Row
 T = TypeVar("T")
 
 MOST_AT_ONCE = 64
-"""Works that share one commit at most."""
+"""How many members share one commit at most."""
 
 COMPANY_COMES_IN = 0.0004
-"""Seconds that the first in line waits at most for those who shared the last commit: some fsyncs that it saves."""
+"""Seconds that the first in line waits at most for those that shared the last commit: that saves fsyncs."""
 
 LONGEST_WAIT = 0.1
-"""Seconds after which a thread in line looks by itself, should whoever was to stir it have been interrupted."""
+"""Seconds after which a thread in line looks by itself, in case the one to stir it was interrupted."""
 
 FIRST_NAP, LONGEST_NAP, NAPS_FOR = 0.001, 0.004, 0.05
-"""Seconds that a thread sleeps while another is at the writer, where commits are not shared; after so many it stands
-in line, since it might always wake while another is at it."""
+"""Seconds that a thread sleeps between tries if another has the writer and commits are not shared; after
+NAPS_FOR it stands in line, since it might always wake while another has it."""
 
 QUICK_TRIES = 8
-"""Tries for the file's write lock before the first pause: a commit by itself is mostly over by then, unless it waits
-for the disk."""
+"""Tries for the file's write lock before the first pause: most commits are over by then, unless they wait for
+the disk."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.016
-"""Seconds between two tries after that: each pause is twice the last, so that whoever goes on and on does many steps
-while what it has read is still good."""
+"""Seconds between two tries after that: each pause is twice the last (backoff), so that a writer that goes on
+and on does many steps while the pages that it has cached are still valid."""
 
 SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
-"""The same for who has waited for so many seconds, so that nobody starves."""
+"""Seconds between the tries of a thread that has waited for PATIENT_FOR seconds, so that nobody starves."""
 
 ENDED_ELSEWHERE, LOOK = 0.5, 0.001
 """Seconds that a call waits for another thread to end a transaction of its own thread; and between two looks."""
@@ -64,8 +65,8 @@ ENDED_ELSEWHERE, LOOK = 0.5, 0.001
 def lasts(is_inside: Callable[[], bool]) -> bool:
     """Tell whether this thread stays inside a transaction, so that its call would wait for itself.
 
-    Another thread may end that, as where a web framework runs the parts of a request in a pool of threads: this one has
-    the next request by then.
+    Another thread may end the transaction: a web framework that runs the parts of a request in a pool of
+    threads may have given this one the next request by then.
     """
     until = real_monotonic() + ENDED_ELSEWHERE
     while is_inside():
@@ -76,10 +77,10 @@ def lasts(is_inside: Callable[[], bool]) -> bool:
 
 
 class _Member:
-    """A thread in the line, with its ``work``; without, it wants the writer for itself and not to share a commit.
+    """A thread in the line, with its ``work``; without, it wants the writer for itself and shares no commit.
 
-    It waits until it ``leads``, which is that the turn is its own, or ``is_settled``: a leader has run its work, and
-    that has a ``result`` or an ``error``, or is to be run again (``retry``).
+    It waits until it ``leads``, since the turn is its own, or ``is_settled``: a leader has run its work,
+    which has a ``result`` or an ``error``, or must be run again (``retry``).
     """
 
     __slots__ = (
@@ -108,24 +109,24 @@ class _Member:
         self.is_settled = False
 
     def stir(self) -> None:
-        """Let the thread look: at its outcome, or whether the writer is free."""
+        """Wake the thread to look at its outcome, or whether the writer is free."""
         try:
             self.lock.release()
         except RuntimeError:  # it was stirred and has not looked yet
             return
 
     def stir_next(self) -> None:
-        """Pass on that the commit is done: threads that are stirred all at once stand in each other's way."""
+        """Pass on that the commit is done: stirred all at once, the threads would be a thundering herd."""
         if self.next is not None:
             self.next.stir()
 
 
 class _Spoiled(Exception):
-    """A member has failed in a way that SQLite has rolled back the shared transaction for."""
+    """A member has failed in a way that made SQLite roll back the shared transaction."""
 
 
 class SqliteWriter:
-    """Serialises and commits all writes of one process to one file (or memory) through one connection."""
+    """Serialises and commits all writes of one queue to its file (or memory) through one connection."""
 
     def __init__(
         self, db: sqlite3.Connection, what: str, busy_timeout: float, *, shares_commits: bool
@@ -137,24 +138,24 @@ class SqliteWriter:
         self._turn = threading.Lock()
         self._line: deque[_Member] = deque()
         self._holder = 0
-        """The thread that is inside ``transaction``; 0: none. So for the next."""
+        """The thread that is inside ``transaction``; 0: none."""
         self._owner = 0
-        """The thread that runs work and commits it."""
+        """The thread that runs work and commits it; 0: none."""
         self._waiting: set[int] = set()
         """The threads that stand in line."""
         self._company = 0
-        """How many shared the last commit with its leader."""
+        """How many members shared the last commit with its leader."""
         self._lender: Lender | None = None
         self._tx = SqliteTx(self)
         self.log = LogCopying()
         self.check_not_locked_here: Callable[[], None] = lambda: None
         """Raises StoreBusy if this thread has the file's write lock through something else."""
         self.waits_until = float("inf")
-        """When who stands in line gives up."""
+        """When threads in line give up."""
         self.is_over = False
-        """Its connection is being closed, and who stands in line gives up: who closes it may wait for that thread."""
+        """Its connection is being closed. Threads in line give up: the one that closes may wait for them."""
         self.is_inherited = False
-        """In a forked child, of the parent's writer: what is open on it is not the child's to end."""
+        """Set on the parent's writer in a forked child: what is open on it is not the child's to end."""
 
     # A transaction each
 
@@ -164,7 +165,7 @@ class SqliteWriter:
             return guarded(self._transact_among_others, work, on_commit)
         try:
             with self._turn:  # entered and left whole, whatever signal comes
-                if self.log.is_due():  # as _maybe_copying, at less cost where it is not
+                if self.log.is_due():  # like _maybe_copying, but cheaper when not due
                     with self.log.after_commit(self.db):
                         return self._run_alone(work, on_commit)
                 return self._run_alone(work, on_commit)
@@ -187,7 +188,7 @@ class SqliteWriter:
             self._roll_back()
             raise of_commit(error, self._what) from error
         except BaseException:
-            self._roll_back()  # also what an interrupt came to before it was noted as open
+            self._roll_back()  # also one that was interrupted before it was noted as open
             raise
         finally:
             self._owner = 0
@@ -223,7 +224,7 @@ class SqliteWriter:
                 self._check_stands()
                 with self._maybe_copying():
                     self.db.execute("COMMIT")
-            except sqlite3.IntegrityError as error:  # of the user's own tables: ours are checked at once
+            except sqlite3.IntegrityError as error:  # from the user's own tables: ours are checked at once
                 raise StoreError(f"{self._what}: {error}") from error
             except sqlite3.Error as error:
                 raise of_commit(error, self._what) from error
@@ -237,7 +238,7 @@ class SqliteWriter:
                 self._give_up_turn()
 
     def within(self, tx: SqliteTx, work: Callable[[Any], T]) -> T:
-        """Run ``work`` in such a transaction; an error takes back what it did, and nothing else."""
+        """Run ``work`` in such a transaction; an error undoes what it did, and nothing else."""
         self._check_stands()
         with self._translating():
             return in_savepoint(self.db, self.db.execute, work, tx)
@@ -272,7 +273,7 @@ class SqliteWriter:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """The connection itself, for reads in a database that has no other."""
+        """Hold the connection itself: to read, if the database has no other; to shorten the log; to close."""
         if self._holder == get_ident():
             yield self.db
             return
@@ -283,13 +284,13 @@ class SqliteWriter:
             self._give_up_turn()
 
     def shorten_log(self, patience: float, write: Callable[[SqliteTx], object]) -> bool:
-        """Copy the write-ahead log into the file and cut it off; tell whether there is no need to wait for readers.
+        """Copy the write-ahead log into the file and truncate it; return False if readers prevented that.
 
         ``write`` adds something to the log first: see ``sqlite_log``.
         """
         with self.held() as db, self.log.alone() as is_alone:
             if not is_alone:
-                return True  # somebody is at it
+                return True  # another is copying it
             write(SqliteTx(self))
             return copy_all(db, "TRUNCATE", patience)
 
@@ -313,7 +314,7 @@ class SqliteWriter:
         self._owner = 0
         self._give_up_turn()
 
-    # Those who find it taken
+    # Threads that find it taken
 
     def refuse_to_wait_for_oneself(self) -> None:
         """Raise StoreBusy if this thread has the writer, or the file's write lock through something else."""
@@ -371,7 +372,7 @@ class SqliteWriter:
 
     def _wait(self, member: _Member) -> None:
         """Return when the member's work is settled, or the turn is its own."""
-        if self._company and not member.alone:  # the last of the company to come will lead, awake as it is
+        if self._company and not member.alone:  # the last of the company to come will lead, since it is awake
             patience = COMPANY_COMES_IN if self._first_in_line() is member else LONGEST_WAIT
             interruptible(member.lock.acquire, True, patience)
         while not member.is_settled and not member.leads:
@@ -389,7 +390,7 @@ class SqliteWriter:
                     f"{self._what} is closing, and another thread is in the middle of a transaction"
                 )
             if not interruptible(member.lock.acquire, True, LONGEST_WAIT):
-                self.check_not_locked_here()  # not before: it takes longer than most waits
+                self.check_not_locked_here()  # only now: it takes longer than most waits
 
     def _first_in_line(self) -> _Member | None:
         try:
@@ -398,18 +399,18 @@ class SqliteWriter:
             return None
 
     def _call_first(self, is_meant: Callable[[_Member], bool]) -> _Member | None:
-        """Return the first in line, who is out of it now, if that one is meant. Anybody may go away at any moment."""
+        """Take the first in line out of it and return it, if ``is_meant``. Members may leave at any time."""
         while (first := self._first_in_line()) is not None and is_meant(first):
-            with suppress(ValueError):  # it went away
+            with suppress(ValueError):  # it has left
                 self._line.remove(first)
                 return first
         return None
 
     def _leave_line(self, member: _Member) -> None:
-        """An interrupt came while waiting: go, unless somebody is at the work; then see how it ends."""
+        """An interrupt came while waiting: leave, unless a leader is at the work; then wait for its end."""
         try:
             self._line.remove(member)
-            self._stir_first()  # it may have been meant for us that the writer is free
+            self._stir_first()  # we may have been the one told that the writer is free
         except ValueError:
             while not member.is_settled and not member.leads:
                 with suppress(BaseException):
@@ -420,9 +421,9 @@ class SqliteWriter:
     def _give_up_turn(self) -> None:
         """Let go of the writer, and tell the first in line.
 
-        The turn is not handed over: until the other thread runs, this one may come again with its next work, and
-        then does what stands in line too. Threads that hand over wait for each other's switches all the time.
-        Only who must be alone is handed it, since it would never be gathered.
+        The turn is not handed over: until the other thread runs, this one may come again with its next work,
+        and then does the line's work too. With a handover, threads would keep waiting for a switch to each
+        other. Only a member that must be alone is handed the turn, since no leader would gather it.
         """
         if first := self._call_first(lambda member: member.alone):
             first.leads = True
@@ -480,12 +481,12 @@ class SqliteWriter:
         return self._outcome(member)
 
     def _gather(self, batch: list[_Member]) -> None:
-        """Let those in line join, up to the first who must be alone."""
+        """Let those in line join the batch, up to the first that must be alone."""
         while len(batch) < MOST_AT_ONCE and (first := self._call_first(lambda member: not member.alone)):
             batch.append(first)
 
     def _run(self, member: _Member) -> None:
-        """Run one member's work. What it fails with is its own; _Spoiled where that has ended the transaction."""
+        """Run one member's work. An error is the member's own; raise _Spoiled if it ended the transaction."""
         tx = SharedTx(self)
         try:
             member.result = member.work(tx)  # type: ignore[misc]
@@ -504,7 +505,7 @@ class SqliteWriter:
                 if member.error is None and member.on_commit is not None:
                     try:
                         member.on_commit(member.result)
-                    except Exception as error:  # its own matter: that of the others is done
+                    except Exception as error:  # its own matter: the commit is done
                         member.error = error
             elif isinstance(failure, sqlite3.Error):
                 member.error = of_commit(failure, self._what)
@@ -527,9 +528,9 @@ class SqliteWriter:
         return self._execute_unless_busy(text, ()) or self.insist(text, ())
 
     def insist(self, text: str, given: Row) -> sqlite3.Cursor:
-        """Try again and again until the lock can be had, or raise StoreBusy."""
+        """Retry until the lock can be had, or raise StoreBusy after the timeout."""
         for _ in range(0 if self._shares_commits else QUICK_TRIES):
-            sched_yield()  # whoever has it may need this very processor
+            sched_yield()  # its holder may need this very processor
             if cursor := self._execute_unless_busy(text, given):
                 return cursor
         self.check_not_locked_here()
@@ -553,7 +554,7 @@ class SqliteWriter:
             raise
 
     def _in_vain(self, began: float) -> StoreBusy:
-        """The error of who has waited for the lock since then. Who has stood in line all that time gets it, too."""
+        """The error after waiting for the lock since ``began``. Members in line for as long get it, too."""
         why = f"{self._what} was locked by another connection for more than {self._busy_timeout:g} s"
         while first := self._call_first(lambda member: member.since <= began):
             first.error = StoreBusy(why)
