@@ -1,8 +1,9 @@
 """How a commit reaches consumers that wait in other processes: a board in shared memory, and a bell.
 
 A process whose threads wait for tasks, or for room, *arms* its slot of the board, which says what they wait for, and
-sleeps at its bell, a local datagram socket. Whoever commits tasks picks as many armed slots as there are tasks and
-rings for those processes alone. Who is called and does not want the task any more calls the next. So it is with room.
+sleeps at its bell, a local datagram socket. A process that commits tasks picks as many armed slots as there
+are tasks and rings for those processes alone. One that is called and no longer wants the task calls the next.
+It is the same with room.
 """
 
 from __future__ import annotations
@@ -20,34 +21,35 @@ from tubes.clock import real_monotonic
 from tubes.waiting import Key
 
 SLOTS = 1024
-"""Connections share slots modulo this: at worst one is woken in vain, or left to its floor."""
+"""A connection's slot is its number modulo this. Of two that share one, at worst one is woken in vain, or
+only by its floor."""
 
 _WORDS = struct.Struct("<QQQ")
 _WORD = 2**64
 _INSTANT = struct.Struct("<d")
 _ALL_ALIVE_AT = SLOTS * (1 + _WORDS.size)
 BOARD_SIZE = _ALL_ALIVE_AT + _INSTANT.size
-"""Bytes: one a slot that says whether it is armed; then three words a slot: for what, connection, and bell; then when
-all connections were last seen to live."""
+"""Bytes: one a slot that says whether it is armed; then three words a slot: for what, connection, and bell;
+then when all connections were last seen alive."""
 
 FLOOR = 0.15
-"""Seconds between two looks of a waiting process that nobody called."""
+"""Seconds after which a waiting process that nobody has called looks by itself."""
 
 SHORT_FLOOR = 0.002
-"""The same where there are no such sockets."""
+"""The same if the system has no such sockets."""
 
 _NOBODY, _ARMED, _CALLED = 0, 1, 2
 
 
 class Board:
-    """Who sleeps and wants to be called, in memory that all processes of a file share."""
+    """The processes that sleep and want to be called, in memory that all processes on a file share."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, BOARD_SIZE)
         self._start = 0
 
     def arm(self, connection: int, bell: int, keys: Iterable[Key]) -> None:
-        """Ask to be called for these, at this bell."""
+        """Ask to be called for these keys, at this bell."""
         bits = 0
         for key in keys:
             bits |= 1 << key % 64
@@ -60,7 +62,7 @@ class Board:
         self._memory[connection % SLOTS] = _NOBODY
 
     def called(self, connection: int) -> Key | None:
-        """What this connection was called for, once."""
+        """Return what this connection was called for, once for each call; None if it was not."""
         slot = connection % SLOTS
         if self._memory[slot] != _CALLED:
             return None
@@ -69,9 +71,9 @@ class Board:
         return word if word < _WORD // 2 else word - _WORD
 
     def call(self, key: Key, count: int, is_alive: Callable[[int], bool], own: set[int]) -> list[int]:
-        """Call up to ``count`` of those that wait for that; return their bells, which are yours to ring.
+        """Call up to ``count`` connections that wait for ``key``; return their bells, for the caller to ring.
 
-        It begins behind the one that was called last, so that not always the same do the work.
+        The search begins behind the slot called last, so that the same ones do not always do the work.
         """
         if self._memory.find(b"\1", 0, SLOTS) < 0:
             return []
@@ -92,11 +94,11 @@ class Board:
         return found
 
     def all_lived(self, at: float) -> None:
-        """Who has looked at all connections then, on the monotonic clock of the host, says that they lived."""
+        """Note that all connections were seen alive at this instant of the host's monotonic clock."""
         _INSTANT.pack_into(self._memory, _ALL_ALIVE_AT, at)
 
     def have_all_just_lived(self) -> bool:
-        """Whether anybody has said so within half a floor. What is left of another start of the host is no answer."""
+        """Whether anybody noted that within half a floor; a note from before a reboot does not count."""
         (at,) = _INSTANT.unpack_from(self._memory, _ALL_ALIVE_AT)
         return bool(0 <= real_monotonic() - at < FLOOR / 2)
 
@@ -130,7 +132,7 @@ class Bell:
         self._stirred = threading.Event()
 
     def wait(self) -> bool:
-        """Sleep until rung, or for the time of the floor; tell whether it was rung."""
+        """Sleep until rung, for the floor at most; tell whether it was rung."""
         if self._socket is None:
             return self._stirred.wait(SHORT_FLOOR)
         try:
@@ -149,7 +151,7 @@ class Bell:
 
 
 def ring(bell: int) -> None:
-    """Wake whoever sleeps at a bell, if anybody does: the floor is left."""
+    """Wake whoever sleeps at a bell, if anybody does. If this fails, the sleeper still has its floor."""
     if sys.platform.startswith("linux"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
@@ -157,7 +159,7 @@ def ring(bell: int) -> None:
 
 
 def _address(bell: int) -> str:
-    """In Linux's abstract namespace: no file, gone with its process, and nobody can guess it."""
+    """An address in Linux's abstract namespace: no file, gone with its process, and nobody can guess it."""
     return f"\0tubes-{bell:016x}"
 
 

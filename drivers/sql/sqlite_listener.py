@@ -1,7 +1,7 @@
-"""One thread for each SQLite file and namespace, while anybody waits there: it hears what others have committed.
+"""One thread for each SQLite file and namespace, from the first wait on: it hears what others have committed.
 
-It sleeps at the bell by which they call it. As a floor under that, it looks by itself whether the file has changed, by
-``PRAGMA data_version``, and whether a session has ended.
+It sleeps at the bell that they ring to call it. As a fallback, the *floor*, it also looks at intervals
+whether the file has changed, by ``PRAGMA data_version``, and whether a session has ended.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .sqlite_lock_file import LockFile
 log = Log("tubes.sqlite")
 
 NAP = 0.001
-"""Seconds that it leaves the interpreter to the consumer that it has woken."""
+"""Seconds for which it leaves the interpreter to a consumer that it has woken."""
 
 
 class Listener:
-    """Begins with the first who waits."""
+    """Its thread starts with the first waiter."""
 
     def __init__(self, path: str, locks: LockFile) -> None:
         self.waiters = Waiters(self._on_wait, self._on_nobody)
@@ -37,7 +37,7 @@ class Listener:
         self._locks = locks
         self._thread: threading.Thread | None = None
         self._entering = threading.Lock()
-        """Held by those who begin to wait, and who end that: what they use is not closed meanwhile."""
+        """Held while a wait begins or the last one ends: what these use is not closed meanwhile."""
         self._bell: Bell | None = None
         self._wanted = threading.Event()
         self._db: sqlite3.Connection | None = None
@@ -54,7 +54,7 @@ class Listener:
             self._checks.remove(check)
 
     def stop(self) -> None:
-        """End the thread; waits for it, unless it is the one that calls."""
+        """End the thread and wait for it, unless it is the caller."""
         with self._entering:
             self.is_over = True
         self._wanted.set()
@@ -76,7 +76,7 @@ class Listener:
         """Let it go on."""
         self._asking.release()
 
-    # Those who wait
+    # Waiters
 
     def _on_wait(self) -> None:
         with self._entering:
@@ -88,7 +88,7 @@ class Listener:
                 return
             try:
                 self._bell, self._thread = self._started()
-            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+            except (OSError, RuntimeError) as error:  # there is no descriptor or thread left
                 raise StoreUnavailable(f"nobody can wait for SQLite file {self._path}: {error}") from error
 
     def _started(self) -> tuple[Bell, threading.Thread]:
@@ -118,7 +118,7 @@ class Listener:
                 if self.waiters:
                     try:
                         self._turn(bell)
-                    except Exception:  # who waits would hear of nothing more
+                    except Exception:  # else its waiters would hear nothing more
                         log.exception("the listener failed, and goes on")
                         self.waiters.wake_one_each()
                         pause(FLOOR)
@@ -134,11 +134,11 @@ class Listener:
             bell.close()
 
     def _turn(self, bell: Bell) -> None:
-        """Look, wait once at the bell, and wake whom that is for."""
+        """Look, wait once at the bell, and wake a waiter for the key that it rang for."""
         self._arm(bell)
         try:
             is_news = self._has_changed()
-        except sqlite3.Error:  # a passing lock, or a file that is gone: the takes will tell
+        except sqlite3.Error:  # a brief lock, or the file is gone: the takes will tell
             is_news = True
             pause(FLOOR)
         if is_news:
@@ -151,7 +151,7 @@ class Listener:
         if key is not None:
             if self.waiters.wake(key):
                 pause(NAP)
-            else:  # it came too late, or it is another tube of the same bit
+            else:  # its waiter has gone, or the key is another tube's with the same bit
                 self._locks.call(key, 1)
 
     def _is_death_suspected(self) -> bool:
@@ -165,7 +165,7 @@ class Listener:
         """Tell whether anybody has committed since the last look."""
         with self._asking:
             if self._db is None:
-                # It only reads; but it is closed last, and one that may not write would leave the log behind
+                # It only reads, but it is closed last, and a read-only connection would leave the log behind
                 self._db = sqlite3.connect(
                     f"file:{quote(os.fsencode(self._path))}?mode=rw",
                     uri=True,

@@ -1,9 +1,10 @@
-"""A SQLite file's lock file: by which connections prove that they live, and processes call each other.
+"""A SQLite file's lock file: by it, connections prove that they live, and processes call each other.
 
-It lies beside the database (``tasks.db-tubes``; other namespaces have their own). Each connection holds a POSIX lock on
-one byte of it for as long as its process lives: that is its proof of life, gone at once with the process, also while a
-forked child lives on. Closing any descriptor of that file would drop all locks of this process, so it is opened once.
-In front of those bytes lies the board by which processes wake each other, see ``sqlite_bell``.
+It lies beside the database (``tasks.db-tubes``; other namespaces have their own). Each connection holds a
+POSIX lock on one byte of it for as long as its process lives: that is its proof of life, gone at once with
+the process, even if a forked child lives on. Closing any descriptor of that file would drop all locks of this
+process, so it is opened once. Before those bytes lies the board by which processes wake each other, see
+``sqlite_bell``.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from .sqlite_bell import BOARD_SIZE, Board, ring
 from .sqlite_byte_locks import NotTold, has_locks, lock_on
 
 LIVES = 1 << 20
-"""Where in the lock file the bytes begin that prove life: connection n holds byte LIVES + n."""
+"""Where the bytes that prove life begin in the lock file: connection n holds byte LIVES + n."""
 
 MOST = 1 << 62
-"""No connection has such a number, unless the file is damaged: there is no byte to lock for one much larger."""
+"""No connection has such a number, unless the file is damaged; much larger ones have no byte to lock."""
 
 
 class LockFile:
-    """Proof of life, and the bell. One object for each process and database; the file gets the permissions of ``like``.
+    """Proof of life, and the bell; the file gets the permissions of ``like``.
 
-    Two may be on one file: for a moment, as one is being closed, or for long, where the database alone was deleted and
-    made again, or this library was imported twice. As the locks are the process's, what one does to them must spare
-    the other.
+    There is one object for each process, database and namespace. Two may be on one file: for a moment, while
+    one is being closed, or for long, if the database alone was deleted and made again, or this library was
+    imported twice. As the locks belong to the process, neither may drop those of the other.
     """
 
     _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
     _counting: ClassVar[Any] = threading.RLock()
-    """Held by whoever adds one, closes one, looks for twins, or calls."""
+    """Held while one is added or closed, twins are looked for, or others are called."""
     _kept: ClassVar[list[tuple[int, Board]]] = []
-    """What could not be closed, since another copy of this library gives proofs on it in this process."""
+    """What could not be closed, since another copy of this library in this process holds proofs on it."""
 
     def __init__(self, path: str, like: str | None = None) -> None:
         self.path = path
@@ -60,16 +61,17 @@ class LockFile:
     def _twins(self) -> list[LockFile]:
         """The others of this process that are on the same file."""
         others = [other for other in list(self._all) if other is not self and not other._is_closed]
-        if not others:  # mostly, and this is asked of each connection
+        if not others:  # the usual case, and this runs for each connection
             return []
         status = os.fstat(self._fd)
         return [other for other in others if os.path.samestat(os.fstat(other._fd), status)]
 
     def _open(self) -> None:
-        """Open the file; if that fails, all is as it was.
+        """Open the file; if that fails, nothing has changed.
 
-        A symbolic link in its place is not followed, as SQLite follows none to its log, nor is what has a second name
-        used: whoever may write to the folder could have any file of this user's made, lengthened and written into.
+        A symbolic link in its place is not followed, as SQLite follows none to its log, and a file with a
+        second name is not used. Otherwise whoever may write to the folder could make this user create,
+        lengthen and write into any of their own files.
         """
         with self._counting:
             for kept in self._kept:
@@ -124,7 +126,7 @@ class LockFile:
         with self._counting:
             if not any(connection in twin._held for twin in self._twins()):
                 _let_go(self._fd, connection)
-        if connection == self._mine:  # others call the one that is armed, if it lives
+        if connection == self._mine:  # others call the armed connection only if it lives
             self.board.disarm(connection)
             self._mine = next(iter(self._held), 0)
 
@@ -140,7 +142,7 @@ class LockFile:
             return self._is_locked(connection)
 
     def _is_locked(self, connection: int) -> bool:
-        """The same where the system does not tell: try to lock it. A process gets again what it has itself."""
+        """The same if the system does not tell: try to lock it. A process's own locks do not stop it."""
         with self._counting:
             if any(connection in twin._held for twin in self._twins()):
                 return True
@@ -152,7 +154,7 @@ class LockFile:
         return False
 
     def are_all_alive(self, connections: Iterable[int]) -> bool:
-        """Tell whether these, which are all that there are, live, and leave it on the board for who asks lately."""
+        """Tell whether these connections, which are all there are, live; if so, note that on the board."""
         at = real_monotonic()
         if not all(map(self.is_alive, connections)):
             return False
@@ -160,11 +162,11 @@ class LockFile:
         return True
 
     def have_all_just_lived(self) -> bool:
-        """Tell whether somebody has seen that so lately that who looks again and again need not look."""
+        """Tell whether somebody noted that so recently that a process which looks regularly need not look."""
         return self.board.have_all_just_lived()
 
     def arm(self, bell: int, keys: Iterable[Key]) -> None:
-        """Ask to be called for these, at this bell."""
+        """Ask to be called for these keys, at this bell."""
         self.board.arm(self._mine, bell, keys)
 
     def disarm(self) -> None:
@@ -172,26 +174,26 @@ class LockFile:
         self.board.disarm(self._mine)
 
     def called(self) -> Key | None:
-        """What this process was called for, once."""
+        """Return what this process was called for, once for each call; None if it was not."""
         return self.board.called(self._mine)
 
     def call(self, key: Key, count: int) -> None:
-        """Wake up to ``count`` other processes that wait for that."""
+        """Wake up to ``count`` other processes that wait for ``key``."""
         try:
-            with self._counting:  # else another thread may take the memory away in the middle of it
+            with self._counting:  # else another thread may unmap the memory in the middle of it
                 bells = self.board.call(key, count, self.is_alive, self._held)
-        except (OSError, ValueError):  # another thread has closed it meanwhile: they look by themselves
+        except (OSError, ValueError):  # another thread has closed it meanwhile: waiters look by themselves
             return
         for bell in bells:
             ring(bell)
 
     def close(self) -> None:
-        """Close the file, or leave that to another who is on it: closing it would end all proofs of this process."""
+        """Close the file, or leave that to a twin: closing it would end all of this process's proofs."""
         with self._counting:
             twins = self._twins()
             self._is_closed = True
             opened = [*self._left_behind, (self._fd, self.board)]
-            self._fd = -1  # what has this number next is another file
+            self._fd = -1  # another file may get this number next
             if twins:
                 twins[0]._left_behind += opened
                 return
@@ -205,14 +207,14 @@ class LockFile:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: those of the parent are none of ours."""
+        """In a forked child: forget the parent's."""
         cls._all = weakref.WeakSet()
         cls._kept = []
         cls._counting = threading.RLock()
 
 
 class Alone:
-    """In place of the lock file, where there is no file: nobody else is in the memory, and who is there lives."""
+    """In place of the lock file, for a database in memory: no other process uses it, and its users live."""
 
     def __init__(self) -> None:
         self._held: set[int] = set()
@@ -237,7 +239,7 @@ class Alone:
 
 
 def _let_go(fd: int, connection: int) -> None:
-    """End the proof. A system that is out of locks cannot: then it ends with the file, or with the process."""
+    """End the proof. A system that is out of locks cannot; it then ends with the file or the process."""
     with suppress(OSError):
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, LIVES + connection)
 
@@ -251,7 +253,7 @@ def _is_same(path: str, fd: int) -> bool:
 
 
 def _allow_as(path: str, fd: int) -> None:
-    """Let the same users have a file as another, as SQLite does with its own beside a database."""
+    """Let the same users use a file as another, as SQLite does with its own files beside a database."""
     status = os.stat(path)
     with suppress(OSError):  # some file systems have no such rights
         os.fchmod(fd, status.st_mode & 0o666)
@@ -260,7 +262,7 @@ def _allow_as(path: str, fd: int) -> None:
 
 
 def _make_room(fd: int, size: int) -> None:
-    """Give a file that size, and blocks for it: writing to a mapped hole kills the process when the disk is full."""
+    """Give a file that size, with blocks: on a full disk, writing to a mapped hole kills the process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
     else:
