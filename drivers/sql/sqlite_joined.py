@@ -24,7 +24,8 @@ T = TypeVar("T")
 class SqliteJoinedTx(JoinedTx):
     """It holds the file's write lock, or gets it with its first write.
 
-    A step that reads before it writes gets it first: in a transaction that has only read, a write does not wait.
+    A step that reads before it writes gets the lock first: in a transaction that has only read, SQLite does
+    not wait for it, but fails the write at once.
     """
 
     def __init__(self, connection: sa.Connection, namespace: str, *, is_locked: bool) -> None:
@@ -35,12 +36,12 @@ class SqliteJoinedTx(JoinedTx):
     def use(self, connection: sa.Connection) -> None:
         super().use(connection)
         self.thread = get_ident()
-        """Who would wait for itself, with a call outside of this transaction."""
+        """The thread whose call outside this transaction would wait for itself."""
         if not sa.event.contains(connection, "before_cursor_execute", _notice_its_end):
             sa.event.listen(connection, "before_cursor_execute", _notice_its_end)
 
     def begin(self) -> None:
-        """Get the lock, if that has not been done."""
+        """Get the lock, if it has not been got yet."""
         if not self._is_locked:
             self.execute(self._lock)
             self._is_locked = True
@@ -53,10 +54,10 @@ class SqliteJoinedTx(JoinedTx):
 def begin(
     connection: sa.Connection, path: str, namespace: str, what: str, about_to_lock: Callable[[], None]
 ) -> SqliteJoinedTx:
-    """Open a writing transaction on a connection, unless one is open; BadOption where that cannot be.
+    """Open a writing transaction on a connection, unless one is open; BadOption if that cannot be.
 
-    It is looked at by PRAGMAs. In a transaction that is open, a SELECT would settle what it sees, so that its first
-    write fails if anybody has written since; a write that comes first waits.
+    The connection is examined with PRAGMAs alone: in an open transaction, a SELECT would take the snapshot,
+    and its first write would then fail if anybody has written since; a write that comes first waits.
     """
     try:
         file = _main_file(connection)
@@ -79,28 +80,28 @@ def begin(
                     "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
                     option="connection",
                 )
-            if not connection.dialect.is_async:  # else another thread waits, and this one has other tasks
+            if not connection.dialect.is_async:  # else another thread waits, and this one runs other tasks
                 about_to_lock()
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would wait for an INSERT
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would put it off until an INSERT
     except sa.exc.DBAPIError as error:
         raise of_user(error, what) from error
     return SqliteJoinedTx(connection, namespace, is_locked=not was_open)
 
 
 def stands(dialect: Any, connection: Any) -> bool:
-    """Whether SQLite has not rolled back the transaction, which it does when the disk is full, for one."""
+    """Whether the transaction is still open: SQLite rolls it back when the disk is full, for example."""
     return bool(driver_connection(dialect, connection).in_transaction)
 
 
 def _notice_its_end(connection: sa.Connection, *_: Any) -> None:
-    """Called before each statement: pysqlite would begin another transaction with it, and say nothing."""
+    """Called before each statement: if SQLite has ended the transaction, pysqlite silently begins another."""
     joined: Joined | None = connection.info.get(KEY)
     if joined is not None and joined.units and not joined.stands(connection.connection):
         joined.is_dead = True
 
 
 def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
-    """Run ``work`` in the user's transaction; an error takes back what it did, and nothing else."""
+    """Run ``work`` in the user's transaction; an error undoes what it did, and nothing else."""
     connection = tx.connection
     joined: Joined = connection.info[KEY]
     if not joined.stands(connection.connection):
@@ -114,7 +115,7 @@ def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
 
 
 def of_user(error: sa.exc.DBAPIError, what: str) -> TubeError:
-    """The error of our tree for one on the user's connection."""
+    """Our error for one on the user's connection."""
     original = error.orig
     if not isinstance(original, sqlite3.Error):
         return StoreError(f"{what}: {error}")
@@ -142,10 +143,10 @@ def _is_autocommit(raw: Any) -> bool:
 
 
 def _begin_before_savepoint(connection: sa.Connection, _: str | None) -> None:
-    """Open a transaction round a first savepoint, on the files of queues.
+    """Open a transaction before a first savepoint, on the files of queues.
 
-    pysqlite does not, and then SQLite takes the savepoint for the transaction: its release is a commit, which no
-    rollback after it undoes.
+    pysqlite does not, and then SQLite takes the savepoint for the transaction: releasing it commits, and no
+    later rollback undoes that.
     """
     if connection.dialect.name != "sqlite" or not SharedFile.is_any_open():
         return
@@ -158,6 +159,6 @@ def _begin_before_savepoint(connection: sa.Connection, _: str | None) -> None:
 
 
 def watch_first_savepoints() -> None:
-    """From now on, in this process."""
+    """Do that from now on, in the whole process."""
     if not sa.event.contains(sa.Engine, "savepoint", _begin_before_savepoint):
         sa.event.listen(sa.Engine, "savepoint", _begin_before_savepoint)

@@ -1,7 +1,8 @@
-"""A connection to nothing, for what an application's listeners on all engines do to a new connection, or as one begins.
+"""A connection to nothing, for what an application's listeners on all engines do to new ones, or at BEGIN.
 
-In the middle of a transaction SQLite refuses some of that, such as a BEGIN, and the rest is not for a store's own
-connection, such as another ``synchronous``. But what is made known to SQL is for the statements that follow there.
+In the middle of a transaction SQLite refuses some of that, such as a BEGIN. The rest, such as another
+``synchronous``, must not reach a store's own connection. But the functions and collations that listeners
+define are passed on to it, for the statements that follow there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class StandIn(sqlite3.Connection):
-    """Stands for ``other``, which gets functions and collations."""
+    """Stands in for ``other``, and passes functions and collations on to it."""
 
     other: sqlite3.Connection
 
@@ -32,7 +33,7 @@ class StandIn(sqlite3.Connection):
 
 @contextmanager
 def standing_in(other: sqlite3.Connection) -> Iterator[StandIn]:
-    """One that stands for that connection for a moment."""
+    """A stand-in for that connection, for a moment."""
     with closing(sqlite3.connect(":memory:", isolation_level=None, factory=StandIn)) as stand_in:
         stand_in.other = other
         yield stand_in

@@ -1,8 +1,8 @@
-"""What ANALYZE has noted of our tables in a SQLite database, and that it is forgotten.
+"""Removes the statistics that ANALYZE has noted of our tables in a SQLite database.
 
-Without notes SQLite takes every table for a large one, and looks for tasks along the indexes that are made for that.
-Notes of a moment when a queue was nearly empty, which stay until the next ANALYZE, make it read all tasks instead: in
-every batch, and in every put into a sub-queue of a type that has priorities.
+Without these notes SQLite takes every table for a large one, and looks for tasks by the indexes made for
+that. Notes from a moment when a queue was nearly empty stay until the next ANALYZE, and make it read all
+tasks instead: in every batch, and in every put into a sub-queue of a type that has priorities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .statements import Statement
 
 
 class Notes:
-    """The statements that look for what is noted of a namespace's tables, and remove it."""
+    """The statements that look for the notes on a namespace's tables, and remove them."""
 
     def __init__(self, dialect: Dialect, namespace: str) -> None:
         def make(text: str) -> Statement:
@@ -29,7 +29,7 @@ class Notes:
         self._kept = make(f"SELECT name FROM sqlite_master WHERE name IN {kept}")
         self._looks = {name: make(f"SELECT 1 FROM {name} WHERE tbl IN ({ours}) LIMIT 1") for name in kept}
         self._removals = {name: make(f"DELETE FROM {name} WHERE tbl IN ({ours})") for name in kept}
-        # With another schema than they know, all connections read what is left; this one is told to
+        # When the schema changes, all other connections read again what is left; this one must be told to
         self._make_known = [
             make(f"CREATE VIEW {namespace}_notes_are_gone AS SELECT 1"),
             make(f"DROP VIEW {namespace}_notes_are_gone"),
@@ -41,7 +41,7 @@ class Notes:
         return any(tx.rows(self._looks[name]) for (name,) in tx.rows(self._kept))
 
     def forget(self, tx: SqliteTx) -> None:
-        """Remove them; what is noted of other tables stays."""
+        """Remove them; the notes on other tables stay."""
         for (name,) in tx.rows(self._kept):
             tx.run(self._removals[name])
         for statement in self._make_known:
