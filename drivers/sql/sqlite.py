@@ -53,23 +53,24 @@ PAGE_SIZE = 1024
 SQLite's 4096 bytes, put, take and ack cost a third less."""
 
 CHECKPOINT_PAGES = {"full": 1000, "normal": 8000, "off": 8000}
-"""Pages in the write-ahead log before they are copied into the file. Where every commit is synced, a log that grows
-costs more than one that is written over (the file system writes down its new size each time: 95 µs a put instead of
-60), so it is kept at 1 MB. Elsewhere it is the copying that costs: 8 MB, twice SQLite's default."""
+"""Pages in the write-ahead log before they are copied into the file (a checkpoint). If every commit is
+synced, a log that grows costs more than one that is overwritten (the file system records its new size each
+time: 95 µs a put instead of 60), so it is kept at 1 MB. Otherwise it is the copying that costs: 8 MB, twice
+SQLite's default."""
 
 LONG_LOG = 64 << 20
-"""Bytes of the write-ahead log beyond which it is looked to that it becomes short again. What somebody who read for
-longer than that has let it grow to, SQLite cuts down to this when it begins it anew."""
+"""Bytes of the write-ahead log beyond which ``tidy`` tries to shorten it. If a long read lets it grow
+further, SQLite truncates it to this size when it restarts it."""
 
 SHORTEN_FOR = 0.5
-"""Seconds that this may hold up writers: those that read at that moment are waited for."""
+"""Seconds that this may hold up writers, as it waits for those that are reading."""
 
 BEING_MADE, TRIES = 2.0, 3
-"""Seconds that a file beside the database may be there and not yet open to all users of it; tries where it is open to
-them when it is looked for."""
+"""Seconds for which a file beside the database may exist before all its users may use it; and tries if no
+such file is found when we look."""
 
 WAITS_FOR_READERS_MS = 50
-"""Milliseconds of one try to switch a file to a write-ahead log."""
+"""Milliseconds that one try to switch a file to a write-ahead log waits for readers."""
 
 DIALECT = dialects.dialect(paramstyle="qmark")
 
@@ -113,8 +114,8 @@ class SqliteStore(SqlStore):
     def _open(self, *, migrate: bool = False) -> None:
         """Open the connections, bring the schema up, and begin a session.
 
-        Another user may be opening the file just now, and have made a file beside it that is not yet for all who may
-        use it: SQLite gives it their permissions after it is there, and so does the lock file.
+        Another user may be opening the database just now, and have made a file beside it that not all its
+        users may use yet: SQLite sets its permissions only once it is there, and so do we with the lock file.
         """
         until = real_monotonic() + BEING_MADE
         tries = 0
@@ -137,7 +138,7 @@ class SqliteStore(SqlStore):
             pause_after(tries)
 
     def _kept_from(self, cause: BaseException | None) -> str | None:
-        """The file beside it that this user may not use, which SQLite does not say."""
+        """The file beside the database that this user may not use; SQLite does not name it."""
         beside = [f"{self.path}-{kind}" for kind in ("wal", "shm", "journal")]
         if isinstance(cause, PermissionError) and cause.filename is not None:
             beside.append(cause.filename)
@@ -149,7 +150,7 @@ class SqliteStore(SqlStore):
     def _try_to_open(self, *, migrate: bool) -> None:
         command = migrate_command(_url(self.path), self._namespace)
         if self.path is not None:
-            if not migrate and not os.path.exists(self.path):  # which SQLite would make to look into it
+            if not migrate and not os.path.exists(self.path):  # SQLite would make it, just to look into it
                 must_upgrade(None, self._what, command, migrate=False)
             SharedFile.check_whole(self.path)
             check_one_name(self.path, self._what)
@@ -158,15 +159,15 @@ class SqliteStore(SqlStore):
         file = None if self.path is None else file_at(self.path)
         self._shared: SharedFile | None = None
         self._reader: sqlite3.Connection | None = None
-        self._reading = threading.RLock()  # a fork's hook may call in the middle of a fork, and is refused
-        self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
+        self._reading = threading.RLock()  # reentrant: a fork's hook may call during the fork, and is refused
+        self._resuming = threading.RLock()  # reentrant: a signal handler may call while one begins
         self._is_gone = False
         try:
             is_behind = migrations.is_behind(db, self._namespace, self._what, command, migrate=migrate)
             self.writer = SqliteWriter(
                 db, self._what, self._busy_timeout, shares_commits=self._durability == "full"
             )
-            self._prepare()  # not before: it changes the file
+            self._prepare()  # only now: it changes the file
             if is_behind:
                 migrations.bring_up(self.writer, self._namespace, self._what)
             if self.path is None:
@@ -174,7 +175,7 @@ class SqliteStore(SqlStore):
                 self.waiters, self.counts = Waiters(), Counts()
             else:
                 shared = guarded(self._share, self.path)
-                if file != shared.file:  # the writer's is another, which nobody would notice
+                if file != shared.file:  # the writer has another one open, which nobody would notice
                     raise StoreUnavailable(
                         f"{self._what} cannot be used: it was replaced while it was being opened; connect again"
                     )
@@ -188,7 +189,7 @@ class SqliteStore(SqlStore):
             self._call_others = self._locks.call
             self.set_aside: set[str] = set()
             guarded(self._begin_session)
-            if self._shared is not None:  # not before: what it looks at is the session's
+            if self._shared is not None:  # only now: it looks at the session
                 self._shared.listener.add_check(self._suspects_deaths_waiting)
         except BaseException as error:
             guarded(self._close_files, db)
@@ -219,8 +220,8 @@ class SqliteStore(SqlStore):
         db = self.writer.db
         db.execute(f"PRAGMA page_size={PAGE_SIZE}")
         if self.path is not None:
-            # SQLite waits for those who read, so that no more can begin; for another who writes, and may want the same,
-            # it does not
+            # SQLite waits for readers, and no new ones can begin meanwhile. It does not wait for another
+            # writer, which may be switching the file as well
             db.execute(f"PRAGMA busy_timeout={WAITS_FOR_READERS_MS}")
             while not self._has_log():
                 mode = self.writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
@@ -242,8 +243,8 @@ class SqliteStore(SqlStore):
     def _has_log(self) -> bool:
         """Tell whether the file has a write-ahead log; if so, it keeps it for as long as this connection is open.
 
-        Until the connection has read something, others may take the log away. Then nobody could commit: without a log
-        a commit waits for all who read, and what ``sqlite_hold`` locks looks like one of them.
+        Until the connection has read something, others may take the log away. Then nobody could commit:
+        without a log a commit waits for all readers, and the lock of ``sqlite_hold`` looks like one of them.
         """
         self.writer.execute("SELECT 1 FROM sqlite_master").fetchall()
         return bool(self.writer.db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
@@ -251,7 +252,7 @@ class SqliteStore(SqlStore):
     def _check_writes(self) -> None:
         """Raise sqlite3's error if the writer's connection only reads.
 
-        SQLite opens a file for that which cannot be opened for writing just then, and does not try again.
+        SQLite opens a file read-only if it cannot be opened for writing just then, and does not try again.
         """
         try:
             self.writer.db.execute(f'UPDATE "{self._namespace}_tube" SET id = id WHERE 0')
@@ -262,7 +263,7 @@ class SqliteStore(SqlStore):
     # Transactions
 
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
-        if self._is_closed or self._is_stale or self._is_gone:  # as refresh asks, at the cost of a call
+        if self._is_closed or self._is_stale or self._is_gone:  # what refresh asks, without its call
             self.refresh()
         check_stack()
         return self.writer.transact(work, on_commit)
@@ -308,9 +309,9 @@ class SqliteStore(SqlStore):
             with self._reading:
                 if self._is_parked:
                     self.writer.refuse_to_wait_for_oneself()
-                if self._is_stale or self._is_closed:  # what was open when this began to wait is not
+                if self._is_stale or self._is_closed:  # what was open before the wait is not now
                     return self._read(work)
-                reader = self._reader  # another one after a fork
+                reader = self._reader  # a new one after a fork
                 tx = ReadTx(reader)
                 try:
                     return work(tx)
@@ -321,12 +322,12 @@ class SqliteStore(SqlStore):
             raise translated(error, self._what) from error
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """There is nothing to lock: whoever writes is alone."""
+        """There is nothing to lock: only one writes at a time."""
 
     # Sessions
 
     def _begin_session(self, *, is_first: bool = True) -> None:
-        """Add a session and a connection that proves its life before anybody else can see it."""
+        """Add a session, and a connection that proves its life before anybody else can see it."""
         session, locks = uuid.uuid4().hex, self._locks
         held: list[int] = []
 
@@ -340,7 +341,7 @@ class SqliteStore(SqlStore):
             tx.run(self._sql.add_session, session, self._own_ttr_ms)
             mine = [(session, socket.gethostname(), os.getpid(), now)]
             (id,) = tx.insert(self._sql.add_connection, mine)
-            while locks.is_alive(id):  # of a newer file that was here, to somebody who has not noticed yet
+            while locks.is_alive(id):  # some process still holds it for a newer file that was here
                 tx.run(self._sql.remove_connection, id)
                 (id,) = tx.insert(self._sql.add_connection, mine)
             locks.hold(id)
@@ -353,18 +354,18 @@ class SqliteStore(SqlStore):
         try:
             self.writer.transact(step, begun)
         except BaseException:
-            for id in held:  # it was not stored, and will be another's
+            for id in held:  # it was not stored, so another will get it
                 locks.let_go(id)
             raise
 
     def _empty_temporary(self, tx: SqliteTx) -> None:
-        any_type = TubeType(Features(bounded=True))  # gives back the room, where there is a bound
+        any_type = TubeType(Features(bounded=True))  # so that any bound gets its room back
         for tube in self.tubes(tx):
             if tube.temporary:
                 SqlDriver(any_type, tube, self._sql).drop(tx)
 
     def join(self, session: str) -> None:
-        self.prove_life()  # or, if it was taken for dead, it would have no connection to join with
+        self.prove_life()  # if it was taken for dead, that gives it a connection to join with
 
         def step(tx: SqliteTx) -> int:
             now = self.clock.now_ms()
@@ -385,11 +386,11 @@ class SqliteStore(SqlStore):
         self.transact(step, joined)
 
     def prove_life(self) -> None:
-        """Take the locks again, which others can make this process lose; notice when that was seen.
+        """Take the locks again, in case this process has lost them; notice if others took it for dead.
 
-        A library that copies the lock file drops them, since closing any descriptor of it does; and they are on
-        another file when it was deleted and made again. Who looks meanwhile takes this process for dead and gives
-        its tasks to others. Then its acks are refused, and it goes on in a new session.
+        A library that copies the lock file drops them, since closing any descriptor of it does; and they are
+        on another file if it was deleted and made again. A process that looks meanwhile takes this one for
+        dead and gives its tasks to others. Then this one's acks are refused, and it goes on in a new session.
         """
         shared = self._shared
         if shared is None or self._is_closed or self._is_stale or self._left:
@@ -404,7 +405,7 @@ class SqliteStore(SqlStore):
                 self._resume()
 
     def _be_gone(self) -> None:
-        """Say at each call that the file is gone, and hold nothing in one that is in its place by now."""
+        """Have each call say that the file is gone, and hold no lock for one that is now in its place."""
         if not self._is_gone:
             self._is_gone = True
             self._locks.let_go(self._connection)
@@ -419,15 +420,15 @@ class SqliteStore(SqlStore):
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
 
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
-        """``lately``: of all who look again and again, one looks at the locks at a time.
+        """``lately``: among processes that look again and again, one at a time looks at the locks.
 
-        Else each would look at those of all others, and with hundreds they would do nothing else.
+        Otherwise each would look at the locks of all others, and hundreds of processes would do nothing else.
         """
         if self.path is None or self._is_closed or self._is_stale:
             return False
         self.prove_life()
         if self._is_gone:
-            return True  # whoever looks closer is told
+            return True  # the closer look then says so
 
         def all_live(tx: ReadTx) -> bool:
             if lately and self._locks.have_all_just_lived():
@@ -445,7 +446,7 @@ class SqliteStore(SqlStore):
             return False
 
     def _suspects_deaths_waiting(self) -> bool:
-        """As the listener asks, every now and then, while anybody waits."""
+        """What the listener asks from time to time while anybody waits."""
         return self.deaths_suspected(lately=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
@@ -468,7 +469,7 @@ class SqliteStore(SqlStore):
         tx.many(self._sql.add_calls, rows)
 
     def _add_last_calls(self, db: sqlite3.Connection) -> None:
-        """Store what other threads have done since their queue began to close. It waits for no lock: that was done."""
+        """Store what other threads have done since the queue began to close. It waits for no lock again."""
 
         def store(deltas: list[Deltas]) -> None:
             db.execute("BEGIN IMMEDIATE")
@@ -489,17 +490,17 @@ class SqliteStore(SqlStore):
         self._shorten_log()
 
     def _shorten_log(self) -> None:
-        """Let SQLite begin its log anew, which it does not by itself while there is always somebody who reads."""
+        """Let SQLite restart its log, which it cannot do by itself while somebody is always reading."""
         try:
             size = os.path.getsize(f"{self.path}-wal")
         except OSError:
             return
         if size <= self._long_log:
             return
-        self._long_log = 2 * size  # if somebody reads for longer than that: not again at once
+        self._long_log = 2 * size  # if a read outlasts this: do not try again at once
 
         def write(tx: SqliteTx) -> None:
-            tx.only_run(self._sql.move_connection, self.session, self._connection)  # to where it is
+            tx.only_run(self._sql.move_connection, self.session, self._connection)  # changes nothing
 
         with suppress(sqlite3.Error, StoreError):  # such as a full disk: calls that write something say so
             if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout), write):
@@ -520,7 +521,7 @@ class SqliteStore(SqlStore):
     # Life
 
     def exiting(self) -> None:
-        """The interpreter ends: no longer wait for ever for other threads, which may never go on."""
+        """The interpreter is ending: stop waiting for ever for other threads, which may never go on."""
         self.writer.waits_until = real_monotonic() + self._busy_timeout
 
     def close(self) -> None:
@@ -529,11 +530,11 @@ class SqliteStore(SqlStore):
         with self._renewing:
             if self._is_stale and not (self._is_renewing or self.writer.is_inherited):
                 kept, self._shared = self._shared, None  # all that a fork has left open here
-        self._release(kept)  # without the lock, for which its thread may be waiting
+        self._release(kept)  # without the lock, which the listener may be waiting for
 
     def _close(self) -> None:
         self._locks.let_go(self._connection)
-        with suppress(StoreBusy), self.writer.held() as db:  # else they are open until the process ends
+        with suppress(StoreBusy), self.writer.held() as db:  # if busy, they stay open until the process ends
             self.writer.is_over = True
             if self.counts.is_dirty:
                 self._add_last_calls(db)
@@ -545,7 +546,7 @@ class SqliteStore(SqlStore):
         if self._reader is not None:
             with self._reading:
                 self._reader.close()
-        # Inside a transaction a result that is not read would keep that open, and the file locked
+        # First the rollback: an unread result would keep a transaction open, and the file locked
         for end in (db.rollback, db.close):
             with suppress(sqlite3.Error):
                 end()
@@ -553,23 +554,24 @@ class SqliteStore(SqlStore):
         self._shared = None
 
     def _release(self, shared: SharedFile | None) -> None:
-        """Be one less on the file."""
+        """Leave the file: one user less."""
         if shared is not None:
             shared.listener.remove_check(self._suspects_deaths_waiting)
             shared.release(self)
 
     def before_fork(self) -> None:
-        """Close what SQLite has open, as soon as nobody uses it; who uses it for longer makes it unusable in the child.
+        """Close all connections once nobody uses them. If that takes too long, the child cannot use the file.
 
-        SQLite remembers for the whole process which locks it has on a file. A child inherits that memory and not
-        the locks: it would believe that it holds some, and lose what it writes when the parent closes the file; and
-        it would wait for ever for what other threads of the parent hold. The memory goes with the last connection.
+        SQLite remembers for the whole process which locks it has on a file. A child inherits that memory but
+        not the locks: it would believe that it holds some, and lose what it writes when the parent closes the
+        file; and it would wait for ever for what other threads of the parent hold. SQLite forgets it
+        when its last connection is closed.
         """
         if self._shared is None or self._is_closed or self._is_stale:
             return
         if not self.writer.park(self._busy_timeout):
             return
-        # It may have been closed meanwhile
+        # The queue may have been closed meanwhile
         if self._shared is None or not self._reading.acquire(timeout=self._busy_timeout):
             self.writer.unpark()
             return
@@ -591,7 +593,7 @@ class SqliteStore(SqlStore):
             self._prepare()
             self._check_writes()
             self._reader = self._connect()
-        except Exception:  # the next call says why, or begins anew, in another session
+        except Exception:  # the next call says why, or opens it anew, in another session
             self._is_stale = True
             self._locks.let_go(self._connection)
             self.writer.db.close()
@@ -623,7 +625,7 @@ class SqliteStore(SqlStore):
         except BaseException:
             self._shared = kept
             raise
-        self._release(kept)  # not before: who waits there goes on waiting
+        self._release(kept)  # only now: its waiters go on waiting
 
     def refresh(self) -> None:
         if self._is_gone and not (self._is_closed or self._is_stale):
@@ -634,7 +636,7 @@ class SqliteStore(SqlStore):
 
 
 def check_version(found: tuple[int, ...]) -> None:
-    """Raise StoreUnavailable for a SQLite that is too old: a queue on it could put, and never take."""
+    """Raise StoreUnavailable for a SQLite that is too old: a queue on it could put, but never take."""
     if found < OLDEST:
         version, oldest = (".".join(map(str, which)) for which in (found, OLDEST))
         raise StoreUnavailable(
@@ -645,8 +647,9 @@ def check_version(found: tuple[int, ...]) -> None:
 def _check_writable(path: str, what: str) -> None:
     """Raise StoreUnavailable for a file that this user may not write, before anything is made beside it.
 
-    The files beside it get its permissions and are this user's. They would keep out those who may write it, or may
-    again: SQLite leaves its own behind where it cannot write, and nobody would think of the lock file.
+    The files beside it would get its permissions and be this user's. They would keep out those who may write
+    to it, now or later: SQLite leaves its own behind if it cannot write, and nobody would think of the lock
+    file.
     """
     if os.path.exists(path) and not os.access(path, os.W_OK, effective_ids=True):
         raise StoreUnavailable(f"{what} cannot be used: it is read-only for this user")
@@ -673,14 +676,14 @@ def _url(path: str | None) -> str:
 def _path(url: str) -> str | None:
     try:
         parsed = sa.engine.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
+    except (sa.exc.ArgumentError, ValueError):  # its text may show a part of a password
         raise BadOption(
             "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
             option="url",
         ) from None
     names_a_host = url.partition("://")[2][:1] not in ("", "/")  # or a user
     if names_a_host or "?" in url or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
-        # meant for a server, it may have a password in it, and be one that cannot be read as it is
+        # meant for a server, it may have a password in it, and one that was not parsed as such
         shown = "" if "@" in url or "password" in url.lower() else f" {parsed.render_as_string()!r}"
         raise BadOption(
             f"bad SQLite URL{shown}: write sqlite:///relative.db, sqlite:////absolute.db"
@@ -691,7 +694,7 @@ def _path(url: str) -> str | None:
         return None
     try:
         os.fsencode(parsed.database)
-        return os.path.realpath(parsed.database)  # as SQLite names its log: one file, one lock file
+        return os.path.realpath(parsed.database)  # SQLite names its log so, too: one file, one lock file
     except ValueError as error:
         raise BadOption(f"no file can have the name {parsed.database!r}: {error}", option="url") from error
     except OSError as error:  # the current folder was removed

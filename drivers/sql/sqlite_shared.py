@@ -1,4 +1,4 @@
-"""What all queues of one process on one SQLite file share: its lock file, those who wait, and who listens for them."""
+"""What all queues of one process on one SQLite file share: its lock file, the waiters, and their listener."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FORK_WAITS = 5.0
 """Seconds that a fork waits at most for threads that are opening files."""
 
 NAP = 0.001
-"""Seconds between two looks whether they are done."""
+"""Seconds between two checks whether they are done."""
 
 
 File = tuple[int, int]
-"""Which file it is, by whatever path: its device and its number there."""
+"""Identifies a file, whatever its path: its device and its inode number there."""
 
 
 class SharedFile:
@@ -38,10 +38,10 @@ class SharedFile:
     _all: ClassVar[dict[tuple[File, str], SharedFile]] = {}
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
     _torn: ClassVar[set[File]] = set()
-    """What was in use when this process was forked."""
+    """The files that were in use when this process was forked."""
     _process: ClassVar[int] = os.getpid()
     _opening: ClassVar[dict[int, str]] = {}
-    """The files that threads are about to open connections to, of which no queue knows yet."""
+    """The files to which threads are opening connections that no queue knows of yet, by thread."""
 
     def __init__(self, path: str, file: File, namespace: str) -> None:
         self.path = path
@@ -57,20 +57,20 @@ class SharedFile:
         self.listener = Listener(path, self.locks)
         self.waiters = self.listener.waiters
         self.joined: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Transactions of users in which this process has written."""
+        """The users' own transactions that these queues have joined."""
         self.writers: weakref.WeakSet[SqliteWriter] = weakref.WeakSet()
-        """Those of the queues."""
+        """The queues' writers."""
         self._users = 0
         self._closing: set[object] = set()
-        """Those of the users that close their connections just now."""
+        """The queues that are closing their connections."""
 
     @classmethod
     def open(cls, path: str, namespace: str) -> SharedFile:
-        """Return the one of this file, which must exist, and of the tables of this namespace."""
+        """Return the one for this file, which must exist, and for the tables of this namespace."""
         with cls._all_lock:
             key = _file_of(os.stat(path)), namespace
             shared = cls._all.get(key)
-            if shared is None or not shared.is_in_place():  # its folder was renamed: that path leads nowhere
+            if shared is None or not shared.is_in_place():  # its folder was renamed: its path is dead
                 shared = cls._all[key] = SharedFile(path, *key)
             shared._users += 1
             shared.hold.take()
@@ -111,13 +111,13 @@ class SharedFile:
         return any(writer.is_held_by(thread) for writer in writers)
 
     def _of_this_file(self) -> list[SharedFile]:
-        """Those of all namespaces."""
+        """Those of all namespaces in this file."""
         return [shared for shared in list(self._all.values()) if shared.file == self.file]
 
     def is_in_place(self) -> bool:
-        """Tell whether the database is still the file that its path leads to, as far as one can see.
+        """Tell whether the database is still the file that its path leads to, as far as can be seen.
 
-        A path that cannot be followed just now may be followed again, to the same file.
+        A path that cannot be followed now may later lead to the same file again.
         """
         try:
             status = os.stat(self.path)
@@ -134,7 +134,7 @@ class SharedFile:
                 self.locks.renew()
 
     def about_to_close(self, user: object) -> None:
-        """A queue is about to close its connections to the database; the last one, of any that do, removes the log."""
+        """A queue is about to close its connections. If all are, let go, so that SQLite removes the log."""
         with self._all_lock:
             self._closing.add(user)
             if len(self._closing) == self._users:
@@ -150,13 +150,13 @@ class SharedFile:
             if self._all.get(self._key) is self:
                 del self._all[self._key]
         self.listener.stop()
-        with self._all_lock:  # so that nobody opens the file between a look for others and its end
+        with self._all_lock:  # so that nobody opens the file between the look for others and the close
             self.locks.close()
             self.hold.close()
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: the parent's stay open, and are not ours. Who comes first calls it; it happens once."""
+        """In a forked child: the parent's stay open, and are not ours. Calls after the first do nothing."""
         if cls._process != os.getpid():
             cls._process = os.getpid()
             cls._all = {}
@@ -169,7 +169,7 @@ class SharedFile:
     @classmethod
     @contextmanager
     def opening(cls, path: str | None) -> Iterator[None]:
-        """While a queue opens this file. A fork waits for that, or else its child cannot use the file."""
+        """Around the opening of this file. A fork waits for it; if in vain, its child cannot use the file."""
         thread = get_ident()
         if path is not None:
             cls._opening[thread] = path
@@ -180,7 +180,7 @@ class SharedFile:
 
     @classmethod
     def before_fork(cls) -> None:
-        """Wait until nobody else opens a file."""
+        """Wait until no other thread is opening a file, for ``FORK_WAITS`` at most."""
         until = real_monotonic() + FORK_WAITS
         while {*cls._opening} - {get_ident()} and real_monotonic() < until:
             pause(NAP)
@@ -210,13 +210,13 @@ class SharedFile:
             )
 
 
-# By itself, since a queue that is being opened is not among those that are told of a fork
+# Registered by itself, since a queue that is still being opened is not yet told of forks
 os.register_at_fork(before=SharedFile.before_fork, after_in_child=SharedFile.forked)
 
 
 def _all_of(them: weakref.WeakSet[T]) -> list[T]:
     while True:
-        with suppress(RuntimeError):  # another thread has added one, which ends a walk over the set
+        with suppress(RuntimeError):  # another thread has added one, which breaks off the iteration
             return list(them)
 
 

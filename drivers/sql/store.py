@@ -65,7 +65,7 @@ class SqlStore(Renewable):
         """End the sessions that have no connection left."""
 
     def _notice_the_dead(self, tx: Any, now: int) -> None:
-        """End the sessions that dead connections have left lonely; SQLite's removes these first."""
+        """End the sessions left without a connection; SQLite's store removes dead connections first."""
         self._end_lonely(tx, now)
 
     # Tubes
