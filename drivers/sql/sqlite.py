@@ -129,7 +129,7 @@ class SqliteStore(SqlStore):
                 tries += 1
                 file = self._kept_from(error.__cause__)
                 if file is None:
-                    if tries == TRIES:
+                    if tries >= TRIES:
                         raise
                 elif real_monotonic() >= until:
                     raise StoreUnavailable(

@@ -257,6 +257,20 @@ def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
     assert heard(other) == "[]"
 
 
+def test_what_cannot_be_opened_although_it_may_be_is_an_error(public: Path, process: Callable[..., Any]) -> None:
+    """A folder has the log's name; the tries in which it seemed that another user was making it count, too."""
+    db, folder = public / "queue.db", public / "queue.db-wal"
+    tubes.connect(f"sqlite:///{db}").close()
+    for file in public.iterdir():
+        file.chmod(0o666)
+    folder.mkdir(0)
+    other = process(AS_ANOTHER_USER + TRIES, db, 54321, "022")
+    tell(other, "30")
+    time.sleep(0.5)  # real time: more than three tries
+    folder.chmod(0o777)
+    assert "unable to open database file" in heard(other)
+
+
 @pytest.mark.slow
 def test_two_queues_of_one_process_prove_their_lives_apart(connect: Connect, db: Path) -> None:
     """Closing one of them drops its own lock and not the other's."""
