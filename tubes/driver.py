@@ -1,12 +1,12 @@
 """The driver API: what a tube type implements, and nothing else.
 
 A driver step gets an open transaction and ``now``, does one thing, and **returns the changes it made**,
-in the order in which it made them. It never commits, reads a clock, waits or calls back. Plural is the
-primitive: one task is a batch of one. A task that does not match is simply absent from the answer; the
+in the order in which it made them. It never commits, reads a clock, waits or calls back. Every step takes
+many: one task is a batch of one. A task that does not match is simply absent from the answer; the
 tube turns that into an error. A driver raises only for misuse and for what it does not support.
 
-Most types need no driver of their own: a ``TubeType`` names features and an order, and the store that the
-queue is on realises it. A driver of one's own is any callable ``(store, tube) -> Driver``, usually a class.
+Most types need no driver of their own: a ``TubeType`` names features and an order, and the queue's store
+realises it. A custom driver comes from any callable ``(store, tube) -> Driver``, usually its class.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tubes.store import Store
 
 STEP_LIMIT = 1000
-"""Tasks that one step settles at most, so that a transaction stays short."""
+"""The most tasks that one step settles, so that a transaction stays short."""
 
 
 class TasksLocked(StoreBusy):
-    """Others have locked all that a step is about, and it did not wait for them. No verb raises it."""
+    """Others have locked every task that a step is about, and it did not wait. No verb raises this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class TubeType:
 class TubeRecord:
     """A tube as the store's catalogue knows it. ``options`` are as stored: durations in milliseconds.
 
-    ``unreadable`` says why its entry there cannot be read, where that is so. Such a tube cannot be opened. What could
-    not be read of it is empty, and 0 stands for its ``id``.
+    ``unreadable`` says why its entry there cannot be read, if that is so. Such a tube cannot be opened.
+    Fields that could not be read are empty; an unreadable ``id`` is 0.
     """
 
     id: int
@@ -83,10 +83,10 @@ class TubeRecord:
 
 
 class NewTask(NamedTuple):
-    """A task to put. ``payload`` is what is stored: JSON text, or bytes as they are; ``data`` is what it means.
+    """A task to put. ``payload`` is what is stored: JSON text, or the bytes as given; ``data`` is its value.
 
-    ``utube`` is a sub-queue's stored name; ``tubes.options.sub_queue_name`` makes of it what a Task shows. The delay is
-    in ``ttl_ms`` already.
+    ``utube`` is a sub-queue's stored name; ``tubes.options.sub_queue_name`` turns it into what a Task shows.
+    ``ttl_ms`` already includes the delay.
     """
 
     payload: str | bytes
@@ -99,7 +99,7 @@ class NewTask(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """Points at a task. With a ``token`` it means that very lease; ``task`` is what the caller knows of it."""
+    """Refers to a task. With a ``token`` it means that lease only; ``task`` is what the caller has of it."""
 
     id: int
     token: int | None = None
@@ -109,7 +109,7 @@ class Ref(NamedTuple):
 class Change(NamedTuple):
     """One change that a step made: ``raw`` is the driver's own form of the task after it.
 
-    ``due_ms`` is when time will next do something to the task, for the sweeper; ``None``: never.
+    ``due_ms``, for the sweeper, is when time will next change the task; ``None``: never.
     """
 
     event: Event
@@ -120,18 +120,18 @@ class Change(NamedTuple):
 new_item: Callable[[tuple[Any, ...]], NewTask] = partial(tuple.__new__, NewTask)
 new_ref: Callable[[tuple[int, int | None, Task | None]], Ref] = partial(tuple.__new__, Ref)
 new_change: Callable[[tuple[Event, Any, int | None]], Change] = partial(tuple.__new__, Change)
-"""These make what ``NewTask(...)``, ``Ref(...)`` and ``Change(...)`` make, from all fields, at a third of the cost."""
+"""The same as ``NewTask(...)``, ``Ref(...)`` and ``Change(...)`` with all fields, at a third of the cost."""
 
 
 def first_due(item: NewTask, now: int) -> int | None:
-    """When time first does something to a new task: the end of its delay, or of its ttl."""
+    """When time first changes a new task: the end of its delay, or of its ttl."""
     if item.delay_ms:
         return now + item.delay_ms
     return None if item.ttl_ms is None else now + item.ttl_ms
 
 
 def put_change(tube: str, id: int, item: NewTask, now: int, is_timed: bool) -> Change:
-    """The change that a put makes: what was stored need not be read again."""
+    """The change that a put makes, without reading the stored task again."""
     _, data, pri, utube, ttl, ttr, delay = item
     name = sub_queue_name(utube) if utube else None
     if not is_timed:
@@ -144,20 +144,26 @@ def put_change(tube: str, id: int, item: NewTask, now: int, is_timed: bool) -> C
 class Driver(Protocol):
     """The fixed API. ``tx`` is the store's open transaction; ``now`` is milliseconds since the epoch.
 
-    ``owner`` is a session id; ``None`` is the administrator's form, which matches any owner.
+    ``owner`` is a session id; ``None``, the administrator's form, matches any owner.
 
-    A driver may also have ``tube_options``, names of options of its own, with ``check_tube_options(given)``, which
-    returns what is stored of those; ``transactional = False``, where no call can be a part of a transaction over
-    several; and ``is_hosted = True``, where its tasks are not in the queue's store. Where these may be away by
-    themselves, ``check_reachable()`` raises StoreUnavailable if they are, and ``waits_for()`` names their server. One
-    that ``is_hosted`` may have ``forked()``, called in a forked child; ``follow_session()``, called when the queue's
-    session is another; and ``longest_wait()``, seconds that a call waits for those before it. See ``tubes.place``.
+    Optional attributes:
+
+    - ``tube_options``: names of the type's own options, with ``check_tube_options(given)``, which returns
+      what is stored of those;
+    - ``transactional = False``: no call can be part of a transaction over several calls;
+    - ``is_hosted = True``: the tasks are not in the queue's store;
+    - ``check_reachable()`` and ``waits_for()``, if the tasks' server may be away by itself: the first raises
+      StoreUnavailable if it is, the second names it.
+
+    A hosted driver may also have ``forked()``, called in a forked child; ``follow_session()``, called when
+    the queue's session or its ttr changes; and ``longest_wait()``, the seconds that a call waits for earlier
+    ones. See ``tubes.place``.
     """
 
     features: Features
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
-        """Make room for a new tube's tasks. Must be idempotent."""
+        """Create what a new tube's tasks are stored in. Must be idempotent."""
         ...
 
     def start(self, tx: Any) -> None:
@@ -169,27 +175,27 @@ class Driver(Protocol):
         ...
 
     def drop(self, tx: Any) -> None:
-        """Remove all that create_space made and all tasks, in this transaction."""
+        """Remove all tasks, and all that create_space made, in this transaction."""
         ...
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
-        """Store all items, or none and return nothing where a bound leaves no room for all."""
+        """Store all items; if a bound leaves no room for all of them, store none and return nothing."""
         ...
 
     def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         """Take up to ``limit`` tasks in the type's order.
 
-        Must first settle what is due (up to STEP_LIMIT tasks; those changes come first in the answer, and where that
-        was not all it takes nothing, and is asked again), must never take a task whose ttl is over, must count the
-        attempt, and must never take two of a sub-queue.
+        Must first settle what is due: up to STEP_LIMIT tasks, whose changes come first in the answer. If that
+        may not be all, it takes nothing, and is asked again. Must never take a task whose ttl is over, must
+        count the attempt, and must never take two of a sub-queue.
 
-        Optional: ``ack_and_take(tx, refs, limit, *, owner, now)``, for a store without transactions over several
-        calls. It acks and then takes in one step, or does nothing at all where an ack is refused.
+        Optional: ``ack_and_take(tx, refs, limit, *, owner, now)``, for a store without transactions over
+        several calls. It acks and then takes in one step; if an ack is refused, it does nothing at all.
         """
         ...
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        """Remove those that ``owner`` holds, by that very lease where the ref has a token."""
+        """Remove those that ``owner`` holds; if a ref has a token, only while that lease holds."""
         ...
 
     def touch(
@@ -201,11 +207,11 @@ class Driver(Protocol):
     def release(
         self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
     ) -> Sequence[Change]:
-        """Give back those that ``owner`` holds: to their old place, or delayed, which is added to the ttl."""
+        """Give back those that ``owner`` holds: to their place, or delayed. A delay is added to the ttl."""
         ...
 
     def bury(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        """Bury ready, taken and delayed tasks. A buried one is no change."""
+        """Bury ready, taken and delayed tasks. A task that is buried already yields no change."""
         ...
 
     def delete(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
@@ -217,10 +223,10 @@ class Driver(Protocol):
         ...
 
     def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
-        """Do what time asks of up to ``limit`` tasks: the end of a delay, a ttl or a ttr.
+        """Settle up to ``limit`` due tasks: the end of a delay, a ttl or a ttr.
 
-        In the order in which these fell due, also where two come to one task: the end of its delay, and then of its
-        ttl. Where both are at one instant, it is the end of its ttl alone.
+        The changes are in the order in which they fell due, also if one task has two: the end of its delay,
+        say, and then of its ttl. If both fall at the same instant, only the end of the ttl counts.
         """
         ...
 
@@ -229,9 +235,9 @@ class Driver(Protocol):
         ...
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        """Make up to ``limit`` tasks that ``owner`` holds ready (event RELEASE); ``None``: of everybody.
+        """Make up to ``limit`` tasks of ``owner``, or of anybody if it is ``None``, ready (event RELEASE).
 
-        What others have locked of one owner's is not waited for; TasksLocked if there is nothing else.
+        An owner's tasks that others have locked are skipped; TasksLocked if only such tasks are left.
         """
         ...
 
@@ -246,7 +252,7 @@ class Driver(Protocol):
     def can_take(self, tx: Any) -> bool:
         """Tell cheaply, without a write, whether a take would find a ready task.
 
-        Consumers that wait ask before they try, so that many of them do not fight for the store's lock.
+        Waiting consumers ask this before they take, so that they do not all fight for the store's lock.
         """
         ...
 
@@ -255,16 +261,16 @@ class Driver(Protocol):
         ...
 
     def next_due(self, tx: Any) -> int | None:
-        """Return the instant of the next thing that ``expire`` would do, ``None`` when there is none."""
+        """Return the instant at which ``expire`` will next have something to do, ``None`` if never."""
         ...
 
     def normalize_task(self, raw: Any) -> Task:
-        """Turn what the driver's own steps return into a Task. A Task stays as it is: a tube does not ask for it."""
+        """Turn what the driver's own steps return into a Task. A tube does not call this for a Task."""
         ...
 
 
 DriverFactory = Callable[["Store", TubeRecord], Driver]
-"""Makes the driver of one tube on one store; a class that takes both is one."""
+"""Makes the driver of one tube on one store; a class whose constructor takes both is one."""
 
 
 def api_methods() -> tuple[str, ...]:
@@ -273,9 +279,9 @@ def api_methods() -> tuple[str, ...]:
 
 
 def check_driver(driver: object) -> None:
-    """Raise IncompleteDriver that names everything that a driver, or a driver class, lacks.
+    """Raise IncompleteDriver, naming everything that a driver, or a driver class, lacks.
 
-    A factory that is no class cannot be looked into: what it makes is checked when the first tube is opened.
+    A factory that is not a class is not checked; the driver that it makes is, when a first tube is opened.
     """
     if isinstance(driver, TubeType) or (callable(driver) and not isinstance(driver, type)):
         return
@@ -287,20 +293,20 @@ def check_driver(driver: object) -> None:
 
 
 def _has_features(driver: object) -> bool:
-    """Whether it has features. A class has them too whose instances will: then it annotates them."""
+    """Whether it has features. A class that only annotates them counts: its instances will have them."""
     if isinstance(driver, type):
         return any("features" in vars(base) or "features" in _annotated(base) for base in driver.__mro__)
     return isinstance(getattr(driver, "features", None), Features)
 
 
 def _has_method(driver: object, name: str) -> bool:
-    """Whether it has a method of its own: one that is inherited from the protocol does nothing."""
+    """Whether it has such a method, other than the protocol's own, which does nothing."""
     method = getattr(driver, name, None)
     return callable(method) and getattr(method, "__func__", method) is not vars(Driver).get(name)
 
 
 def _needed_of(driver: object) -> Iterator[str]:
-    """The methods that it must have: all of the API's, and those to which what else it has obliges it."""
+    """The methods that it must have: all of the API's, and those that its optional attributes call for."""
     yield from api_methods()
     if getattr(driver, "is_hosted", False):
         yield "ack_and_take"
@@ -309,10 +315,10 @@ def _needed_of(driver: object) -> Iterator[str]:
 
 
 def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
-    """A driver's ``ack_and_take``, ``None`` where it has none.
+    """A driver's ``ack_and_take``, ``None`` if it has none.
 
-    A driver may pass on to another what it does not have itself. If it has an ``ack`` or a ``take``, the other's
-    ``ack_and_take`` would pass these by.
+    A driver may delegate to another what it lacks itself. If it has an ``ack`` or a ``take`` of its own, the
+    other's ``ack_and_take`` would bypass these, so it does not count.
     """
     kind = type(driver)
     if (hasattr(kind, "ack") or hasattr(kind, "take")) and not hasattr(kind, "ack_and_take"):
@@ -321,8 +327,8 @@ def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
 
 
 def _annotated(kind: type) -> Collection[str]:
-    """The names that a class annotates. What it says of them may be there for type checkers alone."""
-    if sys.version_info >= (3, 14):  # which would evaluate it
+    """The names that a class annotates. The annotations themselves may be for type checkers alone."""
+    if sys.version_info >= (3, 14):  # which would evaluate them
         import annotationlib
 
         return annotationlib.get_annotations(kind, format=annotationlib.Format.FORWARDREF)
