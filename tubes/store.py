@@ -1,7 +1,7 @@
-"""What a store is: the only one that opens and commits transactions.
+"""What a store is: the only part that opens and commits transactions.
 
 A store retries conflicts, translates foreign errors, keeps the catalogue of tubes, the sessions and the
-counters, and wakes those who wait. It knows nothing of states and verbs; those are the drivers'.
+counters, and wakes waiters. It knows nothing of states and verbs; those are the drivers'.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ T = TypeVar("T")
 class Store(Protocol):
     """The seam between the framework and a database. ``tx`` is the store's own open transaction.
 
-    A store may also have ``next_dues(tx, tubes)``, which tells of many tubes at once when time does something next in
-    each, by their ids; ``holders(tx, tubes)``, in the same way, which sessions may hold tasks there; ``exiting()``,
-    called as the interpreter ends, before ``close``; ``migrate_sql(namespace)``, for ``tubes migrate --sql``;
-    ``default_durability``, where that is not ``full``; and ``checks``, see ``tubes.doctor``.
+    Optional attributes:
+
+    - ``next_dues(tx, tubes)`` returns, for many tubes at once, by id, when something is next due in each;
+    - ``holders(tx, tubes)`` returns in the same way which sessions may hold tasks in each;
+    - ``exiting()`` is called as the interpreter ends, before ``close``;
+    - ``migrate_sql(namespace)`` is for ``tubes migrate --sql``;
+    - ``default_durability``, if that is not ``full``;
+    - ``checks``: see ``tubes.doctor``.
     """
 
     waiters: Waiters
@@ -42,22 +46,22 @@ class Store(Protocol):
     """The session of this connection, as stored (32 hexadecimal digits). Read it inside a transaction."""
 
     lost_sessions: set[str]
-    """Those that this connection had until it was taken for dead."""
+    """The sessions that this connection lost because it was taken for dead."""
 
     session_ttr_ms: int
     """How long this session outlives its last connection."""
 
     reconnects: bool
-    """Whether a store that cannot be reached may come back by itself, so that who waits goes on waiting."""
+    """Whether a store that cannot be reached may come back by itself, so that waiters go on waiting."""
 
     set_aside: set[str]
-    """Ended sessions that are not looked for now, and not forgotten: they may hold what cannot be released yet."""
+    """Ended sessions that are skipped for now but kept: they may hold tasks that cannot be released yet."""
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
         """Run ``work`` in a transaction and commit it.
 
         ``work`` may run again after a conflict, so it must have no other effect. ``on_commit`` is called once
-        with its answer, in the order of the commits.
+        with what ``work`` returned, in the order of the commits.
         """
         ...
 
@@ -68,22 +72,22 @@ class Store(Protocol):
     def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
         """Return the unit of the transaction that the user has open on a connection of their own.
 
-        ``open`` makes one of a ``tx``, for the first call in a transaction. From then on the store has the unit follow
-        it: ``undo_to`` at the rollback of a savepoint, and ``ended`` at its end, never before a commit is done.
-        BadOption for what is no connection to this very store, or cannot carry a transaction.
+        The first call in a transaction makes the unit, by ``open(tx)``. From then on the store calls its
+        ``undo_to`` when a savepoint is rolled back, and ``ended`` when the transaction ends, after any
+        commit. BadOption for what is not a connection to this very store, or cannot carry a transaction.
         """
         ...
 
     def within(self, tx: Any, work: Callable[[Any], T]) -> T:
-        """Run ``work`` as a part of an open transaction, once. What fails leaves nothing, or spoils all of it."""
+        """Run ``work`` once, in an open transaction. A failure undoes ``work``, or spoils the transaction."""
         ...
 
     def connection(self, unit: Unit) -> Any:
-        """Return the user's form of the connection that a unit's transaction is on, or raise NotSupported."""
+        """Return the connection of a unit's transaction in the form that users get, or raise NotSupported."""
         ...
 
     def read(self, work: Callable[[Any], T]) -> T:
-        """Run ``work``, which only reads, on what is committed."""
+        """Run ``work``, which only reads, on committed data."""
         ...
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
@@ -107,7 +111,7 @@ class Store(Protocol):
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool: ...
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """Let nobody else put or take there until this transaction is over, where others can."""
+        """Keep others from putting or taking there until this transaction ends, if they otherwise could."""
         ...
 
     # Sessions
@@ -125,42 +129,42 @@ class Store(Protocol):
         ...
 
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
-        """Tell cheaply whether a session may have ended, but for those set aside.
+        """Tell cheaply whether a session may have ended, except for those in ``set_aside``.
 
-        ``thoroughly``: also whether tasks are held by sessions that nobody knows, at the cost of reading what is
-        taken. ``lately``: what others have seen a moment ago will do, since this is asked again and again.
+        ``thoroughly``: also whether unknown sessions hold tasks, at the cost of reading all taken ones.
+        ``lately``: an answer that others got a moment ago will do, since this is asked again and again.
         """
         ...
 
     def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
         """Notice dead connections, end the sessions whose grace is over, and return all ended ones.
 
-        In transactions of its own: so many look at once that none may wait for another with anything locked.
-        ``thoroughly``: also those that hold tasks and that nobody knows.
+        It runs in transactions of its own: many processes look at once, so none may wait for another while it
+        has something locked. ``thoroughly``: also return unknown sessions that hold tasks.
         """
         ...
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
-        """Remove ended sessions; their tasks are released."""
+        """Remove ended sessions, whose tasks have been released."""
         ...
 
     # Waking
 
     def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
-        """Wake up to ``count`` of those who wait for that, here and in other processes: for tasks of a tube, or room.
+        """Wake up to ``count`` waiters for a tube's tasks, or for room in it, here and in other processes.
 
-        ``leases`` are the next ones of what is ready, as far as they are known: see ``Waiters.wake``.
+        ``leases`` are the next leases of the ready tasks, as far as they are known: see ``Waiters.wake``.
         """
         ...
 
     def call_instead(self, key: Key, count: int) -> None:
-        """Wake others in the place of so many that were called here and leave without what they were called for."""
+        """Wake ``count`` others in place of waiters that were called here and leave empty-handed."""
         ...
 
     # Counters
 
     def add_calls(self, deltas: list[Deltas]) -> None:
-        """Store counts. Where it raises, what it leaves in ``deltas`` is not stored."""
+        """Store counts. If it raises, what it leaves in ``deltas`` is not stored."""
         ...
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]: ...
@@ -172,7 +176,7 @@ class Store(Protocol):
         ...
 
     def leave(self) -> bool:
-        """End this connection's part in its session, which ends with its last one; tell whether that may be done."""
+        """Leave the session, which ends with its last connection; return whether that may have been done."""
         ...
 
     def close(self) -> None:
@@ -180,26 +184,26 @@ class Store(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Raise StoreUnavailable when closed; in a forked child, begin anew if that has not been done."""
+        """Raise StoreUnavailable when closed; in a forked child, open everything anew if not yet done."""
         ...
 
     def before_fork(self) -> None:
-        """Called before the process forks: come to rest, so that a child inherits nothing in use."""
+        """Called before the process forks: come to rest, so that the child inherits nothing in use."""
         ...
 
     def after_fork(self) -> None:
-        """Called after it in the parent: go on."""
+        """Called in the parent after the fork: go on."""
         ...
 
     def forked(self) -> None:
-        """Called in a forked child: leave all of the parent's alone, and begin a session of its own."""
+        """Called in a forked child: leave all of the parent's alone; the next call begins a new session."""
         ...
 
 
 class Unit(OfOneProcess):
-    """A transaction that spans several calls: they pass it as ``unit=``. Threads that share it wait for each other.
+    """A transaction that spans several calls, which pass it as ``unit=``. Threads that share it take turns.
 
-    Its changes reach the listeners after the commit; a rollback emits nothing.
+    Its changes reach the listeners after the commit; after a rollback they hear nothing.
     """
 
     def __init__(
@@ -208,7 +212,7 @@ class Unit(OfOneProcess):
         self.tx = tx
         self.is_open = True
         self._is_joined = is_joined
-        """Whether it is on a connection of the user's, whose driver waits in its own way and sees to signals itself."""
+        """Whether it is on the user's connection, whose database driver waits and handles signals itself."""
         self._store = store
         self._ended = ended
         self._changes: list[tuple[Steps, Sequence[Change]]] = []
@@ -218,7 +222,7 @@ class Unit(OfOneProcess):
     def connection(self) -> Any:
         """The transaction's connection, for statements of your own: in SQL stores, a SQLAlchemy ``Connection``.
 
-        It belongs to the unit, which alone commits it and rolls it back; savepoints (``begin_nested``) are yours.
+        Only the unit commits it and rolls it back; savepoints (``begin_nested``) are yours.
         """
         return self._in_turn(self._connection)
 
@@ -230,24 +234,24 @@ class Unit(OfOneProcess):
             raise BadOption("this transaction is over", option="unit")
 
     def run(self, step: Callable[[Any], Sequence[Change]], tube: Steps) -> Sequence[Change]:
-        """Run a driver's step in it, and keep the changes that it made."""
+        """Run a driver's step in this transaction, and keep the changes that it made."""
         return self._in_turn(self._run, step, tube)
 
     def read(self, look: Callable[[Any], T]) -> T:
-        """Look at what is committed, and at what this transaction has done."""
+        """Read what is committed, and what this transaction has done."""
         return self._in_turn(self._read, look)
 
     def turn(self) -> AbstractContextManager[object]:
-        """Keep the calls of other threads out meanwhile, as each call does."""
+        """Keep other threads' calls out during a ``with`` block, as each call does by itself."""
         return self._lock
 
     def end(self) -> None:
-        """Accept no more calls, when those under way are done."""
+        """Wait for calls under way, then accept no more."""
         with self._lock:
             self.is_open = False
 
     def forked(self) -> None:
-        """Called in a forked child: the parent's other threads, which may have been in a call, are not there."""
+        """Called in a forked child: close it. A thread of the parent's may hold the lock, and is not here."""
         self.is_open = False
         self._lock = threading.RLock()
 
@@ -255,10 +259,10 @@ class Unit(OfOneProcess):
         """All changes so far, in order."""
         return self._changes
 
-    # Called by the store of a transaction that the user ends
+    # Called by the store, for a transaction that the user ends
 
     def mark(self) -> int:
-        """How far it is: what ``undo_to`` takes it back to."""
+        """Return the present position, which ``undo_to`` can go back to."""
         return len(self._changes)
 
     def undo_to(self, mark: int) -> None:
@@ -266,7 +270,7 @@ class Unit(OfOneProcess):
         del self._changes[mark:]
 
     def ended(self, *, committed: bool) -> None:
-        """It is over; its changes are committed, or there are none."""
+        """The transaction is over: committed or rolled back."""
         if self.is_open:
             self.is_open = False
             self._ended(self, committed)
@@ -296,7 +300,7 @@ class Unit(OfOneProcess):
 
 
 def check_unit(unit: Any, store: Store) -> None:
-    """Raise BadOption unless a caller has passed an open transaction of that store."""
+    """Raise BadOption unless the caller has passed an open transaction of that store."""
     if not isinstance(unit, Unit):
         raise BadOption(f"a unit is what queue.transaction() gives, not {shown(unit)}", option="unit")
     unit.check(store)
