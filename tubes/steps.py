@@ -1,4 +1,4 @@
-"""A tube as it runs the steps of its driver through the store, and hands on what they change."""
+"""The lowest layer of a tube: it runs its driver's steps through the store and hands on their changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _is_change(answer: object) -> bool:
 
 
 class Steps(OfOneProcess):
-    """The lowest part of a ``Tube``: from a step to its changes, and from there to who listens."""
+    """The lowest layer of a ``Tube``: from a step to its changes, and from there to the listeners."""
 
     def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
         self._queue = queue
@@ -49,7 +49,7 @@ class Steps(OfOneProcess):
         features = driver.features
         self._is_timed = features.timed
         self._waking = _READY_EVENTS
-        if features.grouped:  # the next of the sub-queue may be taken
+        if features.grouped:  # these let the next task of the sub-queue be taken
             self._waking |= _FREEING_EVENTS | {Event.BURY}
         self._making_room = _FREEING_EVENTS if features.bounded else frozenset()
 
@@ -81,17 +81,17 @@ class Steps(OfOneProcess):
     # Running a step
 
     def _run(self, step: Step, unit: Unit | None = None) -> Sequence[Change]:
-        """Run a step, commit, publish. In a unit: run it there; the unit publishes after its commit."""
+        """Run a step, commit, publish. In a unit, only run it: the unit publishes after its commit."""
         if unit is not None:
             return unit.run(step if self.place.is_realised else self._checking(step), self)
         return guarded(self._commit_and_deliver, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
-        """Look at the tasks that are committed; in a unit also at what it has done."""
+        """Read the committed tasks; in a unit, also what it has done so far."""
         return self.place.read(look) if unit is None else unit.read(look)
 
     def _commit(self, step: Step) -> Sequence[Change]:
-        """Run a step by itself, commit, publish. Callbacks are lined up by then; the caller delivers."""
+        """Run a step by itself, commit, publish. Callbacks are lined up then; the caller delivers them."""
         if not self.place.is_realised:
             step = self._checking(step)
         changes = self.place.transact(step, self.line_up if self._listeners else None)
@@ -100,11 +100,11 @@ class Steps(OfOneProcess):
         return changes
 
     def _checking(self, step: Step) -> Step:
-        """The same step, of a driver of somebody's own: what it answers is looked at before that is committed."""
+        """The step of a driver that is not the store's own, with its answer checked before the commit."""
         return lambda tx: self._checked(step(tx))
 
     def _checked(self, changes: Sequence[Change]) -> Sequence[Change]:
-        """What a step has answered. A wrong answer undoes the step, so that nobody has to guess what is stored."""
+        """Check a step's answer. A wrong one raises, which undoes the step if it runs in a transaction."""
         is_list = isinstance(changes, Sequence)
         wrong = [change for change in changes if not _is_change(change)] if is_list else [changes]
         if wrong:
@@ -147,7 +147,10 @@ class Steps(OfOneProcess):
             queue.due_at(first_due)
 
     def _next_leases(self, changes: Sequence[Change], waking: int) -> Sequence[Lease]:
-        """Of the tasks that are ready now, for ``Waiters.wake``; none where nobody waits, or all are called anyhow."""
+        """The next leases of the tasks now ready, for ``Waiters.wake``.
+
+        Empty if nobody waits, or if there are enough tasks to call all waiters anyhow.
+        """
         waiting = len(self._store.waiters.line.get(self._id, ()))
         if not waiting or waking > waiting + LEASES_KEPT:
             return ()
@@ -155,14 +158,14 @@ class Steps(OfOneProcess):
         return [(task.id, task.attempts + 1) for task in ready]
 
     def line_up(self, changes: Sequence[Change]) -> None:
-        """Put changes in the line of the user's callbacks; called in commit order."""
+        """Put changes in line for the user's callbacks; called in commit order."""
         listeners = self._listeners
         if listeners:
             for event, raw, _ in changes:
                 self._queue.deliveries.add(listeners, self._task(raw), event)
 
     def doubt(self, changes: Sequence[Change]) -> None:
-        """Nobody knows whether these are committed: what was taken is looked for, and given back."""
+        """Note changes that may or may not be committed: what they took is looked for, and given back."""
         for event, raw, _ in changes:
             if event is TAKE:
                 self._unknown.add(*taken_by(self._task(raw)))
@@ -170,7 +173,7 @@ class Steps(OfOneProcess):
     # What a call is given and answers
 
     def _unit(self, unit: Unit | None, connection: Any) -> Unit | None:
-        """The transaction that a call is a part of; ``None``: it is one by itself."""
+        """The transaction that a call is part of; ``None``: the call is one by itself."""
         if not self.place.is_transactional and not (unit is None and connection is None):
             raise NotSupported(
                 f"{self._described()} keeps its tasks where there are no transactions over several calls",

@@ -1,4 +1,4 @@
-"""A tube as it takes: for who calls, for who waits; and gives back what those had who are gone."""
+"""The middle layer of a tube: it takes tasks, waits for them, and gives back what others have left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECONNECT_AFTER = 0.25
 
 
 class Takes(Steps):
-    """The middle part of a ``Tube``: what is taken, and what becomes ready again because nobody has it, or in time."""
+    """The middle layer of a ``Tube``: taking, settling what is due, releasing what ended sessions hold."""
 
     def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
         super().__init__(queue, record, driver)
@@ -64,8 +64,8 @@ class Takes(Steps):
                 self._take_now(limit, kept, ack, unit)
             return kept
         except BaseException as error:
-            # Interrupted between the commit and the return: nobody has these. Where there was no commit, nothing
-            # answers to them, and this does nothing.
+            # Interrupted between the commit and the return: nobody has these tasks. If there was no commit,
+            # there are no such leases, and this does nothing.
             if kept and not isinstance(error, StoreError):
                 self.give_back(kept, unit)
             raise
@@ -81,18 +81,18 @@ class Takes(Steps):
                     is_over = self._queue.is_closed and isinstance(error, StoreUnavailable)
                     if ack is None and not is_over:
                         raise
-                    kept.clear()  # closed meanwhile; or the ack stands, so that the next call has the error
+                    kept.clear()  # closed meanwhile; or the ack stands, and the next call gets the error
         finally:
             deliveries = self._queue.deliveries
             if deliveries.line:
-                deliveries.deliver()  # who waited stands in line no more: a callback holds up nobody
+                deliveries.deliver()  # only after leaving the line: a callback must not hold up other waiters
 
     def _take_now(
         self, limit: int, kept: list[Task], ack: Task | int | None = None, unit: Unit | None = None
     ) -> None:
-        """Try once; what was taken is in ``kept`` before it is committed, so that no interrupt can lose it.
+        """Try once. What is taken is in ``kept`` before the commit, so that no interrupt can lose it.
 
-        The callbacks of that are the caller's to deliver, where it is no unit's.
+        Outside a unit, the caller delivers the callbacks.
         """
         if self._unknown and unit is None:
             self._give_back_unknown()
@@ -107,10 +107,10 @@ class Takes(Steps):
         except StoreError:
             if to_ack is None or unit is not None:
                 raise
-            kept.clear()  # the ack stands: this is an error of the look for more, and the next call has it
+            kept.clear()  # the ack stands: the error came from looking for more, and the next call gets it
 
     def _settle_and_take(self, limit: int, kept: list[Task], settled: int, unit: Unit | None) -> None:
-        """Try again, where a step has settled so much that was due and found nothing to take, or somebody is dead."""
+        """Try again, if the last step settled due tasks and took none, or if a rescue released some."""
         while not kept and settled:  # more may be due than one step settles
             settled = len(self._take_step(limit, kept, None, unit))
         if not kept and unit is None and self._queue.rescuer.rescue_for(self):
@@ -148,7 +148,7 @@ class Takes(Steps):
         try:
             changes = self._commit(step) if unit is None else self._run(step, unit)
         except Exception as error:
-            # A step of one statement has committed what it took, if what came after that failed, such as decoding
+            # A one-statement step has committed what it took even if something later failed, such as decoding
             if isinstance(error, OutcomeUnknown):
                 self._unknown.add(owner, now if error.at_ms is None else error.at_ms)
             elif unit is None and not isinstance(error, TubeError):
@@ -159,7 +159,7 @@ class Takes(Steps):
         return changes
 
     def _ack_and_take(self, tx: Any, ref: Ref, limit: int, owner: str, now: int) -> Sequence[Change]:
-        """Ack, and take in the same step. A refused ack is not among the changes, and then nothing is taken."""
+        """Ack, and take in the same step. A refused ack is not in the changes, and nothing is taken."""
         driver = self.driver
         if self._own_ack_and_take is not None:
             return self._own_ack_and_take(tx, (ref,), limit, owner=owner, now=now)
@@ -176,9 +176,10 @@ class Takes(Steps):
     # Waiting
 
     def _wait_and_take(self, limit: int, kept: list[Task], timeout: float | None) -> None:
-        """Stand in line for tasks; see ``Waiters`` for who takes and who looks when.
+        """Stand in line for tasks; ``Waiters`` says which waiter takes, and when each looks.
 
-        ``calls``: what it was called for and has not come to. Where it leaves without, others are called instead.
+        ``calls`` counts the tasks that this waiter was called for and has not tried to take yet. If it leaves
+        without them, others are called instead.
         """
         waiters, clock, key = self._store.waiters, self._clock, self._id
         deadline = Deadline(clock, timeout)
@@ -190,7 +191,7 @@ class Takes(Steps):
                 is_last = deadline.left() == 0.0
                 is_first, is_called = waiters.heed(key, signal)
                 calls = int(is_called)
-                most = limit if is_first else 1  # who came earlier was called for one of the others
+                most = limit if is_first else 1  # those ahead of it were called for the other tasks
                 due = self._try_in_line(most, kept, is_called, is_first, is_last)
                 if kept or self._queue.is_closed:
                     return
@@ -199,21 +200,21 @@ class Takes(Steps):
                     waiters.looked_in_vain(key, signal)
                 if is_last:
                     return
-                self._queue.deliveries.deliver()  # what was due
+                self._queue.deliveries.deliver()  # the callbacks of what was due
                 pause = deadline.left()  # a look takes time
-                if is_first and due is not None:  # the first in line sees to what is due, the others wait on
+                if is_first and due is not None:  # the first in line settles what is due; the others wait on
                     pause = due if pause is None else min(pause, due)
                 interruptible(clock.wait, signal, pause)
         finally:
             calls += waiters.leave(key, signal, [(task.id, task.attempts) for task in kept])
-            waiters.wake_first(key)  # there may be more where this came from, and it sees to what is due now
+            waiters.wake_first(key)  # there may be more tasks, and settling what is due is now its job
             if calls > len(kept):
                 self._store.call_instead(key, calls - len(kept))
 
     def _try_in_line(
         self, limit: int, kept: list[Task], is_called: bool, is_first: bool, is_last: bool
     ) -> float | None:
-        """Take, if this is the one to do so; where nothing came of it, return the seconds until something may."""
+        """Take, if this waiter is to; if it got nothing, return the seconds until there may be something."""
         try:
             if is_called:
                 self._take_now(limit, kept)
@@ -223,11 +224,11 @@ class Takes(Steps):
         except (StoreUnavailable, StoreBusy, OutcomeUnknown):
             if not self.place.reconnects or self._queue.is_closed or is_last:
                 raise
-            kept.clear()  # whether that is taken nobody knows; it is looked for, see _give_back_unknown
+            kept.clear()  # nobody knows whether these are taken: _give_back_unknown looks for them
             return RECONNECT_AFTER
 
     def _look_and_take(self, limit: int, kept: list[Task], *, is_last: bool) -> float | None:
-        """Take where there is something to do; if nothing came of it, return the seconds until there may be."""
+        """Take if there seems to be something; if not, or in vain, return the seconds until there may be."""
         if self._unknown:
             self._give_back_unknown()
         is_ready, due = self._look()
@@ -240,7 +241,7 @@ class Takes(Steps):
         return None if due is None else seconds_until(due, tried, self._clock.now_ms())
 
     def _look(self) -> tuple[bool, int | None]:
-        """Without a write: whether a task is ready, and the instant of the next thing that time does here."""
+        """Tell, without a write, whether a task is ready, and when the next task here is due."""
         driver = self.driver
 
         def look(tx: Any) -> tuple[bool, int | None]:
@@ -254,10 +255,10 @@ class Takes(Steps):
     # Giving back
 
     def give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
-        """Release what was taken for somebody who is gone; where that fails, the next take or sweep does it.
+        """Release tasks taken for a caller that is gone; if that fails, the next take or sweep does it.
 
-        What was taken in a transaction goes back in it. One that is over was rolled back, or has waited for this; one
-        in which it fails cannot be committed.
+        What was taken in a transaction goes back in it. A transaction that is over was rolled back, or has
+        waited for this; one in which this fails cannot be committed.
         """
         if unit is not None and not unit.is_open:
             return
@@ -279,10 +280,10 @@ class Takes(Steps):
             self._run(partial(release, session, refs), unit)
 
     def _give_back_unknown(self) -> None:
-        """Release what was taken, maybe, by takes of which nobody knows how they ended: nobody was told of these tasks.
+        """Release what takes of unknown outcome may hold: no caller was told of these tasks.
 
-        They are known by session and millisecond of the take. Should another thread have taken one in that very
-        millisecond, it loses its lease.
+        They are recognised by the session and the millisecond of the take. If another thread of the session
+        took a task in that very millisecond, it loses its lease.
         """
         unknown, after = self._unknown.due(), -1
         while unknown:
@@ -299,9 +300,9 @@ class Takes(Steps):
     # What is due, and what ended sessions hold
 
     def expire(self, seen: Mapping[int, int | None] = {}) -> tuple[int, int | None]:
-        """Do what time asks for, and what a rescue has left; return how many tasks that changed, and what is due next.
+        """Settle what is due, and what a rescue has left; return the number of changes, and when more is due.
 
-        ``seen``: what is due next in several tubes, by their ids; one that is not there is asked.
+        ``seen``: when something is next due in several tubes, by their ids; one that is not there is asked.
         """
         expired = self.rescue()
         if self._unknown:
@@ -316,9 +317,9 @@ class Takes(Steps):
         return expired, due
 
     def rescue(self) -> int:
-        """Release what the sessions in ``ended`` hold; return how many tasks that were.
+        """Release what the sessions in ``ended`` hold; return the number of tasks.
 
-        What others have locked stays there for the next time: who takes does not wait for them.
+        Sessions whose tasks others have locked stay there for the next time: a take must not wait for them.
         """
         self.place.check_reachable()
         released = 0
@@ -330,11 +331,11 @@ class Takes(Steps):
         return released
 
     def next_due_ms(self) -> int | None:
-        """The instant of the next thing that time does here."""
+        """When the next task here is due."""
         return self.place.read(self.driver.next_due) if self.features.timed else None
 
     def _release_some(self, owner: str | None) -> int:
-        """Release up to ``STEP_LIMIT`` of the tasks that a session holds; ``None``: that anybody holds."""
+        """Release up to ``STEP_LIMIT`` tasks that a session holds; ``None``: that any session holds."""
         return len(
             self._run(lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms()))
         )
