@@ -45,13 +45,13 @@ from tubes.tube import Tube
 from tubes.waiting import room, seconds_until
 
 UNKNOWN_EVERY = 10.0
-"""Seconds between two looks in the background for tasks of sessions that nobody knows, which read all that is taken.
+"""Seconds between two background looks for tasks of unknown sessions, each of which reads all taken tasks.
 
-There are none but where a server has lost a part of what it stored, or a client of one's own breaks the rules.
+Such tasks exist only if a server has lost part of what it stored, or a custom client breaks the rules.
 """
 
 LONGEST_WAIT = 2_000_000.0
-"""Seconds of the longest ``busy_timeout`` that every store can have: 23 days, which is for ever."""
+"""The longest ``busy_timeout``, in seconds, that every store supports: 23 days, practically for ever."""
 
 Durability = Literal["full", "normal", "off"]
 """What is safe once a call has returned; see ``connect``."""
@@ -77,16 +77,17 @@ def connect(
     ``durability``: ``full`` (what ``put`` returned survives a power cut), ``normal`` (survives a crash of the
     process, a power cut may lose the last moments) or ``off``; by default ``full``, and in Redis ``normal``.
     ``session_ttr``: seconds for which this session keeps its tasks after its last connection has gone.
-    ``namespace``: prefix of the tables or keys, so that several queues can share one database. ``migrate``: bring
-    the schema up; by itself for a SQLite file. ``busy_timeout``: seconds to wait for a lock that others hold, then
-    StoreBusy; for an answer of Redis, then OutcomeUnknown. ``sweep=False``: no background sweep; takes settle what
-    is due all the same, and ``queue.sweep()`` does it at once. ``clock``: for tests.
+    ``namespace``: prefix of the tables or keys, so that several queues can share one database. ``migrate``:
+    bring the schema up to date, the default for a SQLite file. ``busy_timeout``: seconds to wait for a lock
+    that others hold, then StoreBusy; for an answer of Redis, then OutcomeUnknown. ``sweep=False``: no
+    background sweep; takes still settle what is due, and ``queue.sweep()`` does so at once. ``clock``:
+    for tests.
 
     Raises StoreUnavailable when the store cannot be used, SchemaMismatch when its schema is another version's.
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
-        is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL looks like one, and is none
+        is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL prints like a str, and is not one
         given = shown(url) if is_text else f"a value of type {type(url).__name__}"
         if "@" in given:
             given = "this"  # there may be a password in it
@@ -125,7 +126,7 @@ def connect(
         if sweep:
             guarded(queue.sweep_in_background)
         return queue
-    except BaseException:  # also what a signal's handler raises: nobody else would close it
+    except BaseException:  # also what a signal's handler raises: nobody else would close the queue
         with suppress(Exception):  # what it could not give back, others rescue
             (queue or store).close()
         raise
@@ -197,8 +198,10 @@ class Queue(processes.OfOneProcess):
     ) -> Tube:
         """Create a tube, or with ``if_not_exists`` open the one that is there (with its stored options).
 
-        Options, by type (seconds): ``ttl``, ``ttr``, ``pri``: defaults of its tasks; ``capacity``: most stored
-        tasks, 0 for no limit. ``temporary``: its tasks do not outlive the last process that has the store open.
+        Options, by type (seconds): ``ttl``, ``ttr``, ``pri``: defaults of its tasks; ``capacity``: the most
+        stored tasks, 0 for no limit. ``temporary``: its tasks do not outlive the last process that has the
+        store open.
+
         Raises TubeExists, UnknownDriver, NotSupported, BadOption (Tarantool: ``queue.create_tube``).
         """
         self.check_open()
@@ -212,7 +215,7 @@ class Queue(processes.OfOneProcess):
         checked.check_flag("if_not_exists", if_not_exists)
         stored = options_to_store(self.store, definition, type, name, options)
         is_warned = _may_lose_tasks(stored) and name not in self.tubes()
-        if is_warned:  # now: it may be an error
+        if is_warned:  # before anything is made: a filter may turn the warning into an error
             _warn_of_no_ttr(name)
 
         made: list[Driver] = []
@@ -222,12 +225,12 @@ class Queue(processes.OfOneProcess):
             record = self._record(tx, name)
             is_there = record is not None and self.store.has_tube(tx, record)
             if record is not None and not is_there:
-                record = self._record(tx, name)  # a drop was cut short, and has been ended now
+                record = self._record(tx, name)  # a drop was cut short, and has been completed just now
             if record is None:
                 record = self.store.add_tube(tx, name, type, stored, temporary)
                 made.append(make_driver(self.store, definition, record))
                 made[-1].create_space(tx, record)
-                start_driver(record, partial(made[-1].start, tx))  # else nobody could open what is made
+                start_driver(record, partial(made[-1].start, tx))  # if it cannot start, no tube is made
                 return record
             if not if_not_exists:
                 raise TubeExists(name)
@@ -235,18 +238,18 @@ class Queue(processes.OfOneProcess):
                 raise TubeExists(name, f" as a {record.type}, not a {type}")
             made.append(make_driver(self.store, definition, record))
             if not is_there:
-                made[-1].start(tx)  # where it lies, it was never made, or all was lost
+                made[-1].start(tx)  # it has an entry only: it was never fully made, or its data was lost
             return record
 
         try:
             record = guarded(self.store.transact, step)
             tube = self._open_tubes.open(record, made.pop())
         finally:
-            for unused in made:  # of what was rolled back
+            for unused in made:  # those of steps that were rolled back
                 stop_driver(unused)
         if on_task_change is not None:
             tube.on_task_change(on_task_change)
-        if _may_lose_tasks(record.options) and not is_warned:  # it was there, with its own options
+        if _may_lose_tasks(record.options) and not is_warned:  # the tube existed, with its own options
             _warn_of_no_ttr(name)
         others = other_options(options, stored, record.options)
         if others:
@@ -271,13 +274,13 @@ class Queue(processes.OfOneProcess):
         return [record.name for record in self.records()]
 
     def records(self) -> Sequence[TubeRecord]:
-        """All tubes as the catalogue has them, those whose type is not registered here too."""
+        """All tubes as the catalogue has them, including those whose type is not registered here."""
         return self.store.read(self.store.tubes)
 
     def drop_tube(self, tube: Tube | str) -> None:
         """Remove a tube and its tasks; TubeBusy while tasks are taken or consumers of this process wait."""
         dropped = tube if isinstance(tube, Tube) else self.get_tube(tube)
-        if dropped._queue is not self:  # its number may be that of another tube here
+        if dropped._queue is not self:  # its id may belong to another tube here
             raise BadOption(f"{dropped!r} is another queue's", option="tube", value=dropped)
         if guarded(self.store.waiters.count, dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
@@ -302,22 +305,22 @@ class Queue(processes.OfOneProcess):
             self.store.transact(step)
             self._open_tubes.forget(dropped)
             for key in dropped.record.id, room(dropped.record.id):
-                self.store.wake(key, 2**31)  # all who wait: they find it gone
+                self.store.wake(key, 2**31)  # all waiters: they find it gone
 
         guarded(drop)
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).
 
-        Of all, those are left out whose own place is away, such as the server of a tube of type ``redis``, and those
-        whose driver fails.
+        The statistics of all leave out tubes whose own server is away, such as that of a tube of type
+        ``redis``, and tubes whose driver fails.
         """
         if name is not None:
             return self.get_tube(name).statistics()
         stats: dict[str, Any] = {}
         for tube in self._open_tubes.open_all():
             try:
-                tube.place.check_reachable()  # else each tube of a node that hangs is waited for
+                tube.place.check_reachable()  # else every tube on a node that hangs would cost a wait
                 stats[tube.name] = tube.statistics()
             except NoSuchTube:  # dropped elsewhere since
                 pass
@@ -331,10 +334,10 @@ class Queue(processes.OfOneProcess):
     # Sessions
 
     def identify(self, session: UUID | str | None = None) -> UUID:
-        """Return this connection's session; given another's UUID, join that one first.
+        """Return this connection's session; given another session's UUID, join that one first.
 
-        What the left session held is released, unless it has other connections or a session_ttr. BadOption for
-        what is no UUID, NoSuchSession for one that is unknown or over (Tarantool: ``queue.identify``).
+        What the old session held is released, unless it has other connections or a session_ttr. BadOption for
+        what is not a UUID, NoSuchSession for one that is unknown or over (Tarantool: ``queue.identify``).
         """
         self.check_open()
         if session is not None:
@@ -356,11 +359,11 @@ class Queue(processes.OfOneProcess):
             self._tell_of_session()
 
     def _tell_of_session(self) -> None:
-        """A driver that keeps sessions of its own must know of ours."""
+        """Tell drivers that keep their own sessions about this queue's."""
         for tube in self._open_tubes:
             follow = getattr(tube.driver, "follow_session", None)
             if follow is not None:
-                with suppress(StoreError):  # its server is away: it hears of it later
+                with suppress(StoreError):  # its server is away, and learns of it later
                     follow()
 
     # Transactions
@@ -374,16 +377,16 @@ class Queue(processes.OfOneProcess):
         return self._transactions.block()
 
     def join_transaction(self, connection: Any) -> Unit:
-        """Return the unit of the transaction that is open on a connection of the user's, who commits it.
+        """Return the unit of the transaction that is open on the user's connection, which the user commits.
 
-        What the verbs do with ``connection=``; it may be passed to others as ``unit=`` until then.
+        Verbs call this for ``connection=``; until the commit, the unit may be passed to others as ``unit=``.
         """
         return self._transactions.join(connection)
 
     # Time
 
     def sweep(self) -> int:
-        """Do now what is due: ends of delays, ttl and ttr, dead sessions, counts; return how many changes of tasks."""
+        """Do what is due now: delays, ttl and ttr, dead sessions, counts; return the number of changes."""
         changed, _, failed = self._sweep(thoroughly=True)
         _raise_one(failed)
         return changed
@@ -391,7 +394,7 @@ class Queue(processes.OfOneProcess):
     def _sweep(self, *, thoroughly: bool) -> tuple[int, list[int], list[Exception]]:
         """Do what is due.
 
-        Return how many tasks that changed, when time does something next in each tube, and what failed in one alone.
+        Return the number of changes, when something is next due in each tube, and errors of single tubes.
         """
         self.check_open()
         are_suspected = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)
@@ -411,17 +414,20 @@ class Queue(processes.OfOneProcess):
         return changed, dues, failed
 
     def due_at(self, due_ms: int) -> None:
-        """A task is due then: let the sweeper come in time."""
+        """Have the sweeper come in time for a task that is due then."""
         if due_ms < self._next_sweep_ms and self._sweeps:
             self._next_sweep_ms = due_ms
             self._sweeper.nudge((due_ms - self.clock.now_ms()) / 1000)
 
     def sweep_in_background(self) -> None:
-        """Start its thread: a process may do no more than look or listen, and who is woken should not pay for it."""
+        """Start the sweeper's thread.
+
+        A process that only looks or listens needs it too, and a woken consumer should not pay for its start.
+        """
         self._sweeper.nudge()
 
     def counted(self) -> None:
-        """There are counts to store, a second from now, or when the process ends."""
+        """Have new counts stored a second from now, or when the process ends."""
         processes.see_to_exit()
         self._sweeper.nudge(FLUSH_AFTER)
 
@@ -446,7 +452,7 @@ class Queue(processes.OfOneProcess):
                 self._look_for_unknown_at = real_monotonic() + UNKNOWN_EVERY
             _, dues, failed = self._sweep(thoroughly=is_thorough)
         except StoreUnavailable:
-            self._look_for_unknown_at = 0.0  # as soon as the server is back: it may have lost something
+            self._look_for_unknown_at = 0.0  # look once the server is back: it may have lost something
             if self.is_closed:  # while it swept
                 return None
             raise
@@ -471,7 +477,7 @@ class Queue(processes.OfOneProcess):
                 return
             self.is_closed = True
         self.store.waiters.wake_all()
-        # It may wait for the call that a handler interrupted, or for this thread's own transaction
+        # A sweep may be waiting for the call that a handler interrupted, or for this thread's own transaction
         is_waited_for = not (is_interrupted() or self._transactions.is_inside())
         try:
             self._sweeper.stop(wait=is_waited_for)
@@ -488,11 +494,11 @@ class Queue(processes.OfOneProcess):
             processes.closed(self)
 
     def _give_back(self) -> None:
-        """Store what was counted, and release what the session holds. What cannot be done others do."""
+        """Store the counts, and release what the session holds. What fails here, others do later."""
         try:
             self.flush_counts()
         except StoreBusy:
-            if not self.store.reconnects:  # the lock of a file, for which all the rest would wait again
+            if not self.store.reconnects:  # a file is locked, and all the rest would wait for it again
                 return
         except StoreError:
             pass
@@ -517,7 +523,7 @@ class Queue(processes.OfOneProcess):
         return f"<Queue on {self.store}{' (closed)' if self.is_closed else ''}>"
 
     def forked(self) -> None:
-        """Called in a forked child: nothing of the parent's is used again, or closed."""
+        """Called in a forked child: neither use nor close anything of the parent's again."""
         self.store.forked()
         self._transactions.forked()
         self._lock = threading.RLock()
@@ -534,7 +540,7 @@ class Queue(processes.OfOneProcess):
 
 
 def _raise_one(failed: Sequence[Exception]) -> None:
-    """Raise one of a walk's errors: a driver's own fault first, since of a server that is away its calls tell."""
+    """Raise one of these errors, a driver's own fault first: a server that is away shows in calls anyhow."""
     for error in sorted(failed, key=lambda error: isinstance(error, StoreError)):
         raise error
 
@@ -550,7 +556,7 @@ def _may_lose_tasks(options: Mapping[str, Any]) -> bool:
 
 
 def _warn_of_others(name: str, options: Sequence[str]) -> None:
-    warnings.warn(  # no values: an option of a type's own may be a URL with a password
+    warnings.warn(  # without the values: a type's own option may be a URL with a password
         f"tube {name!r} is there, with another {', '.join(options)} than is given here, and keeps what it has; to have "
         "others, give them with each put, or make a tube of another name",
         TubesWarning,
@@ -567,4 +573,4 @@ def _warn_of_no_ttr(name: str) -> None:
     )
 
 
-processes.register()  # when all is imported: see there
+processes.register()  # after all imports: see there

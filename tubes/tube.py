@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from tubes.queue import Queue
 
 BURY_TRIES = 100
-"""So often a bury begins anew because the task was kicked meanwhile, until the driver is taken for broken."""
+"""Times that a bury starts over because the task was kicked meanwhile, before the driver counts as broken."""
 
 
 class Tube(Takes):
     """A named queue of tasks. ``queue.create_tube`` and ``queue.tube["NAME"]`` hand these out.
 
-    Every verb takes a task by its id or as the Task that a call returned. By Task, it is meant as it was when
-    it was taken: if it has been given to somebody else since, the verb raises LeaseLost. By id, only the
-    session is asked (``ack``, ``release``, ``touch``), or nobody (``bury``, ``delete``).
+    Every verb takes a task by its id or as the Task that a call returned. A Task that was taken stands
+    for that take: if somebody else has got it since, the verb raises LeaseLost. By id, ``ack``, ``release``
+    and ``touch`` check only the session, ``bury`` and ``delete`` nothing.
     """
 
     def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
@@ -105,11 +105,11 @@ class Tube(Takes):
     def _put_when_room(
         self, step: Step, wanted: int, timeout: float | None, unit: Unit | None
     ) -> Sequence[Change]:
-        """Put where what is over has made room, or comes to make some within ``timeout``."""
+        """Put if expired tasks make room; if they make none, wait up to ``timeout`` for some."""
         if 0 < self._capacity < wanted:
             self._check_exists(unit)
             raise TubeFull(self.name, self._capacity, wanted)
-        expired = 0  # what is over takes no room
+        expired = 0  # expired tasks must not take up room
         if unit is None:
             expired, _ = self.expire()
         else:
@@ -127,7 +127,7 @@ class Tube(Takes):
         return self._wait_and_put(step, wanted, timeout)
 
     def _wait_and_put(self, step: Step, wanted: int, timeout: float | None) -> Sequence[Change]:
-        """Stand in line for room. Who is first in it tries, and sees to what is due, which may make some."""
+        """Stand in line for room. The first in line tries, and settles what is due, which may make room."""
         waiters, deadline = self._store.waiters, Deadline(self._clock, timeout)
         signal = waiters.enter(self._room)
         is_called = False
@@ -153,7 +153,7 @@ class Tube(Takes):
             waiters.wake_first(self._room)
             if is_called:
                 self._store.call_instead(self._room, 1)
-            self._queue.deliveries.deliver()  # only now: a callback holds up nobody who waits for room
+            self._queue.deliveries.deliver()  # only now: a callback must not hold up others waiting for room
 
     def _until_due(self, tried: int, remaining: float | None) -> float | None:
         due = self.next_due_ms()
@@ -175,8 +175,8 @@ class Tube(Takes):
         """Take the next task, or return ``None`` when none came within ``timeout`` seconds.
 
         ``None`` waits for ever, 0 tries once. Waiting consumers of a process are served in the order in which
-        they came. With ``ack=task`` the last task is acked in the same commit: when that is refused
-        (NotTaken, LeaseLost) nothing is taken; when nothing is ready, the ack stands and the wait begins
+        they came. With ``ack=task`` that task is acked in the same commit: if the ack is refused (NotTaken,
+        LeaseLost), nothing is taken; if nothing is ready, the ack stands and the wait begins
         (Tarantool: ``tube:take``).
         """
         taken = self._take(1, timeout, ack, unit, connection)
@@ -192,14 +192,14 @@ class Tube(Takes):
     ) -> list[Task]:
         """Take up to ``limit`` tasks that are ready now, in order; wait for the first as ``take`` does.
 
-        Who waits behind others in this process gets one, so that there is something left for them.
+        A consumer that waits behind others in this process gets only one, so that some are left for them.
         """
         return self._take(checked.whole("limit", limit, least=1), timeout, None, unit, connection)
 
     # Finishing and giving back
 
     def ack(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
-        """Finish a task that this session holds; it is gone. Returns it, done.
+        """Finish a task that this session holds: it is removed. Returns it, done.
 
         NotTaken when this session does not hold it, LeaseLost when it did and has lost it (Tarantool:
         ``tube:ack``).
@@ -215,7 +215,7 @@ class Tube(Takes):
     def ack_many(
         self, tasks: Iterable[Task | int], *, unit: Unit | None = None, connection: Any = None
     ) -> list[Task]:
-        """Finish those of these tasks that this session holds, in one commit; return those."""
+        """Finish those of the tasks that this session holds, in one commit; return them."""
         name, ref = self._record.name, self._ref
         refs = [
             new_ref((task.id, task.token, task)) if type(task) is Task and task.tube == name else ref(task)
@@ -233,8 +233,8 @@ class Tube(Takes):
     def release(self, task: Task | int, **options: Unpack[ReleaseOptions]) -> Task:
         """Give back a task that this session holds: to its old place, or after ``delay`` seconds.
 
-        The delay is added to its ttl. NotTaken and LeaseLost as for ``ack``; options of another type and unknown
-        ones as for ``put`` (Tarantool: ``tube:release``).
+        The delay is added to its ttl. NotTaken and LeaseLost as for ``ack``; NotSupported and BadOption as
+        for ``put`` (Tarantool: ``tube:release``).
         """
         delay_ms = release_delay(options, self.features, f"release in {self._described()}")
         ref = self._ref(task)
@@ -253,8 +253,8 @@ class Tube(Takes):
     ) -> Task | None:
         """Add ``delta`` seconds to the ttr, the ttl and the deadline of a task that this session holds.
 
-        By 0 or ``None`` it does nothing and returns ``None``. NotTaken and LeaseLost as for ``ack``; NotSupported
-        for a task of this session's where the type has no ttr (Tarantool: ``tube:touch``).
+        With 0 or ``None`` it does nothing and returns ``None``. NotTaken and LeaseLost as for ``ack``;
+        NotSupported if this session holds the task but the type has no ttr (Tarantool: ``tube:touch``).
         """
         delta_ms = checked.optional_milliseconds("delta", delta)
         if not delta_ms:
@@ -279,13 +279,13 @@ class Tube(Takes):
                 return
         self._refuse(ref, unit)
 
-    # Administration: asks for no ownership
+    # Administration: checks no ownership
 
     def bury(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Put a task aside until it is kicked. Burying a buried one is harmless.
 
-        TaskNotFound when there is none; LeaseLost when a Task that was taken is no longer held by that take,
-        NotTaken when that take was another session's (Tarantool: ``tube:bury``).
+        TaskNotFound when there is none. Given a Task that this session took, LeaseLost when that take no
+        longer holds it; NotTaken if another session took it (Tarantool: ``tube:bury``).
         """
         ref = self._ref(task)
         unit = self._unit(unit, connection)
@@ -300,7 +300,7 @@ class Tube(Takes):
                 return stored
             if ref.token is not None:
                 raise self._not_taken(ref)
-            # it was buried then, and has been kicked since
+            # it was buried at that moment, and has been kicked since
         raise RuntimeError(
             f"the driver of {self!r} does not bury what is {stored.state.name.lower()}: {stored}"
         )
@@ -346,7 +346,7 @@ class Tube(Takes):
         return self._task(raws[0])
 
     def tasks(self, state: State | str, *, after: int = -1, limit: int = 100) -> list[Task]:
-        """Return up to ``limit`` tasks in a state, by id, from the one after ``after`` on."""
+        """Return up to ``limit`` tasks in a state whose id is above ``after``, in the order of their ids."""
         if not isinstance(state, str) or state not in STATES:
             known = ", ".join(f"{state.value!r} ({state.name})" for state in State)
             raise BadOption(f"a state is one of {known}, not {shown(state)}", option="state", value=state)
@@ -363,7 +363,7 @@ class Tube(Takes):
         released = 0
         while count := self._release_some(None):
             released += count
-            if count < STEP_LIMIT:  # not until there are none: others may go on taking
+            if count < STEP_LIMIT:  # else this might never end: others may go on taking
                 break
         if not released:
             self._check_exists()
@@ -407,7 +407,7 @@ class Tube(Takes):
             return states, calls
 
         counts, flushes = self._store.counts, -1
-        while counts.flushes != flushes:  # else one may have stored some meanwhile of what was not stored yet
+        while counts.flushes != flushes:  # else a flush may have stored what is counted as unstored too
             unstored, flushes = counts.pending(self._id)
             states, calls = self._store.read(look)
         return statistics(states, Counter(calls) + Counter(unstored))
@@ -417,8 +417,8 @@ class Tube(Takes):
     def on_task_change(self, callback: Listener | None) -> Listener | None:
         """Call ``callback(task, event)`` after every change that this process makes; return the old one.
 
-        It runs after the commit, outside every lock, one at a time in commit order, and may call the tube
-        again. If it raises, that is logged and changes nothing (Tarantool: ``tube:on_task_change``).
+        Callbacks run after the commit, outside every lock, one at a time in commit order, and may call the
+        tube again. An error in one is logged and changes nothing (Tarantool: ``tube:on_task_change``).
         """
         if callback is not None:
             check_listener(callback)
@@ -441,7 +441,7 @@ class Tube(Takes):
         return remove
 
     def _set_listeners(self) -> None:
-        """Keep those that are given, and again if another thread changes them: who comes last sees what all did."""
+        """Set the listeners; again, if another thread changed them meanwhile, so that no change is lost."""
         listeners: tuple[Listener, ...] | None = None
         while listeners != (given := self._given_listeners()):
             self._listeners = listeners = given
