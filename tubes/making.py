@@ -1,4 +1,4 @@
-"""Makes the drivers of tubes, starts and stops them, and tells of what one of somebody's own raises."""
+"""Makes the drivers of tubes, starts and stops them, and reports what a custom driver raises."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = Log("tubes.queue")
 
 
 def make_driver(store: Store, definition: Any, record: TubeRecord) -> Driver:
-    """Make a tube's driver of what is registered for its type."""
+    """Make a tube's driver from what is registered for its type."""
     if isinstance(definition, TubeType):
         return store.realise(definition, record)
     try:
         driver = cast("Driver", definition(store, record))
     except TubeError:
         raise
-    except Exception as error:  # whatever its maker raises
+    except Exception as error:  # whatever its factory raises
         raise UnknownDriver(record.type, why=f": its driver cannot be made ({_named(error)})") from error
     check_driver(driver)
     return driver
 
 
 def start_driver(record: TubeRecord, start: Callable[[], object]) -> None:
-    """Start a tube's driver. Where it raises, the tube is like one whose driver cannot be had here."""
+    """Start a tube's driver. If it raises, the tube counts as one whose driver is not available here."""
     try:
         start()
     except TubeError:
@@ -41,7 +41,7 @@ def start_driver(record: TubeRecord, start: Callable[[], object]) -> None:
 
 
 def stop_driver(driver: Driver) -> None:
-    """Stop a driver; what one raises is not for the others to bear."""
+    """Stop a driver; log what it raises, so that the others are stopped too."""
     try:
         driver.stop()
     except Exception:
@@ -51,9 +51,9 @@ def stop_driver(driver: Driver) -> None:
 def options_to_store(
     store: Store, definition: Any, type: str, name: str, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Check what is given for a new tube, against its type; return it as the catalogue keeps it."""
-    has_features = isinstance(getattr(definition, "features", None), Features)  # else what it makes knows
-    if isinstance(definition, TubeType) or not has_features:  # refused before there is a tube
+    """Check a new tube's options against its type; return them as the catalogue keeps them."""
+    has_features = isinstance(getattr(definition, "features", None), Features)  # else its driver has them
+    if isinstance(definition, TubeType) or not has_features:  # a bad one is refused before there is a tube
         definition = make_driver(store, definition, TubeRecord(0, name, type, {}, False))
     own: Sequence[str] = getattr(definition, "tube_options", ())
     where = f"{type} tube {name!r}"
@@ -66,7 +66,7 @@ def options_to_store(
 
 
 def _as_read_again(stored: Any, where: str) -> dict[str, Any]:
-    """A type's own options as everybody will read them. What nobody could read makes a tube that nobody can open."""
+    """A type's own options as they will be read back: with unreadable ones, nobody could open the tube."""
     try:
         return checked.check_stored_options(json.loads(json.dumps(dict(stored), allow_nan=False)))
     except (TypeError, ValueError) as error:
@@ -74,5 +74,5 @@ def _as_read_again(stored: Any, where: str) -> dict[str, Any]:
 
 
 def _named(error: Exception) -> str:
-    """What it says and which it is: a KeyError says nothing but the key."""
+    """An error's type and message: the message of a KeyError is the key alone."""
     return f"{type(error).__name__}: {error}"

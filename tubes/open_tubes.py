@@ -1,4 +1,4 @@
-"""The tubes that a queue has open, each with its driver: opened when they are asked for, forgotten when dropped."""
+"""The tubes that a queue has open, each with its driver: opened when asked for, forgotten when dropped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class OpenTubes:
     """The tubes of one queue, by name.
 
-    The lock is never held while one waits for the store: who has that, in a transaction, may want the lock.
+    Never wait for the store with the lock held: a thread that holds the store, in a transaction, may want it.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -43,11 +43,11 @@ class OpenTubes:
         return iter(list(self._tubes.values()))
 
     def get(self, name: str) -> Tube | None:
-        """The tube of that name, if it is open, which may have been dropped elsewhere since."""
+        """The tube of that name, if it is open. It may have been dropped elsewhere since."""
         return self._tubes.get(name)
 
     def open(self, record: TubeRecord, driver: Driver | None = None) -> Tube:
-        """Open a tube, with its driver if that is made already, unless another thread has done so."""
+        """Open a tube, with ``driver`` if given, unless another thread has opened it already."""
         tube = self._get_same(record)
         if tube is not None:
             if driver is not None:
@@ -60,14 +60,14 @@ class OpenTubes:
         return guarded(self._opened, opened)
 
     def _opened(self, opened: Tube) -> Tube:
-        """That tube, from now on, unless another thread was faster."""
+        """Register an opened tube and return it, or the one of another thread that was faster."""
         record = opened.record
         unused: Driver | None = opened.driver
         with self._lock:
             tube = self._get_same(record)
             if tube is None and not self._is_over:
                 self._store.set_aside.clear()
-                dropped = self._tubes.get(record.name)  # and made anew, by others
+                dropped = self._tubes.get(record.name)  # others dropped it, and made a new one of that name
                 self._tubes[record.name] = tube = opened
                 unused = None if dropped is None else dropped.driver
         if unused is not None:
@@ -79,9 +79,9 @@ class OpenTubes:
     def open_all(self) -> list[Tube]:
         """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
 
-        The others wait until their type is registered, as do those whose driver cannot be had here: the package that it
-        needs is not installed, say; or whose entry cannot be read, or which is damaged itself. Who asks for such a tube
-        is told why.
+        A tube is left out for as long as its type is not registered, its driver cannot be made here (a
+        package that it needs is not installed, say), its entry cannot be read, or it is damaged itself. A
+        caller that asks for such a tube is told why.
         """
         before = list(self)
         records = self._queue.records()
@@ -97,10 +97,10 @@ class OpenTubes:
             self.forget(tube)
 
     def forget(self, tube: Tube) -> None:
-        """It was dropped."""
+        """Forget a tube that was dropped."""
         with self._lock:
             if self._tubes.get(tube.name) is not tube:
-                return  # who has taken it out stops it
+                return  # whoever removed it stops its driver
             del self._tubes[tube.name]
         stop_driver(tube.driver)
 
@@ -113,13 +113,13 @@ class OpenTubes:
             stop_driver(tube.driver)
 
     def forked(self) -> None:
-        """Called in a forked child: a thread of the parent's may have held a lock."""
+        """Called in a forked child: a thread of the parent's may hold a lock."""
         self._lock = threading.RLock()
         for tube in self:
             tube.place.forked()
 
     def told(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
-        """What the store tells of many tubes at once, ``next_dues`` or ``holders``, by their ids: of those it can."""
+        """What the store tells of many tubes at once (``next_dues``, ``holders``), by id, if it can."""
         ask = getattr(self._store, what, None)
         asked = [tube.record for tube in tubes if tube.place.is_realised]
         if ask is None or not asked:
@@ -129,10 +129,10 @@ class OpenTubes:
         except Exception as error:
             if isinstance(error, StoreError) and type(error) is not StoreError:
                 raise
-            return {}  # something is wrong with one of them: each is asked by itself
+            return {}  # something is wrong with one of them: each will be asked by itself
 
     def _get_same(self, record: TubeRecord) -> Tube | None:
-        """This very tube, not one of its name that was dropped, if it is open."""
+        """This very tube if it is open, not a dropped one of the same name."""
         tube = self._tubes.get(record.name)
         return tube if tube is not None and tube.record.id == record.id else None
 
@@ -151,7 +151,7 @@ class OpenTubes:
 
 @contextmanager
 def apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iterator[None]:
-    """Let what is wrong with this tube alone not keep a walk over all tubes from the others; note it in ``failed``."""
+    """Keep an error of this tube alone from ending a loop over all tubes; note it in ``failed``."""
     try:
         yield
     except NoSuchTube:  # dropped elsewhere since

@@ -1,4 +1,4 @@
-"""Gives back what ended sessions hold: who takes does that, and the sweep."""
+"""Gives back what ended sessions hold, for takes and for the sweep."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tubes.store import Store
 from tubes.taking import Takes
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks for dead sessions by consumers that find enough to do."""
+"""Seconds between two looks for dead sessions by consumers that keep finding tasks."""
 
 RESCUED_AT_ONCE = 10
-"""Ended sessions whose tasks are given back between two looks for such, drawn by lot where there are more.
+"""Ended sessions whose tasks are given back between two looks for more, chosen at random if there are more.
 
-Many processes that see the same ones end, as where a host with many workers dies, divide them among themselves so.
+When many processes see the same sessions end, as when a host with many workers dies, this divides the work.
 """
 
 
 class Rescuer:
-    """Rescues for one queue."""
+    """Rescues tasks for one queue."""
 
     def __init__(self, store: Store, tubes: OpenTubes) -> None:
         self._store = store
@@ -33,23 +33,23 @@ class Rescuer:
         """Whether an open tube has a session in ``ended`` whose tasks could not all be given back."""
 
     def look(self, taker: Takes) -> None:
-        """Rescue for a take there, if the last look was a while ago; what a busy consumer can afford."""
+        """Rescue for a take in ``taker``, if the last look was a while ago: busy takes can afford that."""
         now = real_monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
             self.rescue_for(taker, lately=True)
 
     def rescue_for(self, taker: Takes, *, lately: bool = False) -> int:
-        """Before a take there: give back what dead sessions hold, so that the taker can get it."""
+        """Before a take in ``taker``: give back what dead sessions hold, so that the take can get it."""
         if self._store.deaths_suspected(lately=lately):
             return self.rescue(taker)
         return taker.rescue() if taker.ended else 0
 
     def rescue(self, taker: Takes | None = None) -> int:
-        """Release what ended sessions hold, in every open tube; return how many tasks that were.
+        """Release what ended sessions hold, in every open tube; return the number of tasks.
 
-        With a ``taker``, only its own tube and this queue's store are waited for. Tubes on other servers, and what
-        sessions hold that nobody knows, are left to a later sweep.
+        With a ``taker``, only that tube and this queue's store are waited for. Tubes on other servers, and
+        tasks of unknown sessions, are left to a later sweep.
         """
         store, is_thorough = self._store, taker is None
         released, seen = 0, {*store.set_aside}
@@ -64,17 +64,17 @@ class Rescuer:
                 return released
 
     def swept(self, tubes: Sequence[Takes]) -> None:
-        """All tubes have been tried again: where nothing is left, a look finds what was set aside, and forgets it."""
+        """All tubes were tried again: if nothing is left, let the next look forget the sessions set aside."""
         if self._is_any_left and not any(tube.ended for tube in tubes):
             self._is_any_left = False
             self._store.set_aside.clear()
 
     def _rescue_from(self, ended: Sequence[str], taker: Takes | None) -> int:
-        """Release what these hold, and forget them, or set them aside.
+        """Release what these sessions hold, and forget them or set them aside.
 
-        A session is set aside where it may hold more: in a tube that is not open here, of a type that nobody has
-        registered, until one is opened; or in one that has it in ``ended``, as some tasks are locked or the tube's
-        server is away, until a sweep has given these back. Then a look finds it again, and forgets it.
+        They are set aside while they may hold more: in a tube that is not open here, as its type is not
+        registered, until one is opened; or in a tube that has them in ``ended``, as tasks are locked or its
+        server is away, until a sweep has given these back. The next look then finds and forgets them.
         """
         store, released = self._store, 0
         tubes, all_ended = self._tubes.open_all(), {*ended}

@@ -1,4 +1,4 @@
-"""Transactions over several calls: those of ``queue.transaction()``, and those that the user ends."""
+"""Transactions over several calls: those of ``queue.transaction()``, and those that the user commits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """Those that are open on one queue."""
+    """The transactions that are open on one queue."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -29,7 +29,7 @@ class Transactions:
 
     @contextmanager
     def block(self) -> Iterator[Unit]:
-        """Open one, commit it when the block ends, roll it back if it raises; then come callbacks and wake-ups."""
+        """Open one. At the block's end commit it, then wake and call back; if it raises, roll back."""
         self._queue.check_open()
         block = _Block(self._queue.store, self._new_unit(None), self._inside)
         try:
@@ -43,7 +43,7 @@ class Transactions:
         self._queue.deliveries.deliver()
 
     def join(self, connection: Any) -> Unit:
-        """The unit of the transaction that is open on a connection of the user's."""
+        """The unit of the transaction that is open on the user's connection."""
         self._queue.check_open()
         return self._queue.store.join_transaction(connection, partial(self._new_unit, is_joined=True))
 
@@ -52,7 +52,7 @@ class Transactions:
         return threading.get_ident() in self._inside
 
     def forked(self) -> None:
-        """Called in a forked child: they are the parent's."""
+        """Called in a forked child: the open transactions are the parent's."""
         for unit in list(self._units):
             unit.forked()
         self._units = weakref.WeakSet()
@@ -65,7 +65,7 @@ class Transactions:
         return unit
 
     def _ended(self, unit: Unit, committed: bool) -> None:
-        """The user has ended it."""
+        """The user has committed it or rolled it back."""
         if committed:
             _line_up(unit)
             if not self._queue.is_closed:
@@ -74,7 +74,7 @@ class Transactions:
 
 
 class _Block:
-    """A ``with`` block that is one transaction, its unit's once it is open. ``inside``: the threads that are in one."""
+    """A ``with`` block that is one transaction with its unit. ``inside``: the threads that are in a block."""
 
     def __init__(self, store: Store, unit: Unit, inside: list[int]) -> None:
         self._transaction = store.transaction(partial(_line_up, unit))
