@@ -1,4 +1,4 @@
-"""Who waits for what, in the order of arrival, for how long, and how they are woken."""
+"""The lines of waiters: what each waits for, in the order of arrival, for how long, and how it is woken."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Key = int
 """What is waited for: a tube's id for its tasks, ``room(id)`` for room in it."""
 
 Lease = tuple[int, int]
-"""A task's id, and which of its takes it is."""
+"""A task's id, and the number of the take."""
 
 LEASES_KEPT = 100
-"""Leases that are remembered of those who left a line: so many takes may come between a put and its ``wake``."""
+"""Recent leases remembered for a line: at most so many takes may come between a put and its ``wake``."""
 
 A_MOMENT = 0.01
-"""Seconds for which somebody who settles what is due may hold up others who would do the same."""
+"""Seconds for which one waiter that settles what is due may hold up others that would do the same."""
 
 HELD_UP = 0.1
-"""Seconds at most until another look where something is due and cannot be done: an open transaction has it locked."""
+"""Longest pause, in seconds, before another look at what is due but locked by an open transaction."""
 
 
 def room(tube: int) -> Key:
@@ -30,11 +30,11 @@ def room(tube: int) -> Key:
 
 
 def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
-    """How long to wait for what is due then, after one has tried to do all that was due at ``tried_ms``.
+    """Seconds until the next try at what is due at ``due_ms``, after a try at all due by ``tried_ms``.
 
-    What has become due since is done at once. What was due already is held up: for a moment, where another settles the
-    same just now, so it is tried again at once; by an open transaction, maybe for hours, so it is tried again after as
-    long as it has been due.
+    What has become due since that try is done at once. What was due before it is held up. If others are just
+    settling the same, that takes a moment: it is tried again at once. An open transaction may hold it for
+    hours: the pause is then as long as it has been due (backoff), up to ``HELD_UP``.
     """
     if due_ms > tried_ms:
         return max(due_ms - now_ms, 0) / 1000
@@ -43,30 +43,30 @@ def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
 
 
 class Deadline:
-    """When who waits gives up; with a timeout of ``None`` never."""
+    """When a waiter gives up; with a timeout of ``None``, never."""
 
     def __init__(self, clock: Clock, timeout: float | None) -> None:
         self._clock = clock
         self._at = None if timeout is None else clock.monotonic() + timeout
 
     def left(self) -> float | None:
-        """The seconds until then; 0.0: it is over."""
+        """The seconds until then; 0.0: it has passed."""
         if self._at is None:
             return None
         left = self._at - self._clock.monotonic()
-        return left if left > 1e-6 else 0.0  # sums of floats are that exact
+        return left if left > 1e-6 else 0.0  # sums of floats are no more exact
 
 
 class Waiters:
     """The waiting threads of one process on one store: first come, first served.
 
-    To be *called* is to be meant for one of the tasks, or of the places, that there are now; who is called and leaves
-    without it has another called instead. To be *woken* is to look: the first in line does that whenever something may
-    have changed, those behind it only when they were called, so that nobody overtakes, or when their time is over.
-    All are woken when a queue closes.
+    A waiter is *called* for one of the tasks, or of the free places, that there are now; if it leaves without
+    one, another is called instead. A waiter that is *woken* looks. The first in line does so whenever
+    something may have changed; those behind it only when they were called, so that none overtakes, or when
+    their time is over. All are woken when a queue closes.
 
-    ``on_wait`` is called whenever somebody begins to wait, before they look a last time: the store's chance
-    to listen to other processes. ``on_nobody`` is called, under the lock, when nobody waits any more.
+    ``on_wait`` is called whenever a waiter enters a line, before its last look: the store's chance to begin
+    listening to other processes. ``on_nobody`` is called, under the lock, when nobody waits any more.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Waiters:
         self.line: dict[Key, deque[Signal]] = {}
         self._called: set[Signal] = set()
         self._taken: dict[Key, deque[Lease]] = {}
-        """What those who left took, lately, of lines in which others stand."""
+        """Recent takes by consumers that have left a line in which others still wait."""
         self._on_wait = on_wait
         self._on_nobody = on_nobody
 
@@ -89,12 +89,12 @@ class Waiters:
             try:
                 self._on_wait()
             except BaseException:
-                self.leave(key, signal)  # or it would be called for tasks that nobody takes
+                self.leave(key, signal)  # else it would be called for tasks that it never takes
                 raise
         return signal
 
     def leave(self, key: Key, signal: Signal, taken: Iterable[Lease] = ()) -> bool:
-        """Leave the line, wherever one stands in it, with what one has taken; tell whether one was called since."""
+        """Leave the line, from any place in it, with the leases taken; return whether it was called since."""
         with self._lock:
             is_called = signal in self._called
             self._called.discard(signal)
@@ -111,11 +111,12 @@ class Waiters:
         return is_called
 
     def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
-        """Call the first ``count`` in line that have not been called yet; tell for how many there was somebody.
+        """Call the first ``count`` in line that have not been called yet; return how many tasks that covers.
 
-        ``leases`` are the next ones of what there is. For one with which somebody has left the line already nobody is
-        called: who is called in vain may be overtaken by who is called next. So for a single task the first in line is
-        woken, whoever is called: who leaves with a task wakes the next.
+        ``leases`` are the next leases of the tasks that there are. If a consumer has already left the line
+        with one, nobody is called for it, and it counts as covered: a waiter called in vain might be
+        overtaken by the next one called. For the same reason a single task wakes the first in line, whichever
+        waiter is called; a waiter that leaves with a task wakes the next.
         """
         if key not in self.line:
             return 0
@@ -133,20 +134,20 @@ class Waiters:
         return called
 
     def looked_in_vain(self, key: Key, signal: Signal) -> None:
-        """The first in line has found nothing: unless it was called since, who is called and asleep was so in vain."""
+        """The first in line found nothing: drop the calls of sleeping waiters, unless it was called since."""
         with self._lock:
             if signal not in self._called:
                 self._called.difference_update(each for each in self.line[key] if not each.is_set)
 
     def wake_first(self, key: Key) -> None:
-        """Let the first in line look: something may have changed."""
+        """Have the first in line look: something may have changed."""
         with self._lock:
             line = self.line.get(key)
             if line:
                 line[0].set()
 
     def wake_one(self, key: Key) -> None:
-        """Let the first in line look who has not been woken: who was, and has not come to it, may be held up."""
+        """Have the first that is not yet woken look: one that is woken and has not looked may be held up."""
         with self._lock:
             for signal in self.line.get(key, ()):
                 if not signal.is_set:
@@ -154,12 +155,12 @@ class Waiters:
                     break
 
     def wake_one_each(self) -> None:
-        """Let somebody in each line look; what a store does now and then."""
+        """Have one waiter in each line look; stores do this now and then."""
         for key in self.keys():
             self.wake_one(key)
 
     def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
-        """Answer a wake-up, before looking: clear the signal, tell whether one is first in line, and was called."""
+        """Answer a wake-up before looking: clear the signal; return whether it is first, and was called."""
         with self._lock:
             signal.clear()
             called = signal in self._called
@@ -174,7 +175,7 @@ class Waiters:
                     signal.set()
 
     def keys(self) -> list[Key]:
-        """What is being waited for."""
+        """The keys that are being waited for."""
         with self._lock:
             return list(self.line)
 
