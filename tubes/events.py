@@ -19,7 +19,7 @@ log = Log("tubes.events")
 
 
 def check_listener(listener: object) -> None:
-    """Refuse what cannot be called back, and what nobody here would await."""
+    """Refuse what cannot be called, and coroutine functions, which nobody here would await."""
     if not callable(listener):
         raise BadOption(
             f"a callback must be callable, not {shown(listener)}", option="on_task_change", value=listener
@@ -35,13 +35,13 @@ def check_listener(listener: object) -> None:
 class Deliveries:
     """One line of changes on their way to callbacks, for all tubes of a queue.
 
-    Whoever adds to an idle line delivers it, after its own commit and outside every lock; a callback that
-    calls the tube again only appends. A callback that raises is logged and changes nothing.
+    A thread that adds to an idle line delivers it, after its own commit and outside every lock; a callback
+    that calls the tube again only appends. An error in a callback is logged and changes nothing.
     """
 
     def __init__(self) -> None:
         self.line: deque[tuple[Sequence[Listener], Task, Event]] = deque()
-        """What is on its way. Most calls find nothing there, and can do without the call of ``deliver``."""
+        """The changes on their way. Most calls find none here, and save the call of ``deliver``."""
         self._delivering = threading.Lock()
 
     def add(self, listeners: Sequence[Listener], task: Task, event: Event) -> None:
@@ -49,7 +49,7 @@ class Deliveries:
         self.line.append((listeners, task, event))
 
     def deliver(self) -> None:
-        """Call back until the line is empty, unless somebody is at it already."""
+        """Call back until the line is empty, unless another thread is doing so already."""
         if self.line:
             guarded(self._deliver)
 
@@ -62,12 +62,12 @@ class Deliveries:
                 self._delivering.release()
 
     def _call_first(self) -> None:
-        """Tell who is to hear of the first change. What ends this keeps nobody else from it.
+        """Call the listeners of the first change. If this is ended early, the others are still called later.
 
-        That is what a signal's handler raises: Ctrl-C, or an alarm, which is not the callback's to catch.
+        What ends it is what a signal's handler raises, for Ctrl-C or an alarm: no error of the callback.
         """
         left, task, event = self.line[0]
-        del self.line[0]  # a signal is handled where something is called: not here
+        del self.line[0]  # no signal can come between: handlers run only where something is called
         try:
             while left:
                 listener, *left = left

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from tubes.task import Event, State
 
 FLUSH_AFTER = 1.0
-"""Seconds after which counts are stored; what a SIGKILL can lose."""
+"""Seconds after which counts are stored; a SIGKILL can lose the counts of that time."""
 
 FLUSH_TAKES = 1.0
-"""Seconds that who asks for statistics gives another thread's flush, which may be waiting for that very thread."""
+"""Seconds that statistics wait for another thread's flush, which may itself be waiting for this thread."""
 
 
 class Deltas(NamedTuple):
@@ -26,20 +26,20 @@ class Deltas(NamedTuple):
 class Counts:
     """The calls that this process made on one store and has not stored yet.
 
-    Whoever makes one only notes it, which takes no lock; notes are summed up when somebody asks.
+    A call only leaves a note, which takes no lock; the notes are summed up when somebody asks.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition(threading.Lock())
         self.flushes = 0
-        """How many have begun."""
+        """How many flushes have begun."""
         self._under_way: list[list[Deltas]] = []
         self._notes: deque[tuple[int, Event, int]] = deque()
         self._sums: dict[int, Counter[str]] = {}
         self.is_dirty = False
 
     def add(self, tube: int, event: Event, count: int) -> bool:
-        """Count; tell whether these are the first since the last flush."""
+        """Count; return whether these are the first since the last flush."""
         self._notes.append((tube, event, count))
         if self.is_dirty:
             return False
@@ -49,8 +49,8 @@ class Counts:
     def pending(self, tube: int) -> tuple[Mapping[str, int], int]:
         """The counts of one tube that are not stored yet, and how many flushes have begun until now.
 
-        Nobody can tell whether what a flush has drained is stored already, so this waits until none is under way. One
-        that takes longer than FLUSH_TAKES is waiting itself, and has stored nothing.
+        While a flush is under way, nobody can tell whether what it drained is stored already, so this waits
+        for it. One that takes longer than FLUSH_TAKES is itself waiting, and has stored nothing.
         """
         with self._lock:
             self._lock.wait_for(lambda: not self._under_way, FLUSH_TAKES)
@@ -63,7 +63,7 @@ class Counts:
             return unstored, self.flushes
 
     def flush(self, store: Callable[[list[Deltas]], None]) -> None:
-        """Have all counts stored. Where ``store`` raises, what it leaves of them waits for the next time."""
+        """Have all counts stored. If ``store`` raises, the counts that it leaves wait for the next time."""
         deltas = self.drain()
         try:
             store(deltas)
@@ -74,10 +74,10 @@ class Counts:
             self.flushed(deltas)
 
     def drain(self) -> list[Deltas]:
-        """Hand over all counts. Whoever fails to store them gives them back with ``restore``; both say ``flushed``."""
+        """Hand over all counts. The caller calls ``restore`` if it could not store them, then ``flushed``."""
         with self._lock:
             self.flushes += 1
-            self.is_dirty = False  # before the notes are read: who notes meanwhile says so again
+            self.is_dirty = False  # before the notes are read: a note that comes meanwhile sets it again
             self._sum_up()
             deltas = [Deltas(tube, calls) for tube, calls in self._sums.items()]
             self._sums = {}
