@@ -1,19 +1,20 @@
-"""Keeps Ctrl-C and other signals from landing where they would leave a lock held or a taken task unknown to anybody.
+"""Keeps Ctrl-C and other signals from coming where they would leave a lock held, or a taken task unnoticed.
 
-Python runs a signal's handler in the main thread between any two instructions, and a handler may raise, as that of
-Ctrl-C does. A call into SQLite is one instruction: a signal that comes during a commit raises right after it, before
-anybody could note what was committed. Of takes that were interrupted at a random moment, more than half left their
-task taken and nobody who knew of it. So work that must be whole is ``guarded``: signals that come meanwhile are noted
-and handed to their handlers at its end. What only waits inside such work is ``interruptible``: there they go through
-at once.
+Python runs a signal's handler in the main thread, between any two instructions, and a handler may raise, as
+Ctrl-C's does. A call into SQLite is one instruction: a signal that comes during a commit raises right after
+it, before the caller can note what was committed. Of takes that were interrupted at a random moment, more
+than half left their task taken without anybody knowing. So work that must not be cut in two is ``guarded``:
+signals that come meanwhile are noted, and handed to their handlers at its end. The parts of it that only wait
+are ``interruptible``: there, signals get through at once.
 
-A recursion that goes too deep raises like that, too: anywhere, and again in each ``finally`` that calls something. What
-has begun could not be ended, so a call is refused before that where it might not have room: see ``check_stack``.
+A RecursionError, too, can come anywhere, and again in each ``finally`` that calls something, so that what has
+begun could not be ended. A call that might run out of stack is therefore refused before it begins: see
+``check_stack``.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what is under ``signal``, which looks up enums: 25 times slower
+import _signal  # type: ignore[import-not-found]  # ``signal`` itself looks up enums: 25 times slower
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -37,23 +38,23 @@ signal: Callable[[int, Any], Any] = _signal.signal
 Handler = Callable[[int, FrameType | None], Any]
 
 NOTED = tuple(map(int, (SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD)))
-"""The signals that programs handle: to raise, as timeouts round a piece of work do, or to call a verb."""
+"""The signals that programs handle: to raise, as a timeout around a piece of work does, or to call a verb."""
 
 NEEDED_CALLS = 100
-"""Calls within calls that a store's work may need: a driver's step, its commit, and a new connection for it."""
+"""Nested calls that a store's work may need: a driver's step, its commit, and a new connection for it."""
 
 MOST_TRIES = 100
-"""How often handlers are put back while those that are back raise: more often than signals come."""
+"""How often to try to put handlers back while those already back raise: more often than signals come."""
 
 
 def _may_be_main() -> bool:
     """Whether the thread that imports this could be the main one.
 
-    ``threading`` takes whoever imports it first for that: in a sub-interpreter, or where Python is embedded, a thread
-    that Python lets set no handler, and in which none ever runs.
+    ``threading`` takes the thread that imports it first for the main one. In a sub-interpreter, or if Python
+    is embedded, that may be a thread that Python lets set no handler, and in which none ever runs.
     """
     try:
-        signal(NOTED[0], None)  # refused for the handler, and before that for the thread
+        signal(NOTED[0], None)  # always refused: first for a wrong thread, else for the handler
     except ValueError:
         return get_ident() != threading.main_thread().ident
     except TypeError:
@@ -62,32 +63,32 @@ def _may_be_main() -> bool:
 
 
 class _Guard:
-    """What the main thread's guarded work knows. There is one.
+    """The state of the main thread's guarded work. There is one.
 
-    ``is_on``: guarded work is under way, and signals are noted. ``is_open``: what only waits inside of it is, and they
-    go through. Never both. Neither: no such work is, or a handler runs in the middle of it.
+    ``is_on``: guarded work is under way, and signals are noted. ``is_open``: a wait inside it is under way,
+    and signals get through. Never both. Neither: there is no guarded work, or a handler interrupts it.
     """
 
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident if _may_be_main() else None
         self.handlers: dict[int, Handler] = {}
         self.seen: tuple[list[Any], Mapping[int, Handler]] = [], {}
-        """What was found the last time, and the handlers among it; one value, so that no signal parts them."""
+        """What was found last time, and the handlers in it: one value, so that no signal separates them."""
         self.noted: list[tuple[int, FrameType | None] | BaseException] = []
         self.raised = 0
-        """The id of what a handler raised last."""
+        """The id of the exception that a handler raised last."""
         self.is_open = False
         self.is_on = False
 
     def see(self, found: list[Any]) -> Mapping[int, Handler]:
-        """Learn which signals have handlers, and which."""
+        """Note which signals have handlers, and what these are."""
         given = {number: handler for number, handler in zip(NOTED, found, strict=True) if callable(handler)}
         self.handlers.update(given)
         self.seen = found, given
         return given
 
     def forked(self) -> None:
-        """In a forked child: what the main thread was at goes on only if it is the one that forked."""
+        """In a forked child: the main thread's guarded work goes on only if the main thread forked."""
         if self.thread != get_ident():
             self.thread = get_ident()
             self.is_open = self.is_on = False
@@ -102,7 +103,7 @@ os.register_at_fork(after_in_child=_guard.forked)
 
 
 def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Do ``work`` whole; signals that came meanwhile are handled at its end, and what these raise is raised."""
+    """Do ``work`` uninterrupted; at its end, handle the signals that came, and raise what handlers raise."""
     if _guard.is_on or get_ident() != _guard.thread:  # an outer guard holds, or it is not the main thread
         return work(*args)
     found = [*map(getsignal, NOTED)]
@@ -122,9 +123,9 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         _guard.is_on = False
         try:
             for number, handler in given.items():
-                if getsignal(number) is _note:  # else one has set another meanwhile
+                if getsignal(number) is _note:  # else another was set meanwhile
                     signal(number, handler)
-        except BaseException:  # of a handler that is back
+        except BaseException:  # by a handler that is back already
             _restore(given)
             raise
         finally:
@@ -133,19 +134,19 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def _restore(given: Mapping[int, Handler]) -> None:
-    """Put back the handlers that are not, whatever those raise that are: what ``guarded`` does where none raises."""
+    """Put back the remaining handlers for ``guarded``, after one that was back already has raised."""
     for _ in range(MOST_TRIES):
         try:
             for number, handler in given.items():
                 if getsignal(number) is _note:
                     signal(number, handler)
             return
-        except BaseException:  # one is raised already
+        except BaseException:  # one is being raised already
             pass
 
 
 def check_stack() -> None:
-    """Raise RecursionError where there is too little room on the stack for a call to a store. Nothing has begun yet."""
+    """Raise RecursionError if the stack has too little room for a call to a store. Nothing has begun yet."""
     try:
         _getframe(getrecursionlimit() - NEEDED_CALLS)
     except ValueError:  # the stack is not that deep; to ask costs 0.2 µs
@@ -156,7 +157,7 @@ def check_stack() -> None:
 
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Do what only waits: even inside guarded work signals are handled at once."""
+    """Do what only waits: signals are handled at once, even inside guarded work."""
     if get_ident() != _guard.thread or _guard.is_open or not _notes():
         return wait(*args)
     was_on = _guard.is_on
@@ -169,7 +170,7 @@ def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def is_interrupted() -> bool:
-    """Whether a handler runs in the middle of guarded work of this thread, which has what it holds until that ends."""
+    """Whether a handler runs in the middle of this thread's guarded work, whose locks stay held meanwhile."""
     if get_ident() != _guard.thread or _guard.is_on or _guard.is_open:
         return False
     return _notes()
@@ -181,19 +182,19 @@ def _notes() -> bool:
 
 
 def calling_back() -> None:
-    """Begin to tell apart what the code of others raises and what a handler raises in the middle of it."""
+    """Begin to tell what a callback raises from what a signal's handler raises in the middle of it."""
     _guard.raised = 0
 
 
 def is_of_a_handler(error: BaseException) -> bool:
-    """Whether that was raised by a signal's handler, in interruptible work since ``calling_back``."""
+    """Whether a signal's handler raised this, in interruptible work since ``calling_back``."""
     return get_ident() == _guard.thread and id(error) == _guard.raised
 
 
 def postponed(interrupt: BaseException) -> bool:
-    """Raise what ended a wait only at the end of the guarded work, since what was waited for has been done.
+    """Raise what interrupted a wait only at the end of the guarded work, since what was waited for is done.
 
-    Tell whether that can be: in other threads there is no guard.
+    Tell whether that is possible: in other threads there is no guard.
     """
     if get_ident() != _guard.thread or not _guard.is_on:
         return False
@@ -219,18 +220,18 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _open() -> None:
-    """Let signals through, those that are noted first, and those that come while one is handled."""
+    """Let signals through: first those noted, then those that come while one is handled."""
     _guard.is_open = True
     while _guard.noted:
         _guard.is_open = False
         try:
             _hand_on()
-        finally:  # what it raises ends the wait, unless that is a callback, which may catch it
+        finally:  # what a handler raises ends the wait; a callback may catch it
             _guard.is_open = True
 
 
 def _hand_on() -> None:
-    """Call the handlers of the noted signals, all of them, whatever one raises."""
+    """Call the handlers of all noted signals, whatever one of them raises."""
     noted = _guard.noted.pop(0)
     try:
         if isinstance(noted, BaseException):

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tubes.queue import Queue
 
 AFTER_ALL = -1000
-"""Priority of what closes the queues of a child of multiprocessing: the last, since other finalizers may use them."""
+"""Priority of the finalizer that closes a multiprocessing child's queues: last, as others may use them."""
 
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
 class OfOneProcess:
-    """What has connections, locks and threads, so that there is no second of it, here or in another process."""
+    """What has connections, locks and threads, and so can be neither copied nor sent to another process."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -32,20 +32,20 @@ class OfOneProcess:
 
 
 def opened(queue: Queue) -> None:
-    """It is to be seen to from now on."""
+    """Look after this queue from now on, when the process forks or ends."""
     _open_queues.add(queue)
 
 
 def closed(queue: Queue) -> None:
-    """There is nothing left to see to."""
+    """Look after this queue no more."""
     _open_queues.discard(queue)
 
 
 def register() -> None:
-    """Have all this called, once.
+    """Register the hooks for forks and for the process's end. Called once.
 
-    What is registered last is called first, before a fork and at the end. The queues use threads and what else is
-    imported with them, which has registered itself for both: so it comes after all that.
+    What is registered last is called first, before a fork and at the end. The queues use threads and other
+    modules that have hooks of their own, so ours are registered after all of these are imported.
     """
     os.register_at_fork(
         before=lambda: _with_all_open(lambda queue: queue.store.before_fork()),
@@ -56,16 +56,16 @@ def register() -> None:
 
 
 def _all_open() -> list[Queue]:
-    """The queues that are open, also while other threads open and close some, which ends a walk over the set."""
+    """The open queues, even while other threads open and close some, which breaks off a walk over the set."""
     while True:
         with suppress(RuntimeError):
             return list(_open_queues)
 
 
 def _with_all_open(act: Callable[[Queue], None]) -> None:
-    """Do something with each open queue, whole: also where that of another raises, or a signal comes.
+    """Do something with every open queue, even if it raises for one of them, or a signal comes.
 
-    A queue that came to rest before a fork, and is not told to go on after it, would hold up its callers for ever.
+    A queue that came to rest before a fork and was not told to go on would block its callers for ever.
     """
 
     def whole() -> None:
@@ -86,22 +86,22 @@ def _at_exit() -> None:
 
 
 _sees_to_exit = 0
-"""The child of multiprocessing that has been told to close its queues."""
+"""The id of the multiprocessing child that will close its queues."""
 
 
 def see_to_exit() -> None:
-    """Close them also at the end of a child of multiprocessing, which leaves without the interpreter's own."""
+    """Have the queues closed in a multiprocessing child too, which skips the interpreter's exit functions."""
     global _sees_to_exit
     process = sys.modules.get("multiprocessing.process")
     if process is not None and _sees_to_exit != os.getpid() and process.parent_process() is not None:
         _sees_to_exit = os.getpid()
-        from multiprocessing.util import Finalize  # which is there, and loads much where it is not
+        from multiprocessing.util import Finalize  # a child has it loaded; elsewhere it would load much
 
         Finalize(None, _at_end_of_child, exitpriority=AFTER_ALL)
 
 
 def _at_end_of_child() -> None:
-    """Close them when its threads have ended too, for which multiprocessing waits only after this."""
+    """Close the queues once the child's threads have ended; multiprocessing waits for those only later."""
     if _left_threads():
         threading.Thread(target=_close_after_threads, name="tubes-exit").start()
     else:
@@ -115,6 +115,6 @@ def _close_after_threads() -> None:
 
 
 def _left_threads() -> list[threading.Thread]:
-    """Those that keep the process from ending, but for the one that asks and the main one."""
+    """The threads that keep the process from ending, except the current one and the main one."""
     ours = (threading.main_thread(), threading.current_thread())
     return [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]

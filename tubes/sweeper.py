@@ -1,7 +1,7 @@
 """Runs what is due in the background. The only module that knows the scheduler (APScheduler 3.11).
 
-One interval job: it runs every SWEEP_EVERY seconds, and sooner when somebody nudges. Date jobs would vanish when
-they are late or overlap, so it is always this one job whose next run is moved.
+There is one interval job: it runs every SWEEP_EVERY seconds, and sooner when nudged. A date job would vanish
+if it were late or overlapped with another run, so a nudge moves the next run of this one job.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SWEEP_EVERY = 1.0
 
 log = Log("tubes.sweeper")
 scheduler_log = logging.getLogger("tubes.sweeper.scheduler")
-scheduler_log.setLevel(logging.ERROR)  # it tells of every turn
+scheduler_log.setLevel(logging.ERROR)  # it logs every run
 
 
 class _Executor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
-    """Leaves what is due to the scheduler's own thread. Pools of threads end with the main thread, others go on."""
+    """Leaves a due job to the scheduler's own thread: pools stop with the main thread, while others go on."""
 
     due: Any = None
 
@@ -46,7 +46,7 @@ class _Executor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
 
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
-    """Plans by the wall clock, as APScheduler does, and goes on where that is set, forward or back."""
+    """Plans by the wall clock, as APScheduler does, but keeps going when that is set forward or back."""
 
     def __init__(self) -> None:
         self._executor = _Executor()
@@ -57,17 +57,17 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
     def _process_jobs(self) -> float:
         now, most = real_now(), timedelta(seconds=2 * SWEEP_EVERY)
         for job in self.get_jobs():
-            # One that is late is worse than one that is put off: APScheduler counts each second that it has missed
+            # A late job is worse than one put off: APScheduler counts through every second that it missed
             if job.next_run_time is not None and abs(job.next_run_time - now) > most:
                 job.modify(next_run_time=now)
         wait: float | None = super()._process_jobs()
         if self._executor.due is not None:
-            self._executor.run()  # only now: in there the scheduler's lock is held, which a nudge needs
+            self._executor.run()  # only now: in there super() holds the scheduler's lock, which a nudge needs
             return 0.0  # it may be due again
         return SWEEP_EVERY if wait is None else min(wait, SWEEP_EVERY)
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the thread; waits for it, unless it is the one that calls."""
+        """End the thread; with ``wait``, wait for it, unless that is the caller."""
         if not wait or threading.current_thread() is self._thread:
             BlockingScheduler.shutdown(self)
         else:
@@ -75,7 +75,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
 
 
 class Sweeper:
-    """Calls ``work`` in a background thread. ``work`` returns seconds to its next turn, ``None``: no hurry."""
+    """Calls ``work`` in a background thread. It returns the seconds to its next run; ``None``: no hurry."""
 
     def __init__(self, work: Callable[[], float | None]) -> None:
         self._work = work
@@ -105,7 +105,7 @@ class Sweeper:
                 try:
                     self._scheduler = self._started(when)
                 except Exception as error:
-                    # No thread, or no file, can be had just now: the next nudge tries again
+                    # No thread can be started, or no file opened, just now: the next nudge tries again
                     self._next = inf
                     self._report(error)
 
@@ -135,12 +135,12 @@ class Sweeper:
                 log.warning("the background sweep works again")
             self._failure = ""
         with self._lock:
-            if self._next == turn <= real_monotonic():  # it took long: the next is not to follow at once
+            if self._next == turn <= real_monotonic():  # it took long: the next one must not follow at once
                 self._next = inf
         self.nudge(inf if again is None else again)
 
     def _report(self, error: BaseException) -> None:
-        """Say it once: a disk stays full, and a server that is away is so in other words each time."""
+        """Log it once: a disk stays full, and a server that is down says so in other words each time."""
         is_known = isinstance(error, StoreError)
         failure = "the store" if is_known else repr(error)
         if failure != self._failure:
@@ -150,7 +150,7 @@ class Sweeper:
             log.log(level, says, SWEEP_EVERY, error, exc_info=not is_known)
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the background thread; waits for a running sweep, unless it is the one that calls."""
+        """End the background thread; with ``wait``, wait for a running sweep, unless that is the caller."""
         with self._lock:
             scheduler, self._scheduler, self._stopped = self._scheduler, None, True
         if scheduler is not None:

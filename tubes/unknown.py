@@ -1,4 +1,4 @@
-"""Takes of which nobody knows how they ended: what they may hold is looked for and given back."""
+"""Takes of unknown outcome: the tasks that they may hold are looked for and given back."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 from tubes.task import Task, milliseconds
 
 LOOKS_FOR = 120.0
-"""Seconds for which what such a take may hold is looked for.
+"""Seconds for which the tasks that such a take may hold are looked for.
 
-A request that its sender has given up may be delivered all the same when a network mends; a system sends it again for
-so long, about.
+A request that its sender has given up may still arrive when a network recovers: the operating system
+retransmits it for about that long.
 """
 
 SOONEST = 1.0
-"""Seconds between the first looks. Each further one comes when twice as long has passed."""
+"""Seconds between the first looks. Each later one comes when the time since the take has doubled."""
 
 Taken = tuple[str, int]
-"""Whose take it was, by the session, and its millisecond."""
+"""A take: its session, and its millisecond."""
 
 
 def taken_by(task: Task) -> Taken:
-    """Whose take a task is of, and when that was."""
+    """The take by which a task was taken."""
     return "" if task.owner is None else task.owner.hex, milliseconds(task.updated_at)
 
 
 class UnknownTakes:
-    """Those of one tube. ``monotonic`` is the clock that the looks go by."""
+    """The unknown takes of one tube. ``monotonic`` is the clock that the looks go by."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -38,15 +38,15 @@ class UnknownTakes:
         return bool(self._since)
 
     def add(self, session: str, at_ms: int) -> None:
-        """Note a take. It is to be looked for at once."""
+        """Note a take, to be looked for at once."""
         self._since[session, at_ms] = self._look_at = self._monotonic()
 
     def due(self) -> set[Taken]:
-        """Those to look for now."""
+        """The takes to look for now."""
         return {*self._since} if self._monotonic() >= self._look_at else set()
 
     def looked_for(self, some: set[Taken]) -> None:
-        """What these held has been given back. Look again later, as a request may be late, unless they are old."""
+        """Note that what these held is given back. Unless they are old, look again: a request may be late."""
         now, known = self._monotonic(), list(self._since.items())
         for taken, since in known:
             if taken in some and now - since >= LOOKS_FOR:
