@@ -1,7 +1,7 @@
-"""The only module that reads a clock.
+"""The only module that reads a clock (but for the demo).
 
 A store's clock of record tells the time that is stored (milliseconds since the epoch); the monotonic
-clock measures waits. Both are injected, so that a test advances a ``tubes.testing.FakeClock``.
+clock measures waits. Both are injected, so that a test can advance a ``tubes.testing.FakeClock``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 SLICE = 0.25
-"""Seconds that the main thread waits without a look for signals."""
+"""Most seconds that the main thread waits before it looks for signals."""
 
 
 class Signal:
-    """A one-shot wake-up for one waiting thread, or for one waiting call in a thread that has others to run."""
+    """A wake-up for one waiting thread, or for one waiting call in a thread that has others to run."""
 
     __slots__ = ("_lock", "is_set", "on_set")
 
@@ -63,7 +63,7 @@ class Signal:
         return is_set
 
     def _acquire_in_slices(self, timeout: float) -> bool:
-        """A signal that comes just before a lock is waited for does not end the wait: look again now and then."""
+        """Wait in slices: an OS signal that comes just before a wait begins does not interrupt that wait."""
         end = real_monotonic() + timeout
         while True:
             remaining = end - real_monotonic()
@@ -95,7 +95,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
-        """Wait until the signal is set or ``timeout`` seconds of this clock are over; tell which."""
+        """Wait until the signal is set, at most ``timeout`` seconds of this clock; tell whether it was set."""
         ...
 
 
@@ -115,16 +115,16 @@ class SystemClock:
 real_monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 """Seconds of the real monotonic clock, for what no test can fake: locks held by other processes.
 
-Tools that stop the clock for a test, such as freezegun, put something else in the place of ``time.monotonic``.
+Tools that freeze time for a test, such as freezegun, replace ``time.monotonic``.
 """
 
 
 SINCE_BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The monotonic clock that also counts the time for which the host is suspended, where there is one."""
+"""The monotonic clock that also counts while the host is suspended, if there is one."""
 
 
 def uptime() -> float:
-    """Return seconds of that clock. Waits and timeouts go by the other, since nobody waits in a host's sleep."""
+    """Return the seconds of that clock. Waits go by the other: nobody waits while a host is suspended."""
     return time.clock_gettime(SINCE_BOOT)
 
 
@@ -134,7 +134,7 @@ def real_now() -> datetime:
 
 
 def pause(seconds: float) -> None:
-    """Let real time pass. For the retries of stores; nothing else sleeps."""
+    """Let real time pass, whatever clock a queue has: between retries, and between looks at something."""
     time.sleep(seconds)
 
 
@@ -143,13 +143,13 @@ DRIFT_MS = 0.2
 
 
 CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
-"""Looks at the server's clock at most, until the time is known to so many milliseconds."""
+"""How often at most the server is asked for its time, until that is known to within so many milliseconds."""
 
 
 class ServerClock(SystemClock):
-    """A server's clock, so that hosts whose clocks differ agree: the time that this host is up plus an offset.
+    """A server's clock, so that hosts whose clocks differ agree: this host's uptime plus an offset.
 
-    The offset is measured, and again now and then, by whoever asks the server.
+    The store measures the offset when it connects, and again now and then.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class ServerClock(SystemClock):
         self._learned = 0.0
 
     def ask(self, server_ms: Callable[[], float]) -> None:
-        """Learn the time from who asks the server for its milliseconds, again where an answer took long."""
+        """Learn the time: ``server_ms`` asks the server for it, again if an answer took long."""
         for _ in range(CLOCK_LOOKS):
             asked = uptime()
             answer = server_ms()
@@ -168,8 +168,8 @@ class ServerClock(SystemClock):
     def learn(self, server_ms: float, asked: float, answered: float) -> float:
         """Note what the server's clock showed, asked and answered at these instants of ``uptime``.
 
-        An answer that took long tells little: one from before, which is sure to be nearer, is kept as long as both
-        can be true. Return by how many milliseconds the clock may be wrong now.
+        An answer that took long tells little: an earlier, more exact one is kept as long as the two can both
+        be true. Return by how many milliseconds the clock may be wrong now.
         """
         offset, doubt = server_ms - (asked + answered) * 500, (answered - asked) * 500
         kept = self._doubt_ms + (answered - self._learned) * DRIFT_MS

@@ -1,4 +1,4 @@
-"""What may be said of a tube and of its tasks, by the features of its type, and what becomes of that."""
+"""The options of tubes and of their tasks: which of them a type's features allow, and what is stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TUBE_OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 class PutOptions(TypedDict, total=False):
-    """What a put may say of its tasks; durations in seconds. Which ones a type supports, its features say."""
+    """The options of a put; durations in seconds. A type's features say which of them it supports."""
 
     pri: int
     ttl: Seconds | None
@@ -39,7 +39,7 @@ class PutOptions(TypedDict, total=False):
 
 
 class ReleaseOptions(TypedDict, total=False):
-    """What a release may say; ``delay`` where the type is timed."""
+    """The options of a release; ``delay`` only if the type is timed."""
 
     delay: Seconds | None
     unit: Unit | None
@@ -55,14 +55,14 @@ _ALL_PUT_OPTIONS = frozenset(chain(*PUT_OPTIONS.values()))
 _ALL_TUBE_OPTIONS = frozenset(chain(*TUBE_OPTIONS.values()))
 
 _OF_TRANSACTION = ("unit", "connection")
-"""What every verb takes that changes a task: the transaction that it is a part of."""
+"""What every verb that changes a task takes: the transaction that the call is part of."""
 
 _OF_CREATION = ("if_not_exists", "temporary", "on_task_change")
-"""What ``create_tube`` itself takes, of every type."""
+"""What ``create_tube`` itself takes, whatever the type."""
 
 
 def check_tube_options(options: Iterable[str], features: Features, own: Iterable[str], where: str) -> None:
-    """Refuse what a tube of a type with these features cannot have; ``own`` are the type's own options."""
+    """Refuse options that a tube with these features cannot have; ``own`` are those of the type's own."""
     known = _supported(features, TUBE_OPTIONS).union(own)
     checked.check_names(options, _ALL_TUBE_OPTIONS.union(own), known, where, _OF_CREATION)
 
@@ -80,8 +80,8 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_options(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """The options, by name, that a tube has otherwise than they are given. ``asked``: what would be stored of these."""
-    has = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0, **stored}  # what is not stored means that
+    """The names of given options that the tube has with other values. ``asked``: the given ones as stored."""
+    has = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0, **stored}  # the defaults, unless stored
     names = {option: option.removesuffix("_ms") for option in asked}
     return [name for option, name in names.items() if name in given and has.get(option) != asked[option]]
 
@@ -95,7 +95,7 @@ def release_delay(options: ReleaseOptions, features: Features, where: str) -> in
 
 
 Settings = tuple[int, str | None, int | None, int | None, int]
-"""What a NewTask has beside its data: pri, utube, ttl_ms, ttr_ms, delay_ms."""
+"""What a NewTask has besides its data: pri, utube, ttl_ms, ttr_ms, delay_ms."""
 
 
 class TaskSettings:
@@ -116,7 +116,7 @@ class TaskSettings:
         self._where = f"put into {tube.type} tube {tube.name!r}"
 
     def of(self, options: PutOptions) -> Settings:
-        """Check what a put says."""
+        """Check a put's options; return the settings of its tasks."""
         if not options.keys() <= self._allowed:
             checked.check_names(options, _ALL_PUT_OPTIONS, self._supported, self._where, _OF_TRANSACTION)
         pri, utube, ttl_ms, ttr_ms, delay_ms = self.defaults

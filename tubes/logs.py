@@ -1,4 +1,4 @@
-"""What is said to the user's log handlers, whatever these do with it."""
+"""Logging that never fails, whatever the user's log handlers do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tubes.interrupts import is_of_a_handler
 class Log(logging.LoggerAdapter[logging.Logger]):
     """A logger that never fails: a handler that raises ends no thread, and no call whose change is committed.
 
-    Python's own handlers print what goes wrong in them, and go on; so does this, for those that do not.
+    Python's own handlers print their errors and go on. This does the same for handlers that raise theirs.
     """
 
     def __init__(self, name: str) -> None:
@@ -22,7 +22,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         try:
             super().log(level, msg, *args, **{"stacklevel": 2, **named})
         except Exception as error:
-            if is_of_a_handler(error):  # a signal's
+            if is_of_a_handler(error):  # a signal's, not a log's
                 raise
             if logging.raiseExceptions:
                 traceback.print_exc()

@@ -1,4 +1,4 @@
-"""User's arguments become checked, stored values here, once: seconds to milliseconds, names, ids."""
+"""Turns the user's arguments into checked, stored values, once: seconds to milliseconds, names, ids."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Seconds = float | int | timedelta
 """A public duration: a number of seconds or a timedelta."""
 
 LONGEST_MS = 2**53 - 1
-"""No duration is longer: 285,000 years, and exact in every store and in JSON."""
+"""The longest duration: 285,000 years, and exact in every store and in JSON."""
 
 LONGEST_SUM_MS = 2**60
-"""Delays and touches add up to no more, so that an instant that follows from it fits into 64 bits in every store."""
+"""The most that delays and touches add up to, so that resulting instants fit into 64 bits in every store."""
 
 LARGEST_ID = 2**63 - 1
 
 _MARK = "\1"
-"""Stands before a sub-queue's stored name where that would else be the unnamed one's, or would itself have a mark."""
+"""Precedes a sub-queue's stored name if that would else be the unnamed one's, or has a mark itself."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
 
@@ -56,7 +56,7 @@ def milliseconds(option: str, value: object) -> int:
             option=option,
             value=value,
         )
-    return math.ceil(Decimal(_digits(value, 15)) * 1000)  # those that a float is good for: 0.1 + 0.2 is 300
+    return math.ceil(Decimal(_digits(value, 15)) * 1000)  # the digits a float is good for: 0.1 + 0.2 is 300
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:
@@ -84,13 +84,13 @@ def timeout_seconds(value: object) -> float | None:
 
 
 def check_flag(option: str, value: object) -> None:
-    """Check a yes or no; "no" is neither."""
+    """Check that a flag is True or False; a text such as "no" is neither."""
     if not isinstance(value, bool):
         raise BadOption(f"{option} must be True or False, not {shown(value)}", option=option, value=value)
 
 
 def whole(option: str, value: object, *, least: int = 0) -> int:
-    """Check a whole number; return a plain int, since a member of an enumeration would be shown by its name."""
+    """Check a whole number; return a plain int, since a member of an enum would be shown by its name."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_ID:
         raise BadOption(
             f"{option} must be a whole number from {least} to {LARGEST_ID}, not {shown(value)}",
@@ -101,7 +101,7 @@ def whole(option: str, value: object, *, least: int = 0) -> int:
 
 
 def _digits(value: float, count: int) -> str:
-    """A number with so many digits, whatever a class of its own makes of it as text."""
+    """A number as text with so many digits, even if its class has a text form of its own."""
     return f"{float(value):.{count}g}"
 
 
@@ -124,12 +124,12 @@ def sub_queue(value: object) -> str:
 
 
 def _number_as_text(value: object) -> str:
-    """The name of a sub-queue that is given as a number, or as a yes or no."""
+    """The name of a sub-queue that is given as a number or a bool."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         with suppress(ValueError):  # it has thousands of digits
-            return int.__repr__(value)  # that of a member of an enumeration, too
+            return int.__repr__(value)  # int's own repr, even for a member of an enum
     if isinstance(value, float) and math.isfinite(value):
         return _digits(value, 14)
     raise _no_sub_queue(value)
@@ -147,13 +147,13 @@ def sub_queue_name(stored: str | None) -> str | None:
 
 
 def described_sub_queue(stored: str) -> str:
-    """A sub-queue for the reader of a message, by its stored name."""
+    """What a message calls a sub-queue, by its stored name."""
     name = sub_queue_name(stored)
     return "the unnamed sub-queue" if name is None else f"sub-queue {name!r}"
 
 
 def check_stored_options(options: object) -> dict[str, Any]:
-    """Check a tube's options as a catalogue has them; ValueError for what nobody of us has written there."""
+    """Check a tube's options as a catalogue has them; ValueError for what tubes cannot have written there."""
     if not isinstance(options, dict):
         raise ValueError(f"its options are no object, but {options!r}")
     for name, absent in (("pri", 0), ("capacity", 0), ("ttl_ms", None), ("ttr_ms", None)):
@@ -164,7 +164,7 @@ def check_stored_options(options: object) -> dict[str, Any]:
 
 
 def iterated(option: str, values: Iterable[Any]) -> Iterator[Any]:
-    """Begin to go over the values of a batch; BadOption for what cannot be gone over."""
+    """Begin to iterate over a batch's values; BadOption for what is not iterable."""
     try:
         return iter(values)
     except TypeError as error:
@@ -174,7 +174,7 @@ def iterated(option: str, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def payloads(datas: Iterable[Any]) -> list[Any]:
-    """The payloads of a batch; BadOption for what is one by itself, of which a walk would store the parts."""
+    """The payloads of a batch; BadOption for a single payload, of which the parts would be stored."""
     if isinstance(datas, Mapping | bytes | bytearray | memoryview):
         kind = type(datas).__name__
         raise BadOption(
@@ -192,9 +192,9 @@ def check_names(
     where: str,
     besides: Iterable[str] = (),
 ) -> None:
-    """Refuse an option that nobody knows, and one that this type does not support, by name.
+    """Refuse unknown options, and those that this type does not support, by name.
 
-    ``besides`` are those of the call itself, which are checked elsewhere.
+    ``besides`` are the options of the call itself, which are checked elsewhere.
     """
     supported, besides, allowed = set(supported), set(besides), set(allowed)
     for option in given:

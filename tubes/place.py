@@ -28,27 +28,27 @@ class Place:
         self._tube = tube
         self._driver = driver
         self.is_realised = isinstance(find_driver(tube.type), TubeType)
-        """Whether the driver is the store's own. Such a one alone opens a transaction where it needs one."""
+        """Whether the driver is the store's own. Only such a one opens a transaction itself, when needed."""
         self._check: Callable[[], None] | None = getattr(driver, "check_reachable", None)
         self.is_apart = self._check is not None
-        """Whether it may be away by itself, which is not for other tubes to bear."""
+        """Whether it may be unreachable by itself, which must not affect other tubes."""
         self._server: Callable[[], Hashable] = getattr(driver, "waits_for", lambda: None)
         self.is_transactional: bool = getattr(driver, "transactional", True)
-        """Whether a call may be a part of a transaction over several."""
+        """Whether a call may be part of a transaction over several calls."""
         self.reconnects = store.reconnects
-        """Whether it may come back by itself when it cannot be reached, so that who waits goes on waiting."""
+        """Whether it may come back by itself when it is unreachable, so that waiting calls go on waiting."""
 
     def fails_alone(self, error: StoreError) -> bool:
-        """Whether that is not for other tubes to bear: this place is away, or something is wrong with the tasks."""
+        """Whether an error must not affect other tubes: it is unreachable, or its data is damaged."""
         return self.is_apart or type(error) is StoreError
 
     @property
     def server(self) -> Hashable:
-        """Which server calls here wait for, where it may hang by itself; ``None``: that of the queue's store."""
+        """The server that calls here wait for, if it may hang by itself; ``None``: the queue's store's."""
         return self._server()
 
     def check_reachable(self) -> None:
-        """Raise StoreUnavailable if somebody has just waited for it in vain."""
+        """Raise StoreUnavailable if another call has just waited for this place in vain."""
         if self._check is not None:
             self._check()
 
@@ -57,19 +57,19 @@ class Place:
         guarded(self._store.transact, self._driver.start)
 
     def transact(self, step: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
-        """Run a driver's step and commit it; see ``Store.transact``. To be called within guarded work."""
+        """Run a driver's step and commit it; see ``Store.transact``. Call it within guarded work."""
         return self._store.transact(step if self.is_realised else _begun(step), on_commit)
 
     def read(self, look: Callable[[Any], T]) -> T:
-        """Look at the tasks that are committed."""
+        """Read the committed tasks."""
         return self._store.read(look)
 
     def has_tube(self, tx: Any) -> bool:
-        """Whether the tube is still in the queue's catalogue, as asked in such a look."""
+        """Whether the tube is still in the queue's catalogue. Called within ``read``."""
         return self._store.has_tube(tx, self._tube)
 
     def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
-        """The form in which the driver's work may be a part of a transaction, or of a look, of the queue's store."""
+        """The driver's work in a form that fits into a transaction, or a read, of the queue's store."""
         return work
 
     def forked(self) -> None:
@@ -79,9 +79,9 @@ class Place:
 class Elsewhere(Place):
     """In a store of the driver's own, so that its steps need no ``tx``.
 
-    They run outside the transactions of the queue's store: these may be run again, when a step is done already, and
-    nobody is to wait for a lock that is held while that other server hangs. Only a new tube is made within one, so that
-    there is either an entry and what it stands for, or neither.
+    The steps run outside the transactions of the queue's store: those may be run again after a step is done,
+    and nobody should wait for a lock that is held while the other server hangs. Only a new tube is made
+    within such a transaction, so that its entry in the catalogue and its space exist together or not at all.
     """
 
     def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
@@ -119,7 +119,7 @@ class Elsewhere(Place):
         return self._store.read(lambda own: self._store.has_tube(own, self._tube))  # tx is None here
 
     def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
-        """It is done now; the part is what came of it."""
+        """Do the work now; what becomes part of the transaction only returns its result."""
         done = self.read(work)
         return lambda tx: done
 
@@ -129,7 +129,7 @@ class Elsewhere(Place):
 
 
 def _begun(step: Callable[[Any], T]) -> Callable[[Any], T]:
-    """The step, in a transaction that is open before whatever it does first."""
+    """The step, in a transaction that is opened before the step does anything."""
 
     def begun(tx: Any) -> T:
         tx.begin()

@@ -17,9 +17,9 @@ from tubes.options import tube_name
 _registered: dict[str, TubeType | DriverFactory] = {}
 _found: dict[str, dict[str, EntryPoint]] = {}
 _unusable: dict[str, str] = {}
-"""Types whose entry points cannot be used, and why. Loading is tried once: whoever opens tubes asks again and again.
+"""Types whose entry points cannot be used, and why.
 
-But where the process lacked something, it is tried again.
+Loading is tried once, since every opening of tubes asks for it; if the process lacked something, again.
 """
 
 
@@ -27,8 +27,8 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     """Make ``create_tube(name, type)`` known in this process.
 
     ``driver`` is a TubeType, or a callable ``(store, tube) -> Driver``, usually a class. An incomplete one is
-    refused with IncompleteDriver, a type that is registered already with BadOption. Tubes of this type that
-    exist in a store open from now on (Tarantool: ``queue.register_driver``).
+    refused with IncompleteDriver, a type that is registered already with BadOption. Existing tubes of this
+    type can be opened from now on (Tarantool: ``queue.register_driver``).
     """
     tube_name(type, option="type", what="name of a type")
     if not isinstance(driver, TubeType) and not callable(driver):
@@ -37,7 +37,7 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
         )
     check_driver(driver)
     is_taken = type not in _registered and type in _entries("tubes.drivers") and not _is_named(type, driver)
-    # A TubeType is a value: a module that is imported twice registers the same. Of two threads one comes first
+    # A TubeType is a value: a module that is imported twice registers an equal one. Of two threads one wins
     if is_taken or _registered.setdefault(type, driver) != driver:
         raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
 
@@ -52,7 +52,7 @@ def find_driver(type: str) -> TubeType | DriverFactory:
         raise UnknownDriver(type, driver_names())
     if type in _unusable:
         raise UnknownDriver(type, why=_unusable[type])
-    return guarded(_load, type, entry)  # else what a signal's handler raises would be taken for the module's
+    return guarded(_load, type, entry)  # else a signal handler's error would be taken for the module's
 
 
 def _load(type: str, entry: EntryPoint) -> TubeType | DriverFactory:
@@ -60,8 +60,8 @@ def _load(type: str, entry: EntryPoint) -> TubeType | DriverFactory:
         loaded = entry.load()
     except (Exception, SystemExit) as error:  # whatever a module raises while it is imported
         why = f": {entry.value} cannot be imported ({error})"
-        _registered.pop(type, None)  # the module's own, which did not come to its end
-        if not isinstance(error, OSError | MemoryError):  # no further file can be opened just now, say
+        _registered.pop(type, None)  # what the module registered before it failed
+        if not isinstance(error, OSError | MemoryError):  # such as too many open files
             _unusable[type] = why
         raise UnknownDriver(type, why=why) from error
     check_driver(loaded)
@@ -75,7 +75,10 @@ def driver_names() -> list[str]:
 
 
 def find_store(scheme: str) -> Callable[..., Any]:
-    """Return the store of a URL scheme, or raise BadOption that lists the schemes; StoreUnavailable if none is."""
+    """Return the store of a URL scheme, or raise BadOption that lists the schemes.
+
+    StoreUnavailable if no store is installed, or if this one cannot be loaded.
+    """
     known = _entries("tubes.stores")
     entry = known.get(scheme.partition("+")[0])
     if not known:
@@ -92,32 +95,32 @@ def find_store(scheme: str) -> Callable[..., Any]:
         raise StoreUnavailable(
             f"the store for {scheme!r} needs a package that is not installed: {error}"
         ) from error
-    except (ImportError, OSError, AttributeError) as error:  # such as for what takes sqlite3's place
+    except (ImportError, OSError, AttributeError) as error:  # such as of a substitute for sqlite3
         raise StoreUnavailable(f"the store for {scheme!r} cannot be loaded: {error}") from error
 
 
 def installed(group: str) -> Iterable[EntryPoint]:
     """The entry points of a group.
 
-    From Python 3.15 on, none of a package's can be read where one of them, of whatever group, is no "module:name". That
-    package alone is then as if it was not installed.
+    From Python 3.15 on, none of a package's entry points can be read if one of them, of whatever group, is
+    not a "module:name". That package alone then counts as not installed.
     """
     with suppress(ValueError):
         return entry_points(group=group)
-    found: dict[str, Iterable[EntryPoint]] = {}  # the first package of a name, as there
+    found: dict[str, Iterable[EntryPoint]] = {}  # the first package of each name, as entry_points does
     for package in distributions():
-        with suppress(ValueError, FileNotFoundError):  # the latter of one without metadata
+        with suppress(ValueError, FileNotFoundError):  # the latter if it has no metadata
             found.setdefault(package.name, package.entry_points.select(group=group))
     return chain.from_iterable(found.values())
 
 
 def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
-    """Whether a type's entry point leads to this very driver, as where its module registers it too."""
+    """Whether a type's entry point leads to this very driver, as when its module registers it by hand too."""
     entry = _entries("tubes.drivers")[type]
     try:
-        found: Any = sys.modules.get(entry.module)  # which may be about to be imported
+        found: Any = sys.modules.get(entry.module)  # its import may still be under way
         names = entry.attr.split(".")
-    except (AttributeError, AssertionError):  # it is no "module:name"; the latter from Python 3.13 on
+    except (AttributeError, AssertionError):  # not a "module:name"; the latter from Python 3.13 on
         return False
     for name in names:
         found = getattr(found, name, None)
@@ -133,7 +136,7 @@ def _entries(group: str) -> dict[str, EntryPoint]:
             raise StoreUnavailable(f"what is installed cannot be read: {error}") from error
         for entry in entries:
             other = found.setdefault(entry.name, entry)
-            if group == "tubes.drivers" and other.value != entry.value:  # chance would choose
+            if group == "tubes.drivers" and other.value != entry.value:  # else chance decides
                 _unusable[entry.name] = f": two packages register it, as {other.value} and as {entry.value}"
         _found[group] = found
     return _found[group]
