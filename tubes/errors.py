@@ -41,7 +41,7 @@ class TubeError(Exception):
 
 
 def _carried(value: object) -> object:
-    """What reaches another process of an attribute: where it cannot be pickled, such as a lambda, its repr."""
+    """An attribute as it reaches another process: its repr, if it cannot be pickled, such as a lambda."""
     try:
         pickle.dumps(value)
     except Exception:
@@ -50,7 +50,7 @@ def _carried(value: object) -> object:
 
 
 def _remade(kind: type[TubeError], args: tuple[Any, ...], state: dict[str, Any]) -> TubeError:
-    """An error as it was pickled; its ``__init__``, which makes the message, is not called again."""
+    """An error as it was pickled, without another call of ``__init__``, which makes the message."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -75,7 +75,7 @@ class IncompleteDriver(TubeError, TypeError):
 
 
 class BadOption(TubeError, ValueError):
-    """An option, a name or an argument that cannot be; the message says what can."""
+    """An option, a name or an argument that is not valid; the message says what is."""
 
     def __init__(self, message: str, *, option: str | None = None, value: object = None) -> None:
         self.option = option
@@ -88,7 +88,7 @@ class NotSupported(BadOption):
 
 
 class TubeExists(TubeError):
-    """``create_tube`` of a name that is taken, or with ``if_not_exists`` by another type."""
+    """``create_tube`` of a name that is taken; with ``if_not_exists``, only if by a tube of another type."""
 
     def __init__(self, name: str, detail: str = "; pass if_not_exists=True to open it") -> None:
         self.name = name
@@ -130,7 +130,7 @@ class NotTaken(TubeError):
 
 
 class LeaseLost(NotTaken):
-    """This session took the task, but not last: its time ran out, or it was released since."""
+    """This session took the task and has lost that lease: its time ran out, or it was released since."""
 
     def __init__(self, tube: str, id: int, token: int) -> None:
         self.token = token
@@ -160,9 +160,10 @@ class DuplicateKey(TubeError):
 
 
 class StoreError(TubeError):
-    """The store could not do it. The foreign error is the ``__cause__``.
+    """The store could not do it. The original error is the ``__cause__``.
 
-    One of none of the kinds below tells of a store that works: what is wrong is what is stored there, or asked of it.
+    A plain StoreError, of none of the kinds below, means that the store works: what is stored there, or was
+    asked of it, is wrong.
     """
 
 
@@ -171,7 +172,10 @@ class StoreUnavailable(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Somebody else held the store's lock for longer than the timeout. Nothing was changed."""
+    """A lock was held or all connections were in use for too long, or the server ended the call.
+
+    Nothing was changed. A call that would wait for itself raises it at once.
+    """
 
 
 class Conflict(StoreError):
@@ -181,7 +185,7 @@ class Conflict(StoreError):
 class OutcomeUnknown(StoreError):
     """The connection died during the commit, or the disk failed in it: the change may have been made, or not.
 
-    ``at_ms`` is the instant that a take would have noted, where that is another than the queue's clock says.
+    ``at_ms`` is the instant that a take would have noted, if that differs from the queue's clock.
     """
 
     at_ms: int | None = None
@@ -192,7 +196,7 @@ class SchemaMismatch(StoreError):
 
 
 class TubesWarning(UserWarning):
-    """Something that works, but hardly as it was meant."""
+    """Something that works, but probably not as it was meant."""
 
 
 ELSEWHERE = {
@@ -203,7 +207,7 @@ ELSEWHERE = {
 
 
 def shown(value: object) -> str:
-    """A value for the reader of a message, also one whose repr fails: Python writes down no number of 4,301 digits."""
+    """A value as a message shows it, even if its repr fails, as that of a number of 4,301 digits does."""
     try:
         return repr(value)
     except Exception:
@@ -211,7 +215,7 @@ def shown(value: object) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], besides: Iterable[str] = ()) -> str:
-    """Return "; did you mean 'x'?", or what is known, or nothing. ``besides`` may be meant, and is not listed."""
+    """Return "; did you mean 'x'?", what is known, or nothing. ``besides`` may be meant, but is not listed."""
     words = sorted(known)
     meant = [*words, *sorted(besides)]
     near = ELSEWHERE.get(word)

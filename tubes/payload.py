@@ -21,14 +21,14 @@ _decode = msgspec.json.Decoder().decode
 _FOREIGN = (
     msgspec.MsgspecError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, BufferError,
 )  # fmt: skip
-"""What the fast codec and a foreign ``__eq__`` raise; a closer look says what is wrong. A timeout is to end the put."""
+"""What the fast codec and a foreign ``__eq__`` raise; a closer look says what is wrong. Timeouts pass."""
 
 
 def encode(data: Any) -> tuple[str | bytes, Any]:
-    """Return what is stored (JSON text or bytes) and what it will come back as; TypeError if neither can be."""
+    """Return what is stored (JSON text or bytes) and what it will come back as, or raise TypeError."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         try:
-            # of a class of its own, what it is, and not what that says
+            # of a subclass, what it holds, and not what its methods say
             carried = data if type(data) is bytes else bytes(memoryview(data))
         except ValueError as error:  # a memoryview that was released
             raise TypeError(f"data cannot be carried: {error}") from error
@@ -53,13 +53,13 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
 
 
 def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
-    """Encode each of these, with one look at all where nothing is wrong with any."""
+    """Encode each of these, with one check for all if nothing is wrong with any."""
     try:
         encoded = [*map(_encode, datas)]
         back = _decode(b"[" + b",".join(encoded) + b"]")
         if back == datas:
             return [*zip(map(bytes.decode, encoded), back, strict=True)]
-    except _FOREIGN:  # which one it was, and why, is said below
+    except _FOREIGN:  # encode, below, says what is wrong
         pass
     return [encode(data) for data in datas]
 
@@ -75,7 +75,7 @@ def decode(payload: str | bytes) -> Any:
 
 
 def decode_many(payloads: Sequence[str]) -> list[Any]:
-    """Decode each of these texts, in one go where that can be."""
+    """Decode each of these texts, in one go if possible."""
     try:
         datas: list[Any] = _decode(f"[{','.join(payloads)}]")
         if len(datas) == len(payloads):
@@ -86,10 +86,10 @@ def decode_many(payloads: Sequence[str]) -> list[Any]:
 
 
 def decode_json(text: str | bytes) -> Any:
-    """Return what a text means; the text itself, as bytes, if it is no JSON that Python can read.
+    """Return what a text means; the text itself, as bytes, if it is not JSON that Python can read.
 
-    Another client may have written that, or it was damaged. Who takes the task can tell, and bury it; an error would
-    bring it back again and again, and hold up what is behind it.
+    Another client may have written it, or it was damaged. The consumer that takes the task can see that, and
+    bury it; an error would bring the task back again and again, and hold up those behind it.
     """
     try:
         return parse(text)
@@ -98,7 +98,7 @@ def decode_json(text: str | bytes) -> Any:
 
 
 def why_unreadable(text: str | bytes) -> str:
-    """Return why a text is no JSON that Python can read; an empty text if it is."""
+    """Return why a text is not JSON that Python can read; an empty text if it is."""
     try:
         parse(text)
     except ValueError as error:
@@ -107,10 +107,10 @@ def why_unreadable(text: str | bytes) -> str:
 
 
 def parse(text: str | bytes) -> Any:
-    """Return what a text means; ValueError if it is no JSON that Python can read."""
+    """Return what a text means; ValueError if it is not JSON that Python can read."""
     try:
         return _decoded(text)
-    except RecursionError:  # the caller's calls left too few for it: in a thread of its own it has them all
+    except RecursionError:  # the caller's stack leaves too little room: a thread of its own has it all
         with ThreadPoolExecutor(1) as executor:
             parsed = executor.submit(_decoded, text)
         if isinstance(parsed.exception(), RecursionError):

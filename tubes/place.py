@@ -39,7 +39,7 @@ class Place:
         """Whether it may come back by itself when it is unreachable, so that waiting calls go on waiting."""
 
     def fails_alone(self, error: StoreError) -> bool:
-        """Whether an error must not affect other tubes: it is unreachable, or its data is damaged."""
+        """Whether an error must not affect other tubes: the place is unreachable, or its data is damaged."""
         return self.is_apart or type(error) is StoreError
 
     @property
