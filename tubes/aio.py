@@ -44,12 +44,12 @@ T = TypeVar("T")
 Undo = Callable[[PlainTube, Any, Any], object]
 
 MOST_THREADS = 8
-"""Threads of a queue that run its calls, and as many for each server that may hang by itself; more calls take turns."""
+"""Most threads for a queue's calls, as many for each server that may hang alone; more calls take turns."""
 
 MOST_TRANSACTIONS = 12
-"""Transactions of a queue that are open or begin at the same time, each in a thread of its own.
+"""Most transactions of a queue that are open or begin at the same time, each in a thread of its own.
 
-On PostgreSQL each has a connection for as long as it is open; a queue has 16, and other calls need some too.
+On PostgreSQL each has a connection while it is open; a queue has 16, and other calls need some too.
 """
 
 log = Log("tubes.events")
@@ -122,7 +122,7 @@ def _opening(
 
 
 def _like(method: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Say of a method that is written out here that it is documented there."""
+    """Give a method that is written out here the docstring of the plain one."""
 
     def documented(own: Callable[P, T]) -> Callable[P, T]:
         own.__doc__ = method.__doc__
@@ -134,8 +134,8 @@ def _like(method: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[P, 
 class Tube(OfOneProcess):
     """A named queue of tasks, as ``tubes.Tube`` with every verb awaited.
 
-    A cancelled ``take`` gives back what it took. What another cancelled verb did stays done, and whether it was done
-    nobody knows but the store.
+    A cancelled ``take`` gives back what it took. Any other cancelled verb may or may not have been done, and
+    is not undone; only the store knows.
     """
 
     def __init__(self, queue: Queue, tube: PlainTube) -> None:
@@ -233,7 +233,7 @@ class Queue(OfOneProcess):
         self._crew = crew
         self._callbacks = Callbacks()
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        """For transactions, in each loop that has used the queue: a semaphore is one loop's."""
+        """Limits transactions in each loop that has used the queue: a semaphore belongs to one loop."""
         self._units: dict[Unit, Worker] = {}
         self._tubes: WeakValueDictionary[PlainTube, Tube] = WeakValueDictionary()
 
@@ -277,9 +277,9 @@ class Queue(OfOneProcess):
             self._units[unit] = worker
             try:
                 yield unit
-                await worker.settled()  # what was taken for nobody is given back in this transaction or never
+                await worker.settled()  # what a cancelled take took goes back in this transaction or never
             except BaseException as error:
-                if not is_in_loop():  # it is over: this block ends with the last reference to it
+                if not is_in_loop():  # the loop is over: the block ends with the last reference to it
                     raise
                 leave = partial(block.__exit__, type(error), error, error.__traceback__)
                 if not await run(leave, otherwise=roll_back):
@@ -291,10 +291,10 @@ class Queue(OfOneProcess):
 
     @asynccontextmanager
     async def _thread(self) -> AsyncIterator[Worker]:
-        """A thread for a transaction, which counts as open for as long as anything is under way there.
+        """A thread for a transaction, which counts as open while anything is under way there.
 
-        One inside another of the same asyncio task shares the place of that: else such tasks would wait for each
-        other.
+        A transaction inside another of the same asyncio task shares its place, or such tasks would wait for
+        each other.
         """
         if self._crew.has_reserved():
             with self._crew.reserved() as worker:
@@ -346,12 +346,12 @@ class Queue(OfOneProcess):
         unit: Any = None,
         server: Hashable = None,
     ) -> T:
-        """Run a plain call in a thread: that of the unit that it belongs to, or any for calls to that server."""
+        """Run a plain call in a thread: that of its unit, or one of those for calls to that server."""
         worker = self._units.get(unit) if isinstance(unit, Unit) else None
         return await self._crew.run(work, undo=undo, worker=worker, server=server)
 
     def _opened(self, tube: PlainTube) -> Tube:
-        """The awaited form of a tube: always the same while anybody has it."""
+        """The awaited form of a tube: always the same object while anybody has it."""
         return self._tubes.setdefault(tube, Tube(self, tube))
 
 
@@ -410,9 +410,9 @@ connect = _connecting(plain.connect)
 class Callbacks:
     """Calls the user's callbacks in the event loop, in commit order.
 
-    What a coroutine function returns is awaited before the next callback is called. The verb that made the change
-    does not wait for that; ``close`` does. All see the context variables of who connected: one call's change may be
-    told by another.
+    What a coroutine function returns is awaited before the next callback is called. The verb that made the
+    change does not wait for that; ``close`` does. All callbacks see the context variables that ``connect``
+    saw, since one call may deliver another's change.
     """
 
     def __init__(self) -> None:
@@ -422,16 +422,16 @@ class Callbacks:
         self._awaited: asyncio.Future[Any] | None = None
 
     def bound(self, listener: Any) -> Any:
-        """The form of a callback that may be called in any thread. What is no callback stays what it is."""
+        """A callback in a form that any thread may call. What is not callable stays as it is."""
         return OnLoop(self, listener) if callable(listener) else listener
 
     def post(self, listener: Listener, task: Task, event: Event) -> None:
-        """Have a callback called. In any thread, in order."""
+        """Have a callback called, in order. Any thread may ask for it."""
         with suppress(RuntimeError):  # the loop is over: there is nobody to call
             self._loop.call_soon_threadsafe(self._add, listener, task, event, context=self._context)
 
     async def finish(self) -> None:
-        """Wait for what is awaited now, unless that is who asks, or a loop that is over has left it."""
+        """Wait for the callbacks under way, unless the caller is one of them, or their loop is another."""
         if asyncio.get_running_loop() is not self._loop:
             return
         while self._awaited is not None and self._awaited is not asyncio.current_task():
@@ -447,7 +447,7 @@ class Callbacks:
             listener, task, event = self._line.popleft()
             try:
                 answer = listener(task, event)
-            except (Exception, asyncio.CancelledError):  # nobody cancels this: it is no task
+            except (Exception, asyncio.CancelledError):  # this is not a task: nobody cancels it
                 log.exception("callback %r failed on %s of %r", listener, event, task)
                 continue
             if inspect.isawaitable(answer):
@@ -463,7 +463,7 @@ class Callbacks:
 
 
 class OnLoop:
-    """A user's callback in the form in which the plain tube knows it."""
+    """A user's callback as the plain tube knows it."""
 
     def __init__(self, callbacks: Callbacks, listener: Listener) -> None:
         self._callbacks = callbacks

@@ -1,8 +1,8 @@
 """Runs blocking calls for an event loop, in a few threads in which a call that waits for a signal steps aside.
 
-Each call is a greenlet of its thread. Where it would block on a ``Signal`` it is parked, and the thread goes on with
-other calls; so a thousand waiting takes need no thread of their own. The code that runs there is that of the plain
-door and knows nothing of all this: whatever it locks, it locks in a thread that does nothing else meanwhile.
+Each call is a greenlet of its thread. When it would block on a ``Signal`` it is parked, and the thread goes
+on with other calls; so a thousand waiting takes need no thread of their own. The code that runs there is the
+plain door's and knows nothing of all this: while it holds a lock, its thread does nothing else.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tubes.logs import Log
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""Seconds for which a cancelled call is waited for that cannot be interrupted, since the database is at it."""
+"""Seconds to wait for a cancelled call that cannot be interrupted, since the database is working on it."""
 
 HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 LETS_GO_AFTER = 0.25
-"""Seconds after which a thread runs again while an answer of its own is on its way, where there is no GIL.
+"""Without a GIL: seconds after which a thread runs again while one of its answers is on its way.
 
-Such a Python ends what a thread has made, and another has let go, only when the first one runs again.
+Such a Python frees an object that one thread made and another released only when the first one runs again.
 """
 
 STALE_NAPS = 64
-"""Ended waits whose timeouts are not over, before the list of timeouts is cleared of them."""
+"""How many ended waits may stay in the list of timeouts before it is cleared of them."""
 
 log = Log("tubes.aio")
 
@@ -59,7 +59,7 @@ def is_in_loop() -> bool:
 class Crew:
     """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction.
 
-    As many again are for calls to each server that may hang by itself, so that they hold up no others.
+    Calls to a server that may hang by itself have up to ``most`` of their own, so that they hold up no others.
     """
 
     def __init__(self, most: int) -> None:
@@ -69,9 +69,9 @@ class Crew:
         """By the server that their calls wait for; ``None``: for all other calls."""
         self._spare: list[Worker] = []
         self._reserved: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
-        """By the asyncio task. One that a loop has left behind ends with the last reference to it."""
+        """By asyncio task. The entry of a task left behind by its loop goes with the last reference to it."""
         self._clearing: set[Worker] = set()
-        """No longer reserved, and still at a call. A loop that is over is not told when that ends."""
+        """Workers no longer reserved, but still at a call. A loop that is over is not told when that ends."""
         self._pid = os.getpid()
 
     async def run(
@@ -83,10 +83,10 @@ class Crew:
         worker: Worker | None = None,
         server: Hashable = None,
     ) -> T:
-        """Run ``work`` in a thread. When that is cancelled, ``work`` stops waiting; ``undo`` gets what it returns.
+        """Run ``work`` in a thread. If this is cancelled, ``work`` stops waiting; ``undo`` gets its result.
 
-        If it is cancelled before the thread has come to it, ``otherwise`` is run in its place. Without a ``worker`` it
-        is the one that the current task has reserved, or any of those for calls to a ``server``, or of the others.
+        If it is cancelled before the thread has begun ``work``, ``otherwise`` is run instead. Without a
+        ``worker`` it is the one that the current task has reserved, else one of those for calls to ``server``.
         """
         call = Call(worker or self._own() or self._free(server), work, undo, otherwise)
         try:
@@ -122,15 +122,15 @@ class Crew:
                 worker.when_clear(partial(self._give_back, worker))
 
     async def close(self, work: Callable[[], None]) -> None:
-        """Run ``work`` as the last call; its part is to end the others. Then end the threads.
+        """Run ``work`` as the last call, which must end the others. Then end the threads.
 
-        All that happens even when it is cancelled.
+        All that happens even if this is cancelled.
         """
         with ExitStack() as ending:
             try:
                 worker = ending.enter_context(self.reserved())
             except StoreUnavailable:
-                worker = self._free(None)  # no thread can be had: in turn, in one that there is
+                worker = self._free(None)  # no new thread can be started: take turns in an old one
                 ending.callback(worker.stop)
             self.is_closed = True
             others = [each for each in self._all() if each is not worker]
@@ -150,7 +150,7 @@ class Crew:
     def _spare_one(self) -> Worker | None:
         try:
             return self._spare.pop()
-        except IndexError:  # also where the loop of another thread has just had the last
+        except IndexError:  # or the loop of another thread has just taken the last
             return None
 
     def _give_back(self, worker: Worker) -> None:
@@ -167,7 +167,7 @@ class Crew:
             each.stop()
 
     def _all(self) -> list[Worker]:
-        """All but those that are reserved."""
+        """All workers but the reserved ones."""
         return [*chain.from_iterable(self._workers.values()), *self._spare, *self._clearing]
 
     def _own(self) -> Worker | None:
@@ -185,13 +185,13 @@ class Crew:
             try:
                 workers.append(_hired())
                 return workers[-1]
-            except StoreUnavailable:  # no thread can be had: calls take turns in those that there are
+            except StoreUnavailable:  # no new thread can be started: calls take turns in the others
                 if not workers:
                     raise
         return min(workers, key=Worker.line_length)
 
     def _check_open(self) -> None:
-        """Raise StoreUnavailable when closed, and forget the parent's threads, of which a forked child has none."""
+        """Raise StoreUnavailable when closed; in a forked child, forget the threads: only the parent has them."""
         if self.is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._pid != os.getpid():
@@ -213,9 +213,9 @@ class Worker:
     def __init__(self) -> None:
         self.is_idle = True
         self.under_way: set[Call[Any]] = set()
-        """The calls that are not over: those that were cancelled may be at work for a while."""
+        """The calls that are not over; cancelled ones may go on for a while."""
         self.answered: set[Call[Any]] = set()
-        """Those of them whose answers are on their way, as far as the thread knows; noted where there is no GIL."""
+        """Those of them whose answers are on their way, as far as the thread knows. Only without a GIL."""
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._naps: list[tuple[float, int, Nap]] = []
         self._numbers = itertools.count()
@@ -230,11 +230,11 @@ class Worker:
         self._inbox.put(work)
 
     def rest(self) -> None:
-        """A call is over: whoever is told may have the next one at once, and that one is for this warm thread."""
+        """A call is over. Called before its caller is told, whose next call then gets this warm thread."""
         self.is_idle = self._inbox.empty()
 
     def line_length(self) -> int:
-        """How much there is to do."""
+        """How much is in line."""
         return self._inbox.qsize()
 
     def when_clear(self, then: Callable[[], object]) -> None:
@@ -252,20 +252,20 @@ class Worker:
             await asyncio.wait([call.settled for call in under_way])
 
     def forget(self, call: Call[Any]) -> None:
-        """A call is over, and nothing is left to undo. A thread that is to end may have waited for that."""
+        """A call is over, and nothing is left to undo. A thread that is to end may be waiting for that."""
         self.under_way.discard(call)
         self.answered.discard(call)
         if self._is_over:
             self._inbox.put(lambda: None)
 
     def leave_behind(self) -> None:
-        """Wait no more for the calls of loops that do not run: who receives their answers may never go on."""
+        """Wait no more for the calls of loops that do not run: nobody may ever receive their answers."""
         for call in [*self.under_way]:
             if not call.loop.is_running():
                 self.forget(call)
 
     def stop(self) -> None:
-        """End the thread when its calls are over, and what they brought to nobody is taken back."""
+        """End the thread when its calls are over, and results that nobody received are undone."""
         self.post(self._stop)
 
     def join(self) -> None:
@@ -307,7 +307,8 @@ class Worker:
             if not signal.is_set:
                 if timeout is not None:
                     heapq.heappush(self._naps, (real_monotonic() + timeout, next(self._numbers), nap))
-                # The thread's own; no name refers to it, or greenlet would look for who does at its end, for 5 ms
+                # The thread's main greenlet. If a name referred to it, greenlet would search for references at
+                # the thread's end, for 5 ms
                 assert sleeper.parent is not None
                 sleeper.parent.switch()
             return signal.is_set
@@ -351,10 +352,10 @@ class Nap:
 
 
 class Parcel(Generic[T]):
-    """What a call returned, on its way through the event loop to who waits for it. What does not arrive is taken back.
+    """What a call returned, on its way through the event loop to the caller. If it gets lost, it is undone.
 
-    A loop that is closed drops what it has still to do, and tells nobody. So the loop alone refers to this: if it goes
-    before it has arrived, see ``Call.receive``, nobody is left to receive it.
+    A loop that is closed drops what it still has to do, and tells nobody. So the loop alone refers to this
+    object: if it is freed before it has arrived (see ``Call.receive``), nobody is left to receive it.
     """
 
     __slots__ = ("_call", "result")
@@ -406,7 +407,7 @@ class Call(Generic[T]):
             raise
 
     async def abandon(self) -> None:
-        """Nobody wants the answer any more. End its wait, take back what it got, and see to that for a while."""
+        """The caller was cancelled: end the call's wait, take back what it got, and wait for that a while."""
         if self.answer.cancelled():
             self._worker.post(self._interrupt)
         elif self.answer.exception() is None:  # it came at the same moment
@@ -439,10 +440,10 @@ class Call(Generic[T]):
                 self.take_back()
 
     def _interrupt(self) -> None:
-        """The thread has other work than this call, so it waits, unless it is over.
+        """The thread is at other work than this call, so the call is waiting, unless it is over.
 
-        What it brought then may never arrive, nor be dropped: a signal's handler that raises in the loop ends that in
-        the middle, and the traceback refers to all that it was at.
+        If it is over, its result may never arrive, nor be dropped: a signal's handler that raises in the loop
+        breaks off the delivery, and the traceback refers to all that the loop was at.
         """
         if self._greenlet is not None and not self._greenlet.dead:
             self._greenlet.throw(asyncio.CancelledError())
@@ -456,7 +457,7 @@ class Call(Generic[T]):
         return not self.loop.is_closed()  # it may have been closed before it could drop what it got
 
     def take_back(self) -> None:
-        """Undo what was done, unless it has arrived or is being undone. In any thread."""
+        """Undo what was done, unless it has arrived or is being undone. Any thread may ask for it."""
         if self._brought:
             self._worker.post(self._undo_brought)
 
@@ -467,7 +468,7 @@ class Call(Generic[T]):
             self._worker.begin(lambda: self._make_good(undo))
 
     def _make_good(self, work: Callable[[], object] | None) -> None:
-        """Do what is due after a cancellation."""
+        """Do what a cancellation asks for."""
         try:
             if work is not None:
                 work()
@@ -482,16 +483,16 @@ class Call(Generic[T]):
     def _succeed(self, parcel: Parcel[T]) -> None:
         if not self.answer.done():
             self.answer.set_result(parcel.result)
-            self.loop.call_soon(lambda: parcel)  # the loop has it until who waits for the answer was woken
+            self.loop.call_soon(lambda: parcel)  # the loop keeps it until the caller was woken
 
     def receive(self) -> None:
-        """The answer is where it belongs. Until the last line it is taken back if a signal's handler raises."""
+        """The answer has arrived. Until the last line, it is taken back if a signal's handler raises."""
         self._worker.forget(self)
         self._settle()
         self._brought.clear()
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, StopIteration):  # no future takes that, and no coroutine raises it
+        if isinstance(error, StopIteration):  # a future refuses it, and a coroutine cannot raise it
             error, cause = RuntimeError("the call raised StopIteration"), error
             error.__cause__ = cause
         if not self.answer.done():

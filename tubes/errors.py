@@ -215,7 +215,7 @@ def shown(value: object) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], besides: Iterable[str] = ()) -> str:
-    """Return "; did you mean 'x'?", what is known, or nothing. ``besides`` may be meant, but is not listed."""
+    """Return "; did you mean 'x'?", what is known, or nothing. ``besides`` may be meant; it is not listed."""
     words = sorted(known)
     meant = [*words, *sorted(besides)]
     near = ELSEWHERE.get(word)
