@@ -59,7 +59,8 @@ def is_in_loop() -> bool:
 class Crew:
     """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction.
 
-    Calls to a server that may hang by itself have up to ``most`` of their own, so that they hold up no others.
+    Calls to a server that may hang by itself have up to ``most`` of their own, so that they hold up no
+    others.
     """
 
     def __init__(self, most: int) -> None:
@@ -86,7 +87,8 @@ class Crew:
         """Run ``work`` in a thread. If this is cancelled, ``work`` stops waiting; ``undo`` gets its result.
 
         If it is cancelled before the thread has begun ``work``, ``otherwise`` is run instead. Without a
-        ``worker`` it is the one that the current task has reserved, else one of those for calls to ``server``.
+        ``worker`` it is the one that the current task has reserved, else one of those for calls to
+        ``server``.
         """
         call = Call(worker or self._own() or self._free(server), work, undo, otherwise)
         try:
@@ -191,7 +193,7 @@ class Crew:
         return min(workers, key=Worker.line_length)
 
     def _check_open(self) -> None:
-        """Raise StoreUnavailable when closed; in a forked child, forget the threads: only the parent has them."""
+        """Raise StoreUnavailable when closed; in a forked child, forget the parent's threads: it has none."""
         if self.is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._pid != os.getpid():
@@ -307,8 +309,8 @@ class Worker:
             if not signal.is_set:
                 if timeout is not None:
                     heapq.heappush(self._naps, (real_monotonic() + timeout, next(self._numbers), nap))
-                # The thread's main greenlet. If a name referred to it, greenlet would search for references at
-                # the thread's end, for 5 ms
+                # The thread's main greenlet. If a name referred to it, greenlet would search for references
+                # at the thread's end, for 5 ms
                 assert sleeper.parent is not None
                 sleeper.parent.switch()
             return signal.is_set

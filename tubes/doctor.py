@@ -1,8 +1,8 @@
 """Examines a store for what should not be, and repairs it: what ``tubes doctor`` does.
 
-The store knows where to look. It gives ``Check``s, in the order in which it is safe to repair; a check looks in bounded
-steps, each in a transaction of its own, and mends one finding at a time, each in a short transaction that looks again
-before it writes. Others may work meanwhile.
+The store knows where to look. It gives ``Check``s, in the order in which it is safe to repair. A check looks
+in bounded steps, each in a transaction of its own. It mends one finding at a time, in a short transaction
+that looks again before it writes. Others may work meanwhile.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from tubes.queue import Queue
 
 LOOK_LIMIT = 1000
-"""What one step of a check looks at, at most."""
+"""Most things that one step of a check looks at."""
 
 MOST_STEPS = 10_000
-"""Transactions that mending one finding may take, should it never come to an end."""
+"""Most transactions for mending one finding, should it never come to an end."""
 
 MOST_PASSES = 3
-"""Times that a store is gone through to repair it: mending one thing can bring another to light."""
+"""Most passes over a store to repair it: mending one thing can bring another to light."""
 
 LOOK_AGAIN_AFTER = 0.1
-"""Seconds between two looks at what living processes may see to by themselves."""
+"""Seconds between two looks at what living processes may put right by themselves."""
 
 
 class Kind(Enum):
@@ -58,9 +58,9 @@ class Kind(Enum):
     STATE = "state"
     """A task whose parts contradict each other."""
     LINE = "line"
-    """The wrong one, nobody, or more than one stands in front of a sub-queue."""
+    """The wrong task, none, or more than one stands in front of a sub-queue."""
     COUNT = "count"
-    """A count that is not what it counts."""
+    """A count that differs from what it counts."""
     OWNER = "owner"
     """Taken, and its owner is dead or unknown."""
     SESSION = "session"
@@ -69,21 +69,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that should not be. Two are equal that are about the same, whatever they say of it."""
+    """One thing that should not be. Two findings about the same thing are equal, whatever they say of it."""
 
     kind: Kind
     what: str = field(compare=False)
     """What is wrong, as a sentence."""
     remedy: str | None = field(compare=False)
-    """What a repair does about it, in the imperative; ``None``: it takes a person."""
+    """What a repair does about it, in the imperative; ``None``: only a person can repair it."""
     tube: str | None = None
     task: int | None = None
     utube: str | None = None
     session: str | None = None
     rule: str = field(default="", repr=False)
-    """Which of a check's rules it is against."""
+    """Which of the check's rules it breaks."""
     key: Any = field(default=None, repr=False)
-    """By what the check finds it again."""
+    """What the check finds it again by."""
 
     def as_json(self) -> dict[str, Any]:
         """The finding for other programs."""
@@ -99,7 +99,7 @@ class Finding:
 
 
 class Look(NamedTuple):
-    """What one step of a check came to."""
+    """The result of one step of a check."""
 
     findings: Sequence[Finding]
     after: Any = None
@@ -114,16 +114,16 @@ class Check:
     name = ""
     """What it looks at: ``tasks``, say."""
     doubtful: bool = False
-    """Whether a look can meet others between two of their steps, so that ``mend`` is to confirm each finding."""
+    """Whether a look can catch others between two of their steps, so that ``mend`` must confirm findings."""
     rescues: ClassVar[bool] = False
-    """Whether it is repaired by what every process does for the dead, ``Rescuer.rescue``, and not by ``mend``."""
+    """Whether ``Rescuer.rescue``, which every process runs for dead sessions, repairs it, not ``mend``."""
 
     def patience(self) -> float:
-        """Seconds for which what the last look found must last: living processes may see to it by themselves."""
+        """Seconds for which findings must last, since living processes may put them right by themselves."""
         return 0.0
 
     def size(self, tx: Any) -> int:
-        """About how many things there are to look at; 0: too few to tell of."""
+        """About how many things there are to look at; 0: too few to show progress."""
         return 0
 
     def look(self, tx: Any, after: Any, limit: int, *, now: int) -> Look:
@@ -133,7 +133,8 @@ class Check:
     def mend(self, tx: Any, finding: Finding, *, now: int, dry: bool) -> bool:
         """Look again, keeping others from changing it. Tell whether it is still so; unless ``dry``, repair it.
 
-        Where that is too much for one transaction, repair a part of it: it is called until it has nothing to do.
+        If that is too much for one transaction, repair a part of it: this is called until it has nothing to
+        do.
         """
         raise NotImplementedError
 
@@ -144,14 +145,14 @@ class Examinable(Protocol):
     def checks(self, features: Callable[[TubeRecord], Features | None], *, deep: bool) -> Iterable[Check]:
         """The checks, in the order in which it is safe to repair, each made when its turn has come.
 
-        Light ones cost little whatever the backlog; ``deep`` ones look at every task too. ``features`` tells those of
-        a tube whose type is a TubeType that is registered here, else ``None``.
+        Light ones cost little whatever the backlog; ``deep`` ones look at every task too. ``features``
+        returns those of a tube whose type is a TubeType registered here, else ``None``.
         """
         ...
 
 
 Progress = Callable[[str, int, int], None]
-"""Told after each step: the check's name, how far it is, and of how many (0: nobody knows)."""
+"""Called after each step with the check's name, how far it is, and of how many (0: unknown)."""
 
 
 class Doctor:
@@ -219,7 +220,7 @@ class Doctor:
         return self._store.read(lambda tx: check.look(tx, after, LOOK_LIMIT, now=now))
 
     def _lasting(self, check: Check, after: Any, findings: Sequence[Finding]) -> Sequence[Finding]:
-        """Those findings that nobody sees to while one waits."""
+        """The findings that nobody puts right while we wait."""
         deadline = real_monotonic() + check.patience()
         while findings and real_monotonic() < deadline:
             pause(LOOK_AGAIN_AFTER)
@@ -256,8 +257,8 @@ class Doctor:
     def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
         """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them.
 
-        There is nothing where they have dropped the tube meanwhile. What cannot be mended, since something else is
-        strange about it, is left to a person.
+        There is nothing to mend if they have dropped the tube meanwhile. What cannot be mended, since
+        something else about it is damaged, is left to a person.
         """
 
         def step(tx: Any) -> bool:
@@ -278,7 +279,7 @@ class Doctor:
         return True
 
     def _wake(self, tubes: Counter[str]) -> None:
-        """What was mended may be taken now, or make room."""
+        """Wake those who wait: what was mended may be taken now, or makes room."""
         if tubes:
             for record in self._queue.records():
                 if tubes[record.name]:
@@ -287,7 +288,7 @@ class Doctor:
 
 
 def _is_of_damage(error: Exception) -> bool:
-    """Whether an error is of what is stored: a text where a number must be, say, or one that is too large."""
+    """Whether an error comes from what is stored, such as text instead of a number, or too large a number."""
     return not isinstance(error, TubeError) or type(error) is StoreError
 
 
