@@ -37,7 +37,7 @@ REFUSED, USAGE, UNAVAILABLE, BAD_INPUT = 1, 2, 3, 4
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
 
 UNUSABLE = "cannot be used"
-"""Why a tube shows no counts, if its tasks are on a server of their own and that is away, or its entry is damaged."""
+"""Why a tube shows no counts: its tasks' own server is unreachable, or its catalogue entry is damaged."""
 
 EXIT_CODES = f"""\b
 Exit status:
@@ -60,7 +60,7 @@ class Target:
     namespace: str = "tubes"
 
     def connect(self, *, makes_file: bool = False, sweep: bool = True) -> tubes.Queue:
-        """Open the store. Only who makes something may make its file and tables: a mistyped path is no empty queue."""
+        """Open the store; make its file and tables only if asked to, as a mistyped path is no empty queue."""
         file = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", self.url)  # with a query: connect refuses it
         path = unquote(file[1]) if file else ""
         is_made = makes_file or path in ("", ":memory:")
@@ -181,7 +181,7 @@ def cli() -> None:
 
 
 def command(function: F) -> F:
-    """Make a command of a function, by its name."""
+    """Make a function a command of the same name."""
     return cast("F", cli.command()(with_target(function)))
 
 
@@ -288,7 +288,7 @@ def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
 
 
 def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str]]:
-    """The statistics of each tube, and why others have none; a server that is away is said."""
+    """The statistics of each tube, and why others have none; a server that is down is reported."""
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for name in queue.tubes():
@@ -305,7 +305,7 @@ def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str
 
 
 def exit_if_away(missing: Mapping[str, str]) -> None:
-    """End with the exit status for a server that is away: what could be shown has been."""
+    """End with the exit status for a server that is down, if one is: what could be shown has been."""
     if UNUSABLE in missing.values():
         raise click.exceptions.Exit(UNAVAILABLE)
 
@@ -348,7 +348,7 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     with target.connect() as queue:
         tube = queue.get_tube(name)
         if data is None or data == "-":
-            tube.put_many((), **given)  # an option that cannot be is refused, whatever the input
+            tube.put_many((), **given)  # refuse an invalid option, whatever the input
             if Putting(tube, read, given, as_json).run():
                 raise click.exceptions.Exit(BAD_INPUT)
             return
@@ -437,7 +437,7 @@ def take(
 def each(
     name: str, ids: Sequence[int], verb: str, session: str | None, is_json: bool, **options: Any
 ) -> None:
-    """Do something to tasks by id. Those that refuse are reported; the others are done."""
+    """Apply a verb to tasks by id. Refusals are reported; the other tasks are done all the same."""
     refused = False
     with target.connect() as queue:
         tube = queue.get_tube(name)
@@ -727,14 +727,14 @@ def run(arguments: Sequence[str]) -> int:
         target.url, target.namespace = os.environ.get("TUBES_URL") or DEFAULT_URL, "tubes"
         keep_secret(target.url)
         for argument in arguments:
-            if "://" in argument:  # also where none belongs, such as in the place of a command
+            if "://" in argument:  # wherever it is, such as in the place of a command
                 keep_secret(argument)
         status = cli.main(list(arguments), prog_name="tubes", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
         told = io.StringIO()
         error.show(told)
-        lines = without_secrets(told.getvalue()).split("\n")  # which may show what was given as it is
+        lines = without_secrets(told.getvalue()).split("\n")  # it may quote an argument as given
         click.echo("\n".join(map(printable, lines)), nl=False, err=True)
         return error.exit_code
     except tubes.TubeError as error:

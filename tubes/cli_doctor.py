@@ -1,4 +1,4 @@
-"""What ``tubes doctor`` prints: findings as they come, a bar meanwhile, a table at the end."""
+"""What ``tubes doctor`` prints: findings as they come, a progress bar meanwhile, a table at the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Visit:
 
     @contextmanager
     def _doctor(self) -> Iterator[Doctor]:
-        """The doctor, and a bar meanwhile."""
+        """The doctor, and a progress bar meanwhile."""
         with progress("examine") as update:
 
             def on_progress(name: str, done: int, size: int) -> None:

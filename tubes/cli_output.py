@@ -1,4 +1,4 @@
-"""How the command speaks: lines on standard output and on stderr, a bar meanwhile, and never a password."""
+"""What the command prints: lines on standard output and stderr, a progress bar, and never a password."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ import click
 from tubes.interrupts import interruptible
 
 SIGNALS_EVERY = 100
-"""Milliseconds between two looks for signals while a reader is slow: one that the system gave to another thread ends no
-wait of this one."""
+"""Milliseconds between two looks for signals while a reader is slow.
+
+A signal that the system gives to another thread does not end this one's wait.
+"""
 
 
 class Closed(Exception):
@@ -34,14 +36,14 @@ _IN_QUERY = re.compile(r"(?:password|scram_client_key|scram_server_key|oauth_cli
 """Where a URL has a password, or what is as good as one."""
 
 _OBEYED = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""What some terminals obey as they do an escape, and what else ends a line or turns it round: JSON lets it pass."""
+"""What some terminals obey like an escape, and what else ends or reverses a line: JSON lets it pass."""
 
 
 def keep_secret(url: str) -> None:
-    """Never print this URL's passwords, also where they are not written as they should."""
+    """Never print this URL's passwords, even if they are not written as they should be."""
     try:
         passwords = [urlsplit(url).password or ""]
-    except ValueError:  # no URL at all: who knows what is in it
+    except ValueError:  # not a URL at all: hide all of it
         passwords = [url]
     passwords += _BEFORE_HOST.findall(url) + _IN_QUERY.findall(url)
     for password in filter(None, passwords):
@@ -49,7 +51,7 @@ def keep_secret(url: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """A text without these passwords. One may be a part of another, or begin in the middle of it."""
+    """A text without these passwords. One may be part of another, or overlap with it."""
     places = sorted(
         (found.start(), found.start() + len(secret))
         for secret in _secrets
@@ -70,7 +72,7 @@ def say(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """A text in which what a terminal would obey is shown as what it is."""
+    """A text in which what a terminal would obey is shown as an escape."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -89,13 +91,14 @@ def _dumps(value: object) -> str:
 
 
 class _Text(str):
-    """JSON already."""
+    """Text that is JSON already."""
 
 
 def _json_part_by_part(value: object) -> str:
-    """The same of what is nested so deeply that it could just be read, and of numbers for which JSON has no word.
+    """The same for what is nested so deeply that it could only just be read, and for numbers that JSON lacks.
 
-    To write it takes some calls more. Others may have put 1e999, which is JSON, and infinite for Python; or NaN.
+    Writing takes a few more nested calls than reading. Others may have put 1e999, which is JSON, and infinite
+    in Python; or NaN.
     """
     written: list[str] = []
     left = [value]
@@ -123,20 +126,20 @@ def write_line(text: str) -> None:
 
 
 def is_awaited(wait_ms: float) -> bool:
-    """Whether standard output takes something now, or within so many milliseconds."""
+    """Whether standard output can be written now, or within so many milliseconds."""
     output = select.poll()
     output.register(1, select.POLLOUT)
     return bool(interruptible(output.poll, max(wait_ms, 0)))
 
 
 def await_reader() -> None:
-    """Wait until standard output takes something."""
+    """Wait until standard output can be written."""
     while not is_awaited(SIGNALS_EVERY):
         pass
 
 
 def write_out(data: bytes) -> None:
-    """Write to standard output; raise Closed where that cannot be."""
+    """Write to standard output, or raise Closed."""
     left = memoryview(data)
     try:
         while left:
@@ -150,7 +153,7 @@ def write_out(data: bytes) -> None:
 
 
 def write_error(data: bytes) -> None:
-    """Write to stderr; where that cannot be, the work goes on, and the exit status tells."""
+    """Write to stderr; if that fails, the work goes on, and the exit status tells how it went."""
     with suppress(OSError):
         while data:
             data = data[os.write(2, data) :]
@@ -159,7 +162,8 @@ def write_error(data: bytes) -> None:
 class Unbuffered(io.TextIOBase):
     """A standard file for what click and rich print.
 
-    Of what is left in a buffer since it cannot be written, Python would tell at its end, with a status of its own.
+    If a buffer held text that cannot be written, Python would report that at its end, with a status of its
+    own.
     """
 
     def __init__(self, number: int, write: Callable[[bytes], None]) -> None:
@@ -184,7 +188,7 @@ class Unbuffered(io.TextIOBase):
 
 @contextmanager
 def progress(what: str, total: int | None = None, *, is_free: bool = True) -> Iterator[Callable[..., None]]:
-    """A bar on stderr when that is a terminal; gives what changes it: ``advance=``, or ``completed=`` and the like."""
+    """A progress bar on stderr if that is a terminal; gives what updates it: ``advance=``, ``completed=``."""
     if not (is_free and os.isatty(2)):
         yield lambda **news: None
         return

@@ -22,7 +22,7 @@ BATCH = 500
 """Most lines that are put, or tasks that are taken, in one commit."""
 
 PATIENCE = 0.1
-"""Seconds for which tasks may wait, taken, for a reader that is behind."""
+"""Seconds for which taken tasks may wait for a reader that lags behind."""
 
 
 def task_as_json(task: Task) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Putting:
                         number += 1
                         self._add(number, text)
                     if self._waiting:
-                        self._store()  # what has come is stored before more is waited for
+                        self._store()  # store what has come before waiting for more
         except BaseException as error:
             say(f"ended early, {self._stored} put; {self._where(error)}")
             raise
@@ -133,7 +133,7 @@ class Putting:
                 write_line(line(task_as_json(task)))
 
     def _put_first(self, count: int) -> list[Task]:
-        """Put the first lines that wait; Ctrl-C finds them either stored and counted, or neither."""
+        """Put the first lines that wait; Ctrl-C finds them both stored and counted, or neither."""
         tasks = self._tube.put_many([value for _, value in self._waiting[:count]], **self._options)
         self._stored += count
         self._next = self._waiting[count - 1][0] + 1
@@ -146,7 +146,7 @@ class Putting:
 
 
 def incoming() -> Iterator[list[bytes]]:
-    """Lines of standard input, as many as have come whenever some have."""
+    """Lines of standard input; each time, as many as have come."""
     unfinished: list[bytes] = []
     while chunk := read_in():
         ends, newline, rest = chunk.rpartition(b"\n")
@@ -160,7 +160,7 @@ def incoming() -> Iterator[list[bytes]]:
 
 
 def read_in() -> bytes:
-    """Read from standard input when something has come, also where others that have it open made it not wait."""
+    """Read from standard input when something has come, even if others that share it made it non-blocking."""
     while True:
         try:
             return os.read(0, 1 << 18)
@@ -171,7 +171,7 @@ def read_in() -> bytes:
 
 
 class Taking:
-    """Takes tasks and prints them: none is held while the reader of the output is behind, since its ttr would run."""
+    """Takes tasks and prints them. None is held while the reader lags behind, since its ttr would run out."""
 
     def __init__(self, tube: tubes.Tube, count: int | None, timeout: float | None, acks: bool) -> None:
         self._tube = tube
@@ -201,7 +201,7 @@ class Taking:
         return printed
 
     def _print(self, tasks: list[Task]) -> int:
-        """Write lines until the reader is behind, or a signal comes; another one finds what was written acked."""
+        """Write lines until the reader lags or a signal comes; by a second one, what was written is acked."""
         written = 0
         patient_until = real_monotonic() + PATIENCE
         try:

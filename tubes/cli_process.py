@@ -1,4 +1,4 @@
-"""What the command is to the system: its standard files, its signals, and what Python tells besides."""
+"""The command as a process: its standard files, its signals, and Python's own warnings and logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tubes.cli_output import Unbuffered, say, write_error, write_out
 from tubes.clock import pause
 
 A_MOMENT = 0.01
-"""Seconds until a signal that was lost is sent again: until what Python was clearing away is gone."""
+"""Seconds until a lost signal is sent again: by then Python has cleared away what it was clearing."""
 
 
 class Terminated(BaseException):
@@ -24,24 +24,24 @@ class Terminated(BaseException):
 
 
 def settle_in() -> None:
-    """Have standard files that can be relied on, what is said of warnings and logs in lines, and heed signals."""
+    """Have reliable standard files, warnings and logs in lines of our own, and signals that are heeded."""
     _fill_closed_places()
     sys.stdout, sys.stderr = Unbuffered(1, write_out), Unbuffered(2, write_error)
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     if not _are_warnings_ignored():
-        warnings.simplefilter("always", tubes.TubesWarning)  # no error, whatever PYTHONWARNINGS says
+        warnings.simplefilter("always", tubes.TubesWarning)  # never an error, whatever PYTHONWARNINGS says
     logging.basicConfig(level=logging.WARNING, handlers=[Told()])
     sys.unraisablehook = _send_again
     signal.signal(signal.SIGTERM, _terminate)
 
 
 def stop_sending_again() -> None:
-    """The command is over: a signal that is lost from now on may be."""
+    """The command is over: from now on a signal may be lost."""
     sys.unraisablehook = sys.__unraisablehook__
 
 
 class Told(logging.Handler):
-    """What is logged, as a line for a person."""
+    """Prints what is logged, as a line for a person."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -49,9 +49,10 @@ class Told(logging.Handler):
 
 
 def _fill_closed_places() -> None:
-    """Where standard files were closed (``tubes take jobs >&-``), put files that refuse to be read or written.
+    """In place of closed standard files (``tubes take jobs >&-``), open ones that refuse to be read or
+    written.
 
-    Else the store's file would be opened in their place, and what is printed would be written into it.
+    Else the store's file would get their number, and what is printed would be written into it.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
@@ -72,10 +73,11 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _send_again(lost: sys.UnraisableHookArgs) -> None:
-    """See to it that a signal is obeyed that came where nothing can be raised: while Python clears away.
+    """Send again a signal that came where nothing can be raised: while Python clears objects away.
 
-    A signal that comes during a run of the garbage collector is handled in the first thing that the collector calls.
-    While a command starts, that run is long: one in twenty of the signals that came then did nothing.
+    A signal that comes while the garbage collector runs is handled in the first thing that the collector
+    calls. While a command starts, that run is long: one in twenty of the signals that came then had no
+    effect.
     """
     number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(lost.exc_type)
     if number is None:

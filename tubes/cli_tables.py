@@ -11,11 +11,11 @@ from tubes.cli_output import line, printable, write_line
 from tubes.cli_pipes import task_as_json
 from tubes.task import Task
 
-if TYPE_CHECKING:  # imported where a table is printed: others need not wait for it
+if TYPE_CHECKING:  # imported when a table is printed: other commands need not wait for it
     from rich.table import Table
 
 LEAST_WIDTH = 5
-"""Of a table's column, with two spaces, however narrow the terminal is: else whole columns are left out."""
+"""The least width of a column, with two spaces, however narrow the terminal: else columns are left out."""
 
 
 def print_table(table: Table) -> None:
@@ -30,7 +30,7 @@ def print_table(table: Table) -> None:
 
 
 def table_of(title: str, *columns: str) -> Table:
-    """An empty table; the columns whose names begin with ``>`` stand to the right."""
+    """An empty table; columns whose names begin with ``>`` are aligned to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -45,7 +45,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row. What is stored may be anybody's, and is shown as it is: no markup, and no command to a terminal."""
+    """Add a row. Stored text may be anybody's, so it is shown literally: as no markup or terminal command."""
     from rich.text import Text
 
     table.add_row(*(Text(printable(cell)) for cell in cells))
@@ -78,5 +78,5 @@ def instant(at: datetime | None) -> str:
 
 
 def short(text: str) -> str:
-    """What of a text has room in a cell."""
+    """As much of a text as fits into a cell."""
     return text if len(text) <= 60 else f"{text[:57]}..."
