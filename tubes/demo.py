@@ -43,7 +43,7 @@ class Crawl:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the crawl went. All but ``left`` and ``seconds`` is what the site saw."""
+    """How the crawl went: what the site saw, except ``left``, ``seconds`` and what became of the workers."""
 
     type: str
     workers: int
@@ -61,7 +61,7 @@ class Outcome:
     """Workers that were killed while they fetched a page."""
     rerun: int
     failed: Sequence[str]
-    """What workers that failed had to say."""
+    """Of each worker that failed, its exit status and the end of its log."""
 
     @property
     def lost(self) -> int:
@@ -110,7 +110,7 @@ def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callabl
 
 
 class _Site:
-    """The site's process, from this side."""
+    """The site's process, as the demo sees it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -135,8 +135,8 @@ class _Site:
 def _started(module: str, *arguments: str, **how: Any) -> subprocess.Popen[Any]:
     """A process that runs a module, out of reach of a terminal's Ctrl-C: it is stopped from here.
 
-    It finds modules where this process does: no others of their names in the current folder, where ``-m`` looks first,
-    and tubes also where a bundle has shown only this process the way to it.
+    It finds modules where this process does: not others of the same names in the current folder, where ``-m``
+    looks first; and tubes even if a bundle has set the path of this process only.
     """
     path = os.pathsep.join(folder or os.curdir for folder in sys.path)
     command = [sys.executable, "-P", "-m", module, *arguments]
@@ -177,7 +177,7 @@ class _Worker:
 
 @contextmanager
 def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
-    """The crawlers. At the end none is left, also where they are stuck."""
+    """The crawlers. At the end none is left, even if they were stuck."""
     stores = f"sqlite:///{folder}/crawl.db", f"{folder}/seen.db"
     crew: list[_Worker] = []
     try:
@@ -193,7 +193,7 @@ def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Wo
 
 
 def _watch(tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]) -> float:
-    """Tell how far the crawl is until it ends or is stuck; kill one worker meanwhile. Return how long it took."""
+    """Report the crawl's progress until it ends or is stuck; kill one worker meanwhile. Return seconds."""
     begun = moved = time.monotonic()
     fetched, asked = 0, False
     while any(worker.is_running for worker in crew):

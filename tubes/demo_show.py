@@ -13,7 +13,7 @@ from rich.table import Table
 from tubes.demo import Crawl, Outcome
 
 LINE_EVERY = 0.2
-"""Part of the pages after which a line is printed, where there is no terminal."""
+"""Share of the pages after which a line is printed, if there is no terminal."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The web site that the demo crawls: the standard library's pydoc pages, on several hosts of this machine.
 
-It counts for itself what it is asked for, so what the demo reports of politeness is what the *server* saw.
+It counts its requests itself, so what the demo reports of politeness is what the *server* saw.
 Runs as a process of its own, ``python -m tubes.demo_site HOSTS PAGES``; its only user is ``tubes.demo``, which
 writes questions to its standard input and reads a line of JSON for each.
 """
@@ -32,7 +32,7 @@ NOT_SERVED = {"antigravity", "idlelib", "lib2to3", "test", "tests", "this", "tki
 """Modules whose import does something (opens a browser, prints), or asks for a display; and tests."""
 
 HELD_AT_MOST = 30.0
-"""Seconds for which a request is held open for the kill that is to cut it short."""
+"""Most seconds for which a request is held open until a kill cuts it short."""
 
 
 class ModulePages(pydoc.HTMLDoc):
@@ -80,7 +80,7 @@ class Library:
 
 
 def _standard_library() -> Iterator[tuple[str, ModuleType]]:
-    """Import and return its modules, those at the top first."""
+    """Import its modules and yield them, top-level ones first."""
     names = [name for name in sorted(sys.stdlib_module_names) if name not in NOT_SERVED]
     while names:
         packages: list[str] = []
@@ -107,7 +107,7 @@ class Report:
     fetched: int
     """Pages that were answered in full."""
     again: int
-    """Of these, pages that had been asked for before, by a client that was gone before the answer was."""
+    """Of these, pages that were asked for before, by a client that was gone before it had the answer."""
     at_once: dict[str, int]
     """By host, the most requests that were in flight at once."""
     busy: int
@@ -215,8 +215,8 @@ class Site:
     def begin(self, host: str, request: Request) -> None:
         """Count a request in.
 
-        First those of clients that are gone are counted out. A killed client's request ends with the client, and
-        the thread that answers it may be slower to see that than another client to ask again.
+        First, requests of clients that are gone are counted out. A killed client's request ends with the
+        client, but another client may ask again before the thread that answers the first one notices.
         """
         with self._lock:
             for other in self._in_flight[host][:]:
@@ -275,7 +275,7 @@ class Site:
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
-    """Tell whether a client has closed its end, or does ``within`` seconds. Ours send nothing after a request."""
+    """Tell whether a client closes its end ``within`` seconds. Our clients send nothing after a request."""
     try:
         return bool(select.select([client], [], [], within)[0]) and not client.recv(1, socket.MSG_PEEK)
     except OSError:
@@ -297,8 +297,8 @@ class Host(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """Answers one request.
 
-    By HTTP/1.0: the end of an answer is the end of its connection, which comes after the request was counted out.
-    So a client cannot know that it has the whole page while it is still counted as in flight.
+    It speaks HTTP/1.0: an answer ends when its connection does, which is after the request was counted out.
+    So a client cannot know that it has the whole page while its request still counts as in flight.
     """
 
     server: Host
