@@ -13,11 +13,11 @@ HEAD = "0001"
 LABEL = "tubes"
 
 TABLES = ("tube", "task", "temporary_task", "session", "connection", "calls", "server", "version")
-"""What a namespace's tables are called behind its prefix, on all databases together."""
+"""The names of a namespace's tables behind its prefix, on all databases together."""
 
 
 def version_table(namespace: str) -> str:
-    """The table with the revision of a namespace's tables. BadOption if it is that of the application's own Alembic."""
+    """The table with the revision of a namespace's tables. BadOption if it is that of your own Alembic."""
     if namespace.lower() == "alembic":
         raise BadOption(
             "bad namespace 'alembic': alembic_version is the table of the application's own migrations",
@@ -28,7 +28,7 @@ def version_table(namespace: str) -> str:
 
 
 def include_object(namespace: str = "tubes") -> Callable[[Any, str | None, str, bool, Any], bool]:
-    """Return an ``include_object`` for your own Alembic's ``context.configure``: it leaves our tables to us.
+    """Return an ``include_object`` for your own Alembic's ``context.configure``: it leaves our tables out.
 
     Without it, ``alembic revision --autogenerate`` would drop them, since your models do not have them.
     """

@@ -9,7 +9,7 @@ from tubes.errors import StoreUnavailable
 from . import HEAD, running, version_table
 
 SECRETS = ("password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
-"""Options of libpq's that nobody is to see."""
+"""Options of libpq that must not be shown."""
 
 HIDDEN = """
     SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -20,7 +20,7 @@ HIDDEN = """
         )
     )
 """
-"""The schemas of the search_path that have such a table, and that the server passes over as not for this role."""
+"""The schemas of the search_path that have such a table, but that the server skips: it is denied USAGE."""
 
 
 def bring_up(
@@ -28,11 +28,12 @@ def bring_up(
 ) -> bool:
     """Upgrade an empty or older schema in one transaction; tell whether there was anything to do.
 
-    SchemaMismatch for a newer one, and for an older one or none when ``migrate`` is false; StoreUnavailable where none
-    can be seen. The tables are made in the first schema of the ``search_path``. The connection must not be in a
-    transaction; this one is committed. Others who migrate are waited for ``lock_timeout`` milliseconds, 0: for ever.
+    SchemaMismatch for a newer one, and for an older one or none if ``migrate`` is false; StoreUnavailable if
+    this role cannot see it. The tables are made in the first schema of the ``search_path``. The connection
+    must not be in a transaction; this one is committed. It waits ``lock_timeout`` milliseconds for others
+    that migrate, 0: for ever.
     """
-    # Whoever waits for the lock must then see what the other one did, whatever the database's default is.
+    # After waiting for the lock, we must see what its holder did, whatever the database's default is.
     connection = connection.execution_options(isolation_level="READ COMMITTED")
     with connection.begin():
         connection.execute(sa.text("SELECT set_config('lock_timeout', :ms, true)"), {"ms": lock_timeout})
@@ -56,7 +57,7 @@ def bring_up(
 
 
 def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> None:
-    """StoreUnavailable where the table is in a schema that this role may not look into."""
+    """Raise StoreUnavailable if the table is in a schema that this role may not use."""
     schema = connection.scalar(sa.text(HIDDEN), {"table": version_table(namespace)})
     if schema is not None:
         raise StoreUnavailable(
@@ -66,7 +67,7 @@ def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> N
 
 
 def _check_shows_rows(connection: sa.Connection, namespace: str, what: str) -> None:
-    """StoreUnavailable where row level security keeps the table's only row from this role, as if it were empty."""
+    """Raise StoreUnavailable if row level security hides the table's only row, as if there were none."""
     table = f'"{version_table(namespace)}"'
     is_active = "SELECT pg_catalog.row_security_active(pg_catalog.to_regclass(:table))"
     if connection.scalar(sa.text(is_active), {"table": table}):
@@ -78,7 +79,7 @@ def _check_shows_rows(connection: sa.Connection, namespace: str, what: str) -> N
 
 def schema_version(connection: sa.Connection, namespace: str) -> str | None:
     """Return the revision of a namespace's tables, ``None`` when there are none."""
-    # Not by to_regclass: within a transaction it goes on saying that there is no table that was made since it was asked
+    # Not by to_regclass: if it says that there is no table, it says so until the end of the transaction
     table = version_table(namespace)
     if not sa.inspect(connection).has_table(table):
         return None
@@ -87,5 +88,5 @@ def schema_version(connection: sa.Connection, namespace: str) -> str | None:
 
 
 def shown(url: sa.URL) -> str:
-    """A URL without its passwords and what is as good as one, also those in its query."""
+    """A URL without its passwords and what is as good as one, including those in its query."""
     return url.difference_update_query(SECRETS).render_as_string(hide_password=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _alone: Any = threading.RLock()
-"""Alembic's ``op`` and ``context`` are the process's: a thread would write through another's connection."""
+"""Alembic's ``op`` and ``context`` are global: without this lock, a thread would use another's connection."""
 
 
 def _forked() -> None:
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def _own_alembic() -> Iterator[None]:
-    """Use Alembic; who connects in the middle of a migration of the user's, such as an ``env.py``, gives it back."""
+    """Use Alembic, then give it back to a migration of the user's under way, such as an ``env.py``."""
     from alembic import context, op
 
     with _alone:
@@ -49,7 +49,7 @@ def _own_alembic() -> Iterator[None]:
 
 
 def upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
-    """Upgrade from ``version`` in the connection's transaction; SchemaMismatch where we do not know it."""
+    """Upgrade from ``version`` in the connection's transaction; SchemaMismatch if we do not know it."""
     from alembic import command
 
     settings = config(namespace)
@@ -63,7 +63,7 @@ def upgrade(connection: sa.Connection, namespace: str, version: str | None, what
 def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool) -> bool:
     """Whether a schema is behind; SchemaMismatch for a newer one, and unless ``migrate`` for an older one or none.
 
-    ``command`` is what the user runs instead.
+    ``command`` is what the error tells the user to run.
     """
     if version == HEAD:
         return False
@@ -78,7 +78,7 @@ def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool)
 
 
 def migrate_command(url: str, namespace: str) -> str:
-    """The command that brings up the schema there, as a shell wants it."""
+    """The shell command that brings up the schema there."""
     words = ["tubes", "migrate", "--url", url]
     if namespace != "tubes":
         words += ["--namespace", namespace]
@@ -86,11 +86,11 @@ def migrate_command(url: str, namespace: str) -> str:
 
 
 def _check_known(version: str, what: str) -> None:
-    """Raise SchemaMismatch for a version that is newer than we are."""
+    """Raise SchemaMismatch for a version that we do not know, since it is newer."""
     from alembic.script import ScriptDirectory
 
     known = ScriptDirectory.from_config(config("tubes")).walk_revisions()
-    if version not in [script.revision for script in known]:  # by itself, Alembic takes a part of one for it
+    if version not in [script.revision for script in known]:  # Alembic itself would accept a part of one
         raise SchemaMismatch(
             f"{what} has schema {version}, which this version of tubes (schema {HEAD}) does not know: upgrade tubes"
         )
@@ -111,7 +111,7 @@ def schema_sql(namespace: str, dialect: str) -> str:
 
 
 def config(namespace: str) -> Config:
-    """Return what Alembic wants to know; StoreUnavailable where it could read none of that."""
+    """Return Alembic's configuration; StoreUnavailable if it could not read our migrations."""
     from alembic.config import Config
 
     made = Config()
@@ -120,7 +120,7 @@ def config(namespace: str) -> Config:
         raise StoreUnavailable(
             f"the schema cannot be made: tubes is imported from an archive, and Alembic needs a folder {folder}"
         )
-    # The folder itself: for "tubes.migrations:" Alembic keeps, each time, what closes a resource at the process's end.
+    # The folder itself: for "tubes.migrations:" Alembic would register one more exit function each time.
     made.set_main_option("script_location", str(folder).replace("%", "%%"))
     made.attributes["namespace"] = namespace
     return made

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 MADE = ("tube", "task", "session", "connection", "calls")
-"""What the tables are called behind the prefix, beside the version's."""
+"""The names of the tables behind the prefix, without the version's."""
 
 
 def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *, migrate: bool) -> bool:
-    """Whether the schema is to be brought up; SchemaMismatch where it cannot be, see ``running.must_upgrade``.
+    """Whether the schema must be brought up; SchemaMismatch if it cannot be, see ``running.must_upgrade``.
 
-    Nor can it be where others have tables of these names. That is seen before the file is put in another journal mode.
+    Nor can it be if others have tables of these names. That is checked before the journal mode is changed.
     """
     version = schema_version(db, namespace, what)
     behind = running.must_upgrade(version, what, command, migrate=migrate)
-    if version is None:  # in one look, since another process may be making them
+    if version is None:  # in one query, since another process may be making them
         names = [f"{namespace}_{table}" for table in MADE]
         query = f"""SELECT type || ' ' || name || ' already exists' FROM sqlite_master
             WHERE type IN ('table', 'view') AND name COLLATE NOCASE IN ({", ".join("?" * len(names))})
@@ -38,13 +38,13 @@ def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *
 
 
 _made: tuple[str, list[str]] = ("", [])
-"""A namespace, and the statements by which Alembic last made its tables where there was nothing else."""
+"""A namespace, and the statements by which Alembic last made its tables in an empty database."""
 
 
 def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
     """Upgrade an empty or older database in one transaction; SchemaMismatch for a newer one.
 
-    A new one is made as it was made before in this process, in a fraction of the time that Alembic takes.
+    An empty one is made by the statements that made an earlier one in this process: far faster than Alembic.
     """
 
     def step(tx: SqliteTx) -> None:
@@ -69,7 +69,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
 def _upgrade(writer: SqliteWriter, namespace: str, version: str | None, what: str) -> None:
     import sqlalchemy as sa
 
-    # What an application does to each connection of SQLAlchemy's, such as PRAGMA and BEGIN, it does to another one
+    # What an application does to each SQLAlchemy connection, such as PRAGMA and BEGIN, is done to another one
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as other:
         lent = _Lent(other)
         engine = sa.create_engine("sqlite://", creator=lambda: lent, poolclass=sa.StaticPool)
@@ -112,7 +112,8 @@ class _Lent:
 def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | None:
     """Return the revision of a namespace's tables, ``None`` when there are none.
 
-    SchemaMismatch where they are those of one that only SQLite takes for the same, and whose lock file is another.
+    SchemaMismatch if they belong to a namespace that differs in case: SQLite takes it for the same, but its
+    lock file is another.
     """
     table = version_table(namespace)
     query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"

@@ -162,8 +162,7 @@ def write_error(data: bytes) -> None:
 class Unbuffered(io.TextIOBase):
     """A standard file for what click and rich print.
 
-    If a buffer held text that cannot be written, Python would report that at its end, with a status of its
-    own.
+    If a buffer kept what cannot be written, Python would report that at its end, with a status of its own.
     """
 
     def __init__(self, number: int, write: Callable[[bytes], None]) -> None:

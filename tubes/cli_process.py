@@ -16,7 +16,7 @@ from tubes.cli_output import Unbuffered, say, write_error, write_out
 from tubes.clock import pause
 
 A_MOMENT = 0.01
-"""Seconds until a lost signal is sent again: by then Python has cleared away what it was clearing."""
+"""Seconds until a lost signal is sent again: by then Python is done with clearing objects away."""
 
 
 class Terminated(BaseException):
@@ -24,7 +24,7 @@ class Terminated(BaseException):
 
 
 def settle_in() -> None:
-    """Have reliable standard files, warnings and logs in lines of our own, and signals that are heeded."""
+    """Set up reliable standard files, warnings and logs in lines of our own, and the handling of signals."""
     _fill_closed_places()
     sys.stdout, sys.stderr = Unbuffered(1, write_out), Unbuffered(2, write_error)
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
@@ -49,8 +49,7 @@ class Told(logging.Handler):
 
 
 def _fill_closed_places() -> None:
-    """In place of closed standard files (``tubes take jobs >&-``), open ones that refuse to be read or
-    written.
+    """Where standard files are closed (``tubes take jobs >&-``), open ones that refuse to be read or written.
 
     Else the store's file would get their number, and what is printed would be written into it.
     """
@@ -76,8 +75,7 @@ def _send_again(lost: sys.UnraisableHookArgs) -> None:
     """Send again a signal that came where nothing can be raised: while Python clears objects away.
 
     A signal that comes while the garbage collector runs is handled in the first thing that the collector
-    calls. While a command starts, that run is long: one in twenty of the signals that came then had no
-    effect.
+    calls. While a command starts, that run is long: one in twenty of the signals that came then did nothing.
     """
     number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(lost.exc_type)
     if number is None:

@@ -275,7 +275,7 @@ class Site:
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
-    """Tell whether a client closes its end ``within`` seconds. Our clients send nothing after a request."""
+    """Tell whether a client has closed its end, or does ``within`` seconds. Ours send nothing after a request."""
     try:
         return bool(select.select([client], [], [], within)[0]) and not client.recv(1, socket.MSG_PEEK)
     except OSError:

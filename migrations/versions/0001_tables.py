@@ -12,9 +12,9 @@ down_revision = None
 branch_labels = ("tubes",)
 depends_on = None
 
-# A put takes its tube's number from the table of tubes, and is refused where it finds none. A foreign key would look
-# through all tasks, of whatever tube, when one is dropped; a trigger would cost a batch an eighth of its time. What has
-# no tube is the row that keeps the largest id from being given again.
+# A put reads its tube's number from the table of tubes, and is refused if there is none. A foreign key would
+# scan all tasks, of every tube, when a tube is dropped; a trigger would cost a batch an eighth of its time.
+# The only row without a tube is the one that keeps the largest id from being given again.
 SQLITE_TABLES = """
 CREATE TABLE {ns}_tube (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -84,13 +84,14 @@ WORSE_IN_FRONT = (
     " AND (pri > new.pri OR (pri = new.pri AND id > new.id))"
 )
 
-# Every statement that moves a task sets ttr_ms, but a take does not: it never leaves or enters the front, and the
-# conditions of three triggers would cost it a tenth of its time.
+# Every statement that moves a task sets ttr_ms, except a take: its task neither leaves nor enters the front,
+# and the conditions of three triggers would cost a take a tenth of its time.
 SQLITE_TRIGGERS = {
-    # A task went away. From the front of its sub-queue: the best one from behind follows. With the largest id: a row of
-    # no tube keeps that from being given again, which costs a third of AUTOINCREMENT's page more for every insert.
-    # Both in one trigger, since it is starting a trigger that costs. The INSERT is ignored where that row has no state:
-    # an INSERT … SELECT of a table that it reads stores it twice.
+    # A task went away. If it was at the front of its sub-queue, the best one from behind follows. If it had
+    # the largest id, a row without a tube keeps that from being given again, at a third of the cost of
+    # AUTOINCREMENT, which writes one more page at every insert. Both are in one trigger, since starting a
+    # trigger is what costs. The INSERT is ignored if the new row has no state: an INSERT … SELECT from the
+    # table that it writes would store the row twice.
     "gone": """AFTER DELETE ON {ns}_task
         WHEN (old.front = 1 AND old.utube IS NOT NULL) OR NOT EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id)
         BEGIN """ + BEST_BEHIND.replace("{of}", "old").rstrip() + """ AND old.front = 1;
@@ -100,11 +101,11 @@ SQLITE_TRIGGERS = {
                 old.id, CASE WHEN EXISTS (SELECT 1 FROM {ns}_task WHERE id > old.id) THEN NULL ELSE '-' END, 0, 0, 0, 0
             );
         END""",
-    # The same, by being buried or delayed.
+    # The same, if it was buried or delayed.
     "aside": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN old.front = 1 AND new.front IS NULL AND new.utube IS NOT NULL
         BEGIN """ + BEST_BEHIND.replace("{of}", "new") + """; END""",
-    # A task was kicked, or its delay is over: in front if nobody is, or before a worse one.
+    # A task was kicked, or its delay is over: it goes to the front if no task is there, or a worse one.
     "back": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN new.front = 0 AND new.utube IS NOT NULL AND old.front IS NULL
         BEGIN
@@ -124,8 +125,8 @@ SQLITE_TRIGGERS = {
 }  # fmt: skip
 
 
-# The server's row has no key, since data that is restored alone brings another; and in a publication, such as one of
-# all tables, nobody may change a row that nothing identifies.
+# The server's row has no key, since data that is restored without its schema brings a second row. REPLICA
+# IDENTITY: in a publication, such as one of all tables, a row that nothing identifies may not be changed.
 POSTGRESQL_TABLES = """
 CREATE SEQUENCE "{ns}_task_id" AS bigint;
 CREATE TABLE "{ns}_tube" (
@@ -166,9 +167,10 @@ ALTER TABLE "{ns}_server" REPLICA IDENTITY FULL;
 INSERT INTO "{ns}_server" (started) VALUES ('')
 """
 
-# No foreign key: it would lock the tube's row with every put. The sequence is nobody's: an unlogged table's own one is
-# set back by a crash. fifo's rows are in the primary key and in front alone. No take is a HOT update, since state and
-# place are indexed, so there is nothing to leave room for; what keeps the table small is to vacuum early and unhurried.
+# No foreign key: it would lock the tube's row with every put. No table owns the sequence: an unlogged table's
+# own one is reset by a crash. A fifo's rows are only in the primary key and in the index front. No take is a
+# HOT update, since state and place are indexed, so no room is left for one; what keeps the table small is to
+# vacuum early and unthrottled.
 POSTGRESQL_TASKS = """
 CREATE {kind} "{table}" (
     id bigint NOT NULL DEFAULT pg_catalog.nextval('"{ns}_task_id"') PRIMARY KEY,
@@ -202,7 +204,7 @@ CREATE INDEX "{table}_due" ON "{table}" (tube, due_ms) WHERE due_ms IS NOT NULL 
 """
 
 POSTGRESQL_FUNCTIONS = (
-    # What is locked by whoever changes who stands in front of a sub-queue, so that it sees what the others did.
+    # The key of a sub-queue's advisory lock. Whatever changes its front takes that, to see what others did.
     """FUNCTION {schema}."{ns}_key"(tube bigint, utube text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT hashtextextended(utube, hashint8extended(tube, pg_catalog.hashtextextended('{ns}', @number@)))
 $$""",
@@ -213,11 +215,13 @@ BEGIN
 END $$""",
 )
 
-# Every statement that moves a task sets ttr_ms, and a take does not, as on SQLite. Whoever else writes the row of a
-# task in a sub-queue locks the sub-queue first, then the row; after a take it still stands in front.
+# Every statement that moves a task sets ttr_ms, except a take, as on SQLite. All others that write the row of
+# a task in a sub-queue lock the sub-queue first, then the row. A take need not: its task still stands in
+# front afterwards.
 POSTGRESQL_TASK_FUNCTIONS = (
-    # The best one from behind comes to the front; the caller holds the lock. Who is being deleted or buried just now is
-    # waited for, and found gone: hence the loop. Skipped, it would be stranded if that is rolled back.
+    # The best task from behind comes to the front; the caller holds the lock. One that is being deleted or
+    # buried just now is waited for, and found gone: hence the loop. If it were skipped, a rollback would
+    # leave it stranded.
     """FUNCTION {promote}(tube_ bigint, utube_ text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     best bigint;
@@ -229,8 +233,9 @@ BEGIN
         EXIT WHEN FOUND;
     END LOOP;
 END $$""",
-    # Whether a task may stand in front: nobody is there, or a worse ready one, which steps back. Who is being taken or
-    # removed just now is not waited for, which could be a deadlock: a removal promotes when it gets the lock.
+    # Whether a task may stand in front: none is there, or a worse ready one, which steps back. One that is
+    # being taken or removed just now is not waited for, since that could deadlock: a removal promotes when it
+    # gets the lock.
     """FUNCTION {may_lead}(tube_ bigint, utube_ text, pri_ bigint, id_ bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     head record;
@@ -286,16 +291,17 @@ BEGIN
 END $$""",
 )
 
-# Locks a sub-queue. What others did before must be seen then, which a transaction with one snapshot for all its
-# statements cannot: it would leave a task that was put meanwhile behind nobody, for ever.
+# Locks a sub-queue. A transaction must then see what others did before. One with a single snapshot for all
+# its statements cannot, and is refused: it would leave a task that was put meanwhile behind nobody, for ever.
 LOCK = """IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         PERFORM {refuse}('TB002', 'a transaction that changes a sub-queue must be READ COMMITTED');
     END IF;
     PERFORM pg_advisory_xact_lock({key}({row}.tube, {row}.utube));"""
 
-# join decides before the row is written; the others run after it was, or the unique index would fail half-way: first
-# one steps back, then another leads. A condition is parsed with every statement, also where there are no sub-queues:
-# those of join and gone are the shortest (a put takes the server 36 µs, not 40), and their functions ask the rest.
+# join decides before the row is written. The others run after it, or the unique index would fail half-way:
+# first one task steps back, then another leads. The conditions are parsed with every statement, even without
+# sub-queues: those of join and gone are the shortest (a put takes the server 36 µs, not 40), and their
+# functions check the rest.
 POSTGRESQL_TRIGGERS = (
     """"{table}_join" BEFORE INSERT ON "{table}" FOR EACH ROW
     WHEN (new.utube IS NOT NULL) EXECUTE FUNCTION "{table}_join"()""",
@@ -310,9 +316,10 @@ POSTGRESQL_TRIGGERS = (
     EXECUTE FUNCTION "{table}_returned"()""",
 )
 
-# A function names its tables with their schema, so that it works whatever the search_path of its caller is; a SET
-# search_path on it would cost that with every call. Which schema that is, is known where the SQL runs. Queues of one
-# namespace in two schemas must not lock each other's sub-queues: the schema's number is part of the key.
+# A function names its tables with their schema, so that it works whatever the search_path of its caller is; a
+# SET search_path on the function would cost time at every call. The schema is known only where the SQL runs.
+# Queues of one namespace in two schemas must not lock each other's sub-queues: a hash of the schema's name is
+# part of the key.
 IN_THIS_SCHEMA = """DO $migration$ BEGIN
 EXECUTE replace(replace(replace($create$
 CREATE {create}
