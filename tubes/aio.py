@@ -47,7 +47,7 @@ MOST_THREADS = 8
 """Most threads for a queue's calls, as many for each server that may hang alone; more calls take turns."""
 
 MOST_TRANSACTIONS = 12
-"""Most transactions of a queue that are open or begin at the same time, each in a thread of its own.
+"""Most transactions of a queue that are open or begin at once in one event loop, each in a thread of its own.
 
 On PostgreSQL each has a connection while it is open; a queue has 16, and other calls need some too.
 """

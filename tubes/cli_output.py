@@ -26,7 +26,7 @@ A signal that the system gives to another thread does not end this one's wait.
 
 
 class Closed(Exception):
-    """Whoever read our output has gone away, or it cannot be written."""
+    """The reader of our output has gone away, or it cannot be written."""
 
 
 _secrets: set[str] = set()
@@ -77,7 +77,7 @@ def printable(text: str) -> str:
 
 
 def line(value: object) -> str:
-    """One line of NDJSON, readable; with escapes where text is not valid Unicode, or where a terminal would obey it."""
+    """One line of NDJSON, readable; invalid Unicode and what a terminal would obey are written as escapes."""
     try:
         text = _dumps(value)
     except (RecursionError, ValueError):

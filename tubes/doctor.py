@@ -156,7 +156,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Doctor:
-    """Examines the store that a queue is on, and repairs it. NotSupported where the store cannot be examined."""
+    """Examines the store that a queue is on, and repairs it. NotSupported if the store cannot be examined."""
 
     def __init__(self, queue: Queue, *, deep: bool = False, on_progress: Progress | None = None) -> None:
         if getattr(queue.store, "checks", None) is None:
