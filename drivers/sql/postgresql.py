@@ -1,4 +1,7 @@
-"""The PostgreSQL store. Every step is as few round trips as it can be; the server's clock is the clock of record."""
+"""The PostgreSQL store.
+
+Every step takes as few round trips as it can. The server's clock is the clock of record.
+"""
 
 from __future__ import annotations
 
@@ -63,23 +66,23 @@ from .store import SqlStore
 T = TypeVar("T")
 
 IN_THE_WAY = ("42P07", "42723", "42710", "42703")
-"""SQLSTATEs where others have the name of a table that is to be made, of a function, or of a table's type.
+"""SQLSTATEs that say that a table, a function or a table's type of ours cannot be made: the name is taken.
 
-The last: what has the name of the table of versions is none.
+The last: something has the version table's name and is no such table.
 """
 
 LOCK_WAIT = 0.1
-"""Seconds for which a drop waits for the table's lock, before it lets those pass who came after it."""
+"""Seconds that a drop waits for the table's lock before it lets those behind it pass."""
 
 ENDS_WITHIN = 1.0
-"""Seconds that a server may take to end a connection which we have closed, where it has room for no other; or a vacuum
-of its own, as soon as it knows that somebody waits for that."""
+"""Seconds that a server may take to end a connection that we have closed, if it has room for no other; or to
+end an autovacuum, once it knows that somebody waits for it."""
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class _Text(sa.Text):
-    """What a column of texts is compared with is of that type, too: for a varchar others may have a better operator."""
+    """Casts what is compared with a text column to text: for a varchar, others may have a closer operator."""
 
     render_bind_cast = True
 
@@ -91,9 +94,9 @@ DIALECT.colspecs = {**DIALECT.colspecs, sa.Text: _Text}
 class PostgresStore(SqlStore):
     """``postgresql+psycopg://user:password@host/database?dead_after=15&pooled=auto``.
 
-    ``dead_after``: seconds without a sign of life after which a process is taken for dead; by who has a shorter one,
-    too. ``pooled``: whether a pooler in between gives each transaction another of the server's connections;
-    ``auto`` finds out. Everything else in the query is for libpq.
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead; of two processes'
+    values, the longer one counts. ``pooled``: whether a pooler in between may give each transaction another
+    of the server's connections; ``auto`` finds out. Everything else in the query is for libpq.
     """
 
     dialect = DIALECT
@@ -130,7 +133,7 @@ class PostgresStore(SqlStore):
 
     def _open(self, *, migrate: bool = False) -> None:
         self._is_up = False
-        self._order = threading.RLock()  # a signal's handler may run in the middle of a commit
+        self._order = threading.RLock()  # a signal handler may run in the middle of a commit
         self._resuming = threading.RLock()  # the same
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
@@ -139,7 +142,7 @@ class PostgresStore(SqlStore):
         try:
             try:
                 self._get_ready(migrate)
-            except Lost:  # another queue's spare connection, which the server has ended since
+            except Lost:  # another queue's spare connection, which the server has since ended
                 self._pool.forget_idle()
                 self._get_ready(migrate)
         except BaseException as error:
@@ -159,7 +162,7 @@ class PostgresStore(SqlStore):
                 self._shared.said,
             )
             self._listener.start()
-        except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+        except (OSError, RuntimeError) as error:  # out of file descriptors, or of threads
             self._pool.forget_idle()
             raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
@@ -182,11 +185,11 @@ class PostgresStore(SqlStore):
             self._pooled = wire.pooled
             if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
                 return  # nearly always; the long way takes longer than all the rest
-        self._pool.forget_idle()  # there may be room for one connection
+        self._pool.forget_idle()  # the server may have room for only one
         patience = {name: value for name, value in self._patience().items() if name not in self._url.query}
         settings: dict[str, Any] = {"client_encoding": "utf8", **patience}
         if self._pooled:
-            settings["prepare_threshold"] = None  # psycopg would prepare what it sees more often
+            settings["prepare_threshold"] = None  # else psycopg prepares what it sees often
         engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=settings)
         try:
             with _in_place_of_another(engine.connect) as connection:
@@ -204,14 +207,14 @@ class PostgresStore(SqlStore):
                     f"give the queue another namespace than {self._namespace!r}"
                 ) from error
             raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
-        except OSError as error:  # no descriptor can be had
+        except OSError as error:  # out of file descriptors
             raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
         self._pool.give_back(_in_place_of_another(self._pool.borrow))  # so that it is there for what follows
 
     # Connections
 
     def _patience(self) -> dict[str, int]:
-        """How long libpq waits for a server that is silent."""
+        """How long libpq waits for a silent server."""
         silent, third = int(self._dead_after * 1000), max(int(self._beats.every), 1)
         over_tcp = {"tcp_user_timeout": silent, "keepalives_idle": third, "keepalives_interval": third}
         return over_tcp if "PGCONNECT_TIMEOUT" in os.environ else over_tcp | {"connect_timeout": 10}
@@ -219,7 +222,7 @@ class PostgresStore(SqlStore):
     def _connected(self, durability: str) -> Wire:
         patience = " ".join(f"{name}={value}" for name, value in self._patience().items())
         return Wire(
-            f"{patience} {self._conninfo}",  # the user's own come last, and count
+            f"{patience} {self._conninfo}",  # the user's own come last, and win
             self._what,
             durability,
             pooled=self._pooled,
@@ -230,7 +233,7 @@ class PostgresStore(SqlStore):
         """Open one more connection for use."""
         wire = self._connected(self._durability)
         try:
-            if self._is_up:  # the server may have been started again since
+            if self._is_up:  # the server may have been restarted since
                 empty_temporary(wire, self._namespace)
         except BaseException:
             wire.close()
@@ -248,7 +251,7 @@ class PostgresStore(SqlStore):
         while True:
             tries += 1
             if tries > 1:
-                self.refresh()  # it may have been forked meanwhile, by a signal's handler
+                self.refresh()  # a signal handler may have forked meanwhile
             try:
                 return self._try(work, on_commit)
             except Refused as error:
@@ -266,7 +269,7 @@ class PostgresStore(SqlStore):
             pause_after(tries)
 
     def _try(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
-        """Run ``work`` and commit it, once. Refused or Lost: nothing of it was done."""
+        """Run ``work`` and commit it, once. If it raises Refused or Lost, nothing was done."""
         wire = self._pool.borrow()
         try:
             tx = PostgresTx(wire)
@@ -274,7 +277,7 @@ class PostgresStore(SqlStore):
                 tx.begin()
             result = work(tx)
             if on_commit is not None:
-                with self._order:  # who calls back does so in the order of the commits
+                with self._order:  # so that callbacks get in line in the order of the commits
                     tx.commit()
                     on_commit(result)
             elif tx.is_open:
@@ -333,7 +336,7 @@ class PostgresStore(SqlStore):
         return join(connection, "postgresql", self, begin, open, postgresql_joined.stands)
 
     def _identify(self) -> Identity:
-        """Which tables this store sees now: the server may have been started again."""
+        """Which tables this store sees now: the server may have been restarted."""
         (started, database, table), *_ = self.read(lambda tx: tx.only_rows(self._whereabouts))
         self._identity = (started, database, table)
         return self._identity
@@ -343,7 +346,7 @@ class PostgresStore(SqlStore):
         try:
             return self._within(tx, work)
         except BaseException as error:
-            # The server knows nothing of such an error, and would commit what the step has done up to it
+            # The server knows nothing of such an error, and would commit what the step did before it
             if tx.is_halfway and (type(error) is StoreError or not isinstance(error, TubeError)):
                 tx.spoil()
             raise
@@ -410,10 +413,11 @@ class PostgresStore(SqlStore):
             raise Refused(RETRIED[0], "another process has just created it") from error
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """Wait for whoever is writing a task, of whatever tube: one that is put or taken now would be lost with it.
+        """Wait for everybody who is writing a task, in any tube: one put or taken now would be lost with it.
 
-        For a moment, again and again: whoever comes after one that waits for a table waits too. A vacuum is waited for
-        longer, once: the server ends its own when somebody has waited for so long, but no user's, nor one that it must.
+        It waits for a moment, again and again, since whoever asks for a table behind a waiter waits too. It
+        waits longer once, for a vacuum: the server ends an autovacuum when somebody has waited that long, but
+        not a user's vacuum, nor one against wraparound.
         """
         sql = self._sql_of(tube)
         until = real_monotonic() + self._busy_timeout
@@ -440,7 +444,7 @@ class PostgresStore(SqlStore):
     # Sessions
 
     def _begin_session(self) -> None:
-        """Add a session and its connection, which beats from now on."""
+        """Begin a session, and add its connection, which beats from now on."""
         session = uuid.uuid4().hex
 
         def step(tx: Any) -> int:
@@ -450,12 +454,12 @@ class PostgresStore(SqlStore):
         try:
             self._call_roll()
             self._connection = self.transact(step)
-        except OutcomeUnknown as error:  # of a session that nobody lives in, if it is there: others end it
+        except OutcomeUnknown as error:  # if the session was stored, nobody lives in it, and others end it
             raise StoreUnavailable(str(error)) from error
         self.session, self.session_ttr_ms = session, self._own_ttr_ms
 
     def _call_roll(self) -> None:
-        """Call the roll, see ``watch``. In a step of its own: an open transaction would hold up the beats of all."""
+        """Call the roll, see ``watch``. In a step of its own: an open transaction would hold up all beats."""
         self.transact(lambda tx: tx.only_run(self._sql.call_roll))
         self._beats.absent = dict(self.read(lambda tx: tx.only_rows(self._sql.absent, BEATS)))
 
@@ -472,7 +476,7 @@ class PostgresStore(SqlStore):
                 return self._connection, self.session_ttr_ms
             tx.begin()
             self._end_lonely(tx, now)
-            # It is locked before anybody can find it lonely
+            # This locks it before anybody can find it without a connection
             revived = tx.rows(self._sql.revive_session, session, now)
             if not revived:
                 raise NoSuchSession(uuid.UUID(session))
@@ -485,27 +489,27 @@ class PostgresStore(SqlStore):
             self.session, (self._connection, self.session_ttr_ms) = session, found
 
         self._remove_dead()
-        with self._resuming:  # who looks meanwhile would find the session over that is being left
+        with self._resuming:  # else _resume could find that the old session is over, and begin a new one
             self.transact(step, joined)
 
     def prove_life(self) -> None:
         if self._is_closed or self._is_stale or self._left:
             return
-        if self._listener.is_late:  # what it would do is done on a connection that works
+        if self._listener.is_late:  # so its work is done here, on a connection that works
             self.transact(lambda tx: tx.only_run(self._sql.beat, self._connection))
             self.waiters.wake_one_each()
         if not self.read(self._is_known):
             self._resume()
 
     def _resume(self) -> None:
-        """This process was taken for dead: what it held is others'. Go on in a new session."""
+        """Go on in a new session if this process was taken for dead: what it held is others' by now."""
         with self._resuming:
             if self._left or self._is_closed:
                 return
             session = self.session
             ends = self.read(lambda tx: tx.only_rows(self._sql.session, session))
             lives = ends == [(None,)] and self.read(self._is_known)
-            if not lives and session == self.session:  # else a signal's handler has seen to it meanwhile
+            if not lives and session == self.session:  # else a signal handler has done it meanwhile
                 self.lost_sessions.add(session)
                 self._begin_session()
 
@@ -517,7 +521,7 @@ class PostgresStore(SqlStore):
             if not wire.execute(self._sql.beat.text, (self._connection,)).count:
                 self._resume()
             self._see(wire.execute(self._sql.beats.text, ()).rows)
-        except BaseException:  # of a server that is full or only reads, too: it refuses all
+        except BaseException:  # also if its disk is full or it is read-only: it refuses everybody's beats
             self._beats.forget()
             raise
         if wire.pooled:  # connections to a pooler outlive the server
@@ -530,7 +534,7 @@ class PostgresStore(SqlStore):
             self.clock.ask(lambda: wire.execute(micros, ()).rows[0][0] / 1000)
 
     def _dead(self, tx: Any) -> list[tuple[int, int]]:
-        """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
+        """The other connections that are dead by their beats, see ``watch``, each with its last beat."""
         return [(id, beat) for id, beat in self._see(tx.only_rows(self._sql.beats)) if id != self._connection]
 
     def _see(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -555,7 +559,8 @@ class PostgresStore(SqlStore):
     def _remove_dead(self) -> None:
         """Remove dead connections.
 
-        In a transaction of its own: who waits with these rows locked would hold up the beats of those who live.
+        In a transaction of its own: one that waited with these rows locked would hold up the beats of the
+        living.
         """
         if dead := self.read(self._dead):
             self.transact(lambda tx: tx.many(self._sql.remove_dead, dead))
@@ -563,8 +568,8 @@ class PostgresStore(SqlStore):
     def _end_lonely(self, tx: Any, now: int) -> None:
         """In two steps, since a statement does not see what was committed while it was under way.
 
-        Who joins a session has it locked until the new connection is committed. The first look passes over such
-        sessions, and locks the others. The second sees the connection of whoever has joined one just before that.
+        Whoever joins a session keeps it locked until the new connection is committed. The first look skips
+        such sessions and locks the others. The second sees the connection of anybody who has just joined one.
         """
         if lonely := [session for (session,) in tx.rows(self._sql.lonely)]:
             tx.run(self._sql.end_if_lonely, now, json.dumps(lonely))
@@ -582,13 +587,13 @@ class PostgresStore(SqlStore):
         """Vacuum the tables of tasks where that pays."""
         if self._is_closed or self._is_stale or self._left:
             return
-        with suppress(Lost, Refused), self._pool.lent() as wire:  # who uses the next one sees to that
+        with suppress(Lost, Refused), self._pool.lent() as wire:  # whoever uses the next one deals with that
             self._vacuum.run(wire)
 
     # Examining
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
-        """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
+        """What ``tubes.doctor`` looks at. Only a deep look checks the beats: that takes time."""
         watch = Watch(self._beats, self._dead, self._connection)
         return sql_checks(
             Examined(DIALECT, self._namespace, features, self.tubes),
@@ -608,11 +613,11 @@ class PostgresStore(SqlStore):
     def forked(self) -> None:
         cut_off()
         super().forked()
-        self._share()  # a call may be under way that goes on in the child: a signal's handler has forked
+        self._share()  # if a signal handler has forked, a call under way goes on in the child
 
 
 def _in_place_of_another(connect: Callable[[], T]) -> T:
-    """Connect, where another connection has just been closed: the server may still be at the end of that one."""
+    """Connect after closing another connection, which the server may still be busy ending."""
     until, tries = real_monotonic() + ENDS_WITHIN, 0
     while True:
         try:
@@ -625,5 +630,5 @@ def _in_place_of_another(connect: Callable[[], T]) -> T:
 
 
 def _milliseconds(seconds: float) -> str:
-    """As the server is told how long to wait, for which 0 is for ever."""
+    """A wait as the server is told it; never 0, which means for ever."""
     return str(max(int(seconds * 1000), 1))
