@@ -1,4 +1,4 @@
-"""The connections that a queue on PostgreSQL works with: a few, which its threads take in turns."""
+"""The pool of connections that a queue on PostgreSQL works with: a few, which its threads use in turn."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .postgresql_shared import Kind, Shared
 from .postgresql_wire import Refused, Wire
 
 MOST_CONNECTIONS = 16
-"""Connections that work at the same time, beside the one that listens; more threads take turns."""
+"""Connections at work at the same time, besides the one that listens; more threads take turns."""
 
 IS_FULL = re.compile("too many (clients|connections)|connection slots")
-"""What a server says that has no more connections, if in English: libpq keeps the code to itself.
+"""What a server that has no more connections says, if in English: libpq keeps the code to itself.
 
-Then one is waited for also where the others of this process are only being opened.
+Then a thread waits even if this process's other connections are still being opened.
 """
 
 LONGEST_WAIT = 0.1
-"""Seconds after which a thread in line looks by itself: for a signal that came just before it slept."""
+"""Seconds after which a thread in line looks by itself, in case a signal came just before it slept."""
 
 
 class Pool:
-    """Lends connections of one kind. ``open`` makes one more; spare ones come from ``shared`` and go there."""
+    """Lends connections of one kind. ``open`` opens one more; spares come from ``shared`` and go to it."""
 
     def __init__(self, open: Callable[[], Wire], kind: Kind, shared: Shared, what: str) -> None:
         self._open = open
@@ -39,11 +39,11 @@ class Pool:
         self._what = what
         self._idle: list[Wire] = []
         self._line: deque[threading.Lock] = deque()
-        """Those who wait for a connection."""
+        """The calls that wait for a connection."""
         self._places: list[None] = []
-        """One for each that is open or being opened: threads that change a number at once lose some changes."""
+        """One for each that is open or being opened. A counter that threads change at once loses changes."""
         self._wires: set[Wire] = set()
-        """Those that were opened; lost ones until the next is."""
+        """Those that were opened; lost ones stay until the next is."""
         self._is_over = False
         """Whether what is given back is closed."""
 
@@ -57,10 +57,10 @@ class Pool:
             self.give_back(wire)
 
     def borrow(self) -> Wire:
-        """Get a connection that nobody uses, or one more; stand in line where there are as many as there may be.
+        """Get an idle connection, or one more; stand in line if there are as many as there may be.
 
-        A server that has no more for this process is no error while it has some: its threads take turns on those,
-        whatever the server says, which may be in any language.
+        If the server refuses one more, that is no error while this process has some: its threads take turns
+        with those, whatever the server says, and in whatever language.
         """
         wire = self._idle_wire() if not self._line else None
         most, refusal = MOST_CONNECTIONS, None
@@ -76,7 +76,7 @@ class Pool:
         return wire
 
     def _may_get_one(self, error: StoreUnavailable) -> bool:
-        """Whether somebody may give one back, where no more can be had: others of ours stand, or are being opened."""
+        """Whether one may be given back, if no more can be had: others of ours stand, or are being opened."""
         is_full = IS_FULL.search(str(error)) is not None
         known = [wire for wire in self._wires.copy() if not wire.is_lost]
         if any(wire.seems_to_stand() for wire in known):
@@ -84,7 +84,7 @@ class Pool:
         return is_full and len(self._places) > len(known)
 
     def _one_more(self) -> Wire:
-        """Open one, in the place that is kept for it, or have a spare one."""
+        """Open one, or take a spare one, in the place that is kept for it."""
         try:
             wire = guarded(self._shared.take_spare, self._kind)
             if wire is None or not wire.still_stands():
@@ -98,7 +98,7 @@ class Pool:
             raise
 
     def give_back(self, wire: Wire) -> None:
-        if wire.is_inherited:  # and belongs to no pool of this process
+        if wire.is_inherited:  # it belongs to no pool of this process
             return
         try:
             if not wire.is_lost:
@@ -111,8 +111,8 @@ class Pool:
             self._take_in(wire)
 
     def _take_in(self, wire: Wire) -> None:
-        """Keep it for the next, or give up its place."""
-        if wire.is_read_only:  # and stays so, as those of its age do, whatever the server allows meanwhile
+        """Keep it for the next user, or give up its place."""
+        if wire.is_read_only:  # it stays so, as do others of its age, even if the server allows writes again
             wire.close()
             self.forget_idle()
         if wire.is_lost or self._is_over:
@@ -132,12 +132,12 @@ class Pool:
         self._shared.close_spares()
 
     def close(self) -> list[Wire]:
-        """Close from now on what is given back; return what nobody uses."""
+        """From now on close what is given back; return the idle ones."""
         self._is_over = True
         return self._idle
 
     def _idle_wire(self) -> Wire | None:
-        """One that stands ready, if there is any."""
+        """Return an idle connection that still stands, if there is one."""
         try:
             wire = self._idle.pop()
         except IndexError:
@@ -149,14 +149,14 @@ class Pool:
         return None
 
     def _stand_in_line(self, most: int, refusal: StoreUnavailable | None) -> Wire | None:
-        """Wait for a turn: an idle connection's, or for ``None`` that of whoever opens one more.
+        """Wait for a turn: return an idle connection, or ``None`` if the caller is to open one more.
 
-        Where the server has refused more than ``most``, only while one of them may be given back.
+        If the server has refused more than ``most``, wait only while one of those may be given back.
         """
         _, patience, _ = self._kind
         deadline, place = real_monotonic() + patience, threading.Lock()
         place.acquire()
-        if is_interrupted():  # the interrupted call, which may stand there, cannot go on before this one has
+        if is_interrupted():  # the interrupted call may be in line, and cannot go on before this one
             self._line.appendleft(place)
         else:
             self._line.append(place)
@@ -181,12 +181,12 @@ class Pool:
             self._stir_first()
 
     def _stir_first(self) -> None:
-        """There may be a connection for who is first in line."""
-        with suppress(IndexError, RuntimeError):  # nobody is, or it was stirred and has not looked yet
+        """Wake the first in line: there may be a connection for it."""
+        with suppress(IndexError, RuntimeError):  # nobody is, or it was woken and has not looked yet
             self._line[0].release()
 
     def _new_wire(self) -> Wire:
-        """Open one more connection; again where it is lost at once."""
+        """Open one more connection; try again if it is lost at once."""
         tries = 0
         while True:
             tries += 1

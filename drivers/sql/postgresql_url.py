@@ -1,4 +1,4 @@
-"""The URL of a PostgreSQL database: what can be one, what of it is ours, and what libpq is told."""
+"""The URL of a PostgreSQL database: what is valid, which options are ours, and what libpq is told."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ OURS = ("dead_after", "pooled")
 """Options in a URL that are not for libpq."""
 
 _TORN = re.compile(r"[^:]*://[^:/@]*:[^@]*\?[^@]*=[^@]*@")
-"""A URL in whose query there is an @, such as a password's: SQLAlchemy takes all up to it for a user and a password."""
+"""A URL with an @ in its query, such as a password's: SQLAlchemy takes all before it for credentials."""
 
 
 def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
-    """The URL without what is ours in its query: seconds to be dead after, and whether a pooler is in between."""
+    """Return the URL without our options, ``dead_after`` in seconds, and ``pooled``, ``None`` for auto."""
     try:
         if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
             raise ValueError
-        if _TORN.match(url):  # its end would pass for the host, which is asked for and shown
+        if _TORN.match(url):  # its end would pass for the host, which is looked up and shown
             raise ValueError
         if "\0" in unquote(url):  # libpq would read no further, and connect to another place
             raise ValueError
-        url.encode()  # UnicodeEncodeError is a ValueError, and has all of it
+        url.encode()  # UnicodeEncodeError is a ValueError, and contains the whole URL
         found = sa.engine.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # which may show a part of a password
+    except (sa.exc.ArgumentError, ValueError):  # its text may show a part of a password
         raise BadOption(
             "the store's URL is none: postgresql+psycopg://user@host:5432/database, where a password's / ? # @ : and % "
             "are written as %2F and so on",
@@ -54,13 +54,13 @@ def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
 
 
 def conninfo(url: sa.URL) -> str:
-    """What libpq is told of such a URL; BadOption where it would not take that."""
+    """Return what libpq is told of such a URL; BadOption if it would refuse that."""
     try:
         _, settings = url.get_dialect()().create_connect_args(url)
         return make_conninfo(**settings)
-    except sa.exc.ArgumentError:  # which shows what may be a part of a password
+    except sa.exc.ArgumentError:  # its text may show a part of a password
         raise BadOption("bad store URL: a port is a number, one for each host", option="url") from None
-    except psycopg.ProgrammingError as error:  # names the option, and no value
+    except psycopg.ProgrammingError as error:  # it names the option, but no value
         said = str(error).strip()
         unknown = re.search('connection option "(.*)"', said)
         near = suggestion(unknown[1], (), OURS) if unknown else ""

@@ -1,6 +1,8 @@
-"""Vacuums the tables of tasks as soon as it pays. Autovacuum looks once a minute at most, and every take steps over
-what has died at the head of the index until then: a minute of batches makes a take six times as slow, and the table
-ten times as large."""
+"""Vacuums the tables of tasks as soon as it pays.
+
+Autovacuum looks once a minute at most. Until then every take steps over the dead rows at the head of the
+index: a minute of batches makes a take six times as slow, and the table ten times as large.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +13,24 @@ from tubes.clock import real_monotonic
 from .postgresql_wire import Refused, Wire
 
 DEAD = 10_000
-"""Dead rows from which on a table is vacuumed; a take leaves one, and an ack another."""
+"""So many dead rows have a table vacuumed; a take leaves one, and an ack another."""
 
 REST = 50
-"""Times as long as the last vacuum took until the next: where tables are huge, or an old transaction keeps all that is
-dead, at most a fiftieth of the time is spent."""
+"""The pause before the next vacuum is so many times as long as the last vacuum took. So at most a fiftieth of
+the time is spent, even if tables are huge, or an old transaction keeps dead rows from being removed."""
 
 LONGEST_REST = 60.0
-"""Seconds between two at most, and after one that could not be done."""
+"""Seconds that this pause lasts at most, and after a vacuum that failed."""
 
 LONGEST = 2.0
 """Seconds that a vacuum may hold up the sweep, and a close. A table that takes longer is left to autovacuum."""
 
 HARMLESS = "'AccessShareLock', 'RowShareLock', 'RowExclusiveLock'"
-"""Locks beside which a vacuum can begin. To SKIP_LOCKED another leaves a warning in the server's log."""
+"""Locks beside which a vacuum can begin. Skipping a table for another lock logs a warning on the server."""
 
 
 class Vacuum:
-    """Of the tables of one namespace, by whichever process comes first. Only who owns tables may vacuum them."""
+    """Vacuums one namespace's tables, if no other process has just done it. Only their owner may."""
 
     def __init__(self, namespace: str) -> None:
         names = ", ".join(f"""('"{namespace}_{table}"')""" for table in ("task", "temporary_task"))
@@ -45,7 +47,7 @@ class Vacuum:
         self._rest = self._not_before = 0.0
 
     def run(self, wire: Wire) -> None:
-        """Do it where it pays, and wait for no table that somebody has locked, such as another vacuum."""
+        """Vacuum the tables for which it pays; skip one that somebody has locked, such as another vacuum."""
         began = real_monotonic()
         if began < self._not_before:
             return
@@ -53,12 +55,12 @@ class Vacuum:
             for (name,) in wire.execute(self._look, (self._rest,)).rows:
                 _in_time(wire, f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, PARALLEL 0) {name}")
                 self._rest = min(REST * (real_monotonic() - began), LONGEST_REST)
-        except (Refused, RuntimeError):  # by a statement_timeout, say; or no thread can be had
+        except (Refused, RuntimeError):  # by a statement_timeout, say; or there are no more threads
             self._not_before = real_monotonic() + LONGEST_REST
 
 
 def _in_time(wire: Wire, text: str) -> None:
-    """Execute it, and cancel it when that takes too long."""
+    """Execute a statement, and cancel it if it takes too long."""
     cancelled = threading.Event()
 
     def cancel() -> None:
@@ -73,5 +75,5 @@ def _in_time(wire: Wire, text: str) -> None:
     finally:
         timer.cancel()
         timer.join()
-        if cancelled.is_set():  # which may have come too late, and would end somebody's next statement
+        if cancelled.is_set():  # the cancel may come too late, and end the next statement
             wire.close()
