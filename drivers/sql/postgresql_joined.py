@@ -1,4 +1,4 @@
-"""Joining the user's own transaction in a queue's PostgreSQL database, whichever driver it goes through."""
+"""Joining the user's own transaction in a queue's PostgreSQL database, whichever driver it uses."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ IS_READ_ONLY = "current_setting('transaction_read_only')"
 TAKES_ARRAYS = (
     "current_setting('array_nulls') = 'on' AND current_setting('standard_conforming_strings') = 'on'"
 )
-"""Else a NULL in an array is the text NULL, or psycopg doubles the backslashes with which bytes are written there.
+"""Else a NULL in an array is read as the text NULL, or psycopg doubles the backslashes of bytes in one.
 
-The settings are the user's, and are not changed.
+These settings are the user's, and are left as they are.
 """
 
 A_BYTE = "CAST('a' AS bytea)"
-"""With ``bytea_output = escape`` pg8000 takes bytes for others, and says nothing."""
+"""With ``bytea_output = escape`` pg8000 silently reads other bytes than were stored."""
 
 HAS_SNAPSHOT = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
-"""Then a tube that was dropped since is still to be seen, and what is put there would be lost."""
+"""Then a tube that was dropped since can still be seen, and what is put there would be lost."""
 
 IN_TRANSACTION = 2
 """libpq's number for a transaction that is open and has not failed."""
@@ -48,14 +48,14 @@ def identity_query(namespace: str) -> str:
 
 
 class PostgresJoinedTx(JoinedTx):
-    """Our statements are written for libpq's parameters, ``$1``; here they get those of the user's driver."""
+    """Rewrites the parameters of our statements, libpq's ``$1``, in the style of the user's driver."""
 
     def __init__(
         self, connection: sa.Connection, namespace: str, *, takes_arrays: bool, has_snapshot: bool
     ) -> None:
         super().__init__(connection)
         self.is_halfway = False
-        """A statement of the step under way is done."""
+        """Whether the step under way has executed a statement."""
         self._takes_arrays = takes_arrays
         self._tubes = f'"{namespace}_tube"'
         self._has_snapshot = has_snapshot
@@ -68,8 +68,8 @@ class PostgresJoinedTx(JoinedTx):
         return result
 
     def spoil(self) -> None:
-        """See to it that this can only be rolled back."""
-        with suppress(sa.exc.SQLAlchemyError, BadOption):  # it is lost, or was spoilt by the user
+        """Make sure that this can only be rolled back."""
+        with suppress(sa.exc.SQLAlchemyError, BadOption):  # it is lost, or spoilt by the user
             self.execute(FAILING)
 
     def _run(self, statement: Statement, given: Row) -> sa.CursorResult[Any]:
@@ -99,14 +99,14 @@ class PostgresJoinedTx(JoinedTx):
         return id
 
     def _keep(self, tube: int) -> None:
-        """See to it that the tube that a row is for was not dropped since the snapshot, nor is before the commit."""
+        """Make sure that a row's tube was not dropped since the snapshot, and is not before the commit."""
         if self._has_snapshot:
             self.execute(f"SELECT 1 FROM {self._tubes} WHERE id = {int(tube)} FOR KEY SHARE")
 
 
 @lru_cache(maxsize=1024)
 def _in_style(text: str, style: str) -> tuple[str, list[int] | None]:
-    """A statement in another parameter style; where that has neither names nor numbers, which stands at each place."""
+    """A statement in another parameter style; for ``format``, also which parameter is at each place."""
     if style == "pyformat":
         return re.sub(r"\$(\d+)", r"%(p\1)s", text.replace("%", "%%")), None
     if style == "format":
@@ -116,7 +116,7 @@ def _in_style(text: str, style: str) -> tuple[str, list[int] | None]:
 
 
 def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[PostgresJoinedTx, Identity]:
-    """Look at the transaction on a connection; BadOption where it cannot be joined. Tell what it is connected to."""
+    """Join the transaction on a connection, or raise BadOption; return what it is connected to, too."""
     if connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection):  # type: ignore[arg-type]
         raise BadOption(
             "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
@@ -140,10 +140,10 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
 
 
 def stands(dialect: Any, connection: Any) -> bool:
-    """Whether no statement has failed: then the server takes COMMIT for ROLLBACK, and does not say so.
+    """Whether no statement has failed: after a failure, the server silently takes COMMIT for ROLLBACK.
 
-    Where the connection is lost its error is raised: after it, some drivers take the transaction for over, and their
-    commit does nothing and says nothing.
+    If the connection is lost, its error is raised: after it, some drivers take the transaction for over, and
+    their commit silently does nothing.
     """
     info = getattr(driver_connection(dialect, connection), "info", None)
     status = getattr(info, "transaction_status", None)
@@ -166,17 +166,17 @@ def refused_to_user(error: sa.exc.DBAPIError) -> Refused:
     original: Any = error.orig
     code = code_of(original)
     is_lost = error.connection_invalidated or (not code and isinstance(error, sa.exc.OperationalError))
-    if is_lost and code not in LOST_CODES:  # the server has a code for all that it refuses
+    if is_lost and code not in LOST_CODES:  # a refusal by the server always has a code
         code = LOST_CODES[-1]
     return Refused(code, str(_fields(original).get("M", original)).strip())
 
 
 def code_of(original: Any) -> str:
-    """The SQLSTATE in a driver's error, empty where it has none."""
+    """The SQLSTATE in a driver's error, empty if it has none."""
     code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return str(code or _fields(original).get("C", ""))
 
 
 def _fields(original: Any) -> dict[str, Any]:
-    """Those of the server's message, as pg8000 has them."""
+    """The fields of the server's message, as pg8000 has them."""
     return next((each for each in original.args if isinstance(each, dict)), {})

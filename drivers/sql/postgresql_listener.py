@@ -1,11 +1,15 @@
-"""One thread and connection a store: it hears of tasks that others put, tells others of ours, and beats.
+"""One thread and connection per store: it hears of tasks that others put, tells others of ours, and beats.
 
-A process that has waiters says so on the channel of all, at once and every few seconds, and for which tubes. Whoever
-has heard that lately sends a NOTIFY after each commit that readied a task, from this thread, so that no commit of ours
-waits for the lock that a NOTIFY in a transaction takes. One task is for one process: it is called on a channel of its
-own, so that the others sleep on, and calls all when nobody waits in it any more. Several tasks call all. Room in a tube
-is told of in the same way, but to none who has not said that he waits for it: each ack makes some. Under all this there
-is the floor: the first in each line looks by itself, behind a pooler, which passes no notifications on, more often.
+A process with waiters says so on the channel of all, at once and every few seconds, and for which tubes. A
+process that has heard this recently sends a NOTIFY after each commit that makes a task ready. It does so from
+this thread, so that no commit waits for the lock that a NOTIFY in a transaction takes.
+
+A single task calls one process, on a channel of its own, so that the others sleep on; if nobody waits there
+any more, it calls all. Several tasks call all. Room in a tube is announced in the same way, but only to
+processes that have said that they wait for it, since each ack makes some.
+
+Below all this is the floor: the first in each line looks by itself now and then; more often behind a pooler,
+which passes no notifications on.
 """
 
 from __future__ import annotations
@@ -26,47 +30,47 @@ from ..stirring import Stirred
 from .postgresql_wire import Refused, Wire
 
 SAY_EVERY = 5.0
-"""Seconds between two times that a process says that it waits."""
+"""Seconds between two announcements of a process that it waits."""
 
 FLOOR = 0.5
-"""Seconds between two looks of a process that waits and that nobody called."""
+"""Seconds between two looks of a process that waits and is not called."""
 
 POOLED_FLOOR = 0.1
-"""The same behind a pooler, which passes no notifications on: nobody will ever call."""
+"""The same behind a pooler, which passes no notifications on, so that no call ever comes."""
 
 KNOWN_FOR = 2 * SAY_EVERY + FLOOR
-"""Seconds for which a process that has said that it waits is taken to do so."""
+"""Seconds for which an announcement counts."""
 
 SOON = 0.02
-"""Seconds after it has said that it waits, until a process looks again: what was put meanwhile, nobody announced."""
+"""Seconds from a process's announcement to its next look: before others heard it, they called nobody."""
 
 CONNECT_AFTER = 0.2
-"""Seconds until a store that nobody waits on has a second connection; one that is used for a moment has none."""
+"""Seconds until a store without waiters opens a second connection; one used for a moment never does."""
 
 RECONNECT_EVERY = 0.25
-"""Seconds between two tries to connect again."""
+"""Seconds between two attempts to reconnect."""
 
 WAITING = "waiting"
 PASSED_ON = "passed on"
 
 MOST_KEYS = 400
-"""What a process names when it says that it waits: a notification is not to exceed 8,000 bytes."""
+"""Keys that an announcement names at most: a notification must not exceed 8,000 bytes."""
 
 log = Log("tubes.postgresql")
 
 
 class Said:
-    """What a process has said that it waits for, by whichever of its listeners, and when it last looked by itself."""
+    """A process's last announcement, by whichever of its listeners, and when it last looked by itself."""
 
     def __init__(self) -> None:
         self.at = self.looked_at = float("-inf")
         self.by: Listener | None = None
         self.keys: frozenset[Key] = frozenset()
-        """What was waited for when that was said, and in the seconds before."""
+        """What was waited for at the announcement, and in the seconds before."""
 
 
 class Listener(Stirred):
-    """The thread and its connection, as the module tells."""
+    """The thread and its connection, as described above."""
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class Listener(Stirred):
         self._waiting: dict[int, _Announcement] = {}
         self._lock = threading.Lock()
         self._is_looking = False
-        """Whether the thread comes in time for the floor; it sleeps until the next beat where nobody waits."""
+        """Whether the thread wakes in time for the floor; if nobody waits, it sleeps until the next beat."""
         self._heard_at = float("-inf")
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
@@ -104,7 +108,7 @@ class Listener(Stirred):
             self._stir.set()
 
     def notify(self, key: Key, count: int) -> None:
-        """Tell the others that there is so much of what is waited for, if anybody waits."""
+        """Tell other processes that there are so many tasks, or so much room, if anybody waits."""
         if real_monotonic() - self._heard_at >= KNOWN_FOR:
             return
         if key > 0 or any(key in said.keys for said in list(self._waiting.values())):
@@ -114,7 +118,7 @@ class Listener(Stirred):
 
     @property
     def is_late(self) -> bool:
-        """Whether it has not beaten in time: it may have no connection, where the server has room for no more."""
+        """Whether its beat is late: it may have no connection, if the server has room for no more."""
         return real_monotonic() - self._beat_at > self._beat_every
 
     def _run(self) -> None:
@@ -132,10 +136,10 @@ class Listener(Stirred):
                         )
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
-            except Exception as error:  # the calls say what is the matter, this tries again
+            except Exception as error:  # callers are told what is wrong; this tries again
                 if isinstance(error, Refused):
                     self._report(str(error))
-                elif not isinstance(error, (Lost, TubeError)):  # the process lives by this thread
+                elif not isinstance(error, (Lost, TubeError)):  # this thread proves the process alive
                     log.exception("the listener failed, and goes on")
                 self._unsay()
                 if wire is not None:  # what was refused may have left a transaction open
@@ -147,12 +151,12 @@ class Listener(Stirred):
             wire.close()
 
     def _unsay(self) -> None:
-        """Take that back: what is called at this connection is not heard. Another says it again, or this one."""
+        """Withdraw the announcement: calls to this connection are not heard. Some listener will repeat it."""
         if self._said.by is self:
             self._said.by, self._said.at = None, float("-inf")
 
     def _report(self, failure: str) -> None:
-        """Say it once: a standby refuses for as long as it is one."""
+        """Log it once: a standby refuses for as long as it is one."""
         if failure != self._failure:
             self._failure = failure
             log.warning("the listener was refused: %s", failure)
@@ -172,10 +176,10 @@ class Listener(Stirred):
         poll = select.poll()
         poll.register(wire.fileno(), select.POLLIN)
         poll.register(self._stir, select.POLLIN)
-        self._is_looking = False  # before the look: who begins to wait from now on stirs
+        self._is_looking = False  # before the look: from now on whoever begins to wait stirs
         self._is_looking = bool(self.waiters)
         until = min(self._beat_at, self._look_at if self._is_looking else float("inf"))
-        self._hear(wire)  # what came with the answer to a statement ends no poll
+        self._hear(wire)  # what came with the answer to a statement does not end a poll
         poll.poll(max(until - real_monotonic(), 0.0) * 1000)
         if self._is_over:
             return
@@ -185,7 +189,7 @@ class Listener(Stirred):
         now = real_monotonic()
         if now >= self._beat_at:
             self._beat_at = now + self._beat_every
-            self._forget_the_silent()  # also where nobody puts
+            self._forget_the_silent()  # even if nothing is put
             self._beat(wire)
             self._failure = ""
         if not self.waiters:
@@ -201,7 +205,7 @@ class Listener(Stirred):
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """Let those who wait look, unless another listener of this process has, since it was said that they wait."""
+        """Wake one waiter of each line, unless another listener has done so since the announcement."""
         said, floor = self._said, POOLED_FLOOR if self._is_pooled else FLOOR
         if said.looked_at < now - floor or said.looked_at < said.at + SOON <= now:
             said.looked_at = now
@@ -209,9 +213,9 @@ class Listener(Stirred):
         self._look_at = said.looked_at + floor
 
     def _is_to_announce(self, now: float) -> bool:
-        """Whether this process has not said for long that it waits, or not that it does for room somewhere.
+        """Whether the last announcement of this process is too old, or lacks room that is waited for.
 
-        Who said so last goes on saying it: to others, each that does is a process.
+        The listener that made it goes on doing so: other processes take each one that does for a process.
         """
         said = self._said
         every = SAY_EVERY if said.by in (None, self) else SAY_EVERY + FLOOR
@@ -228,7 +232,7 @@ class Listener(Stirred):
                 self._send(wire, str(key))
 
     def _next_waiting(self, key: Key, count: int) -> list[int]:
-        """The processes that are known to wait for that, and were not called for longest."""
+        """So many of the processes that are known to wait for that, the one called longest ago first."""
         self._forget_the_silent()
         known = [process for process, said in self._waiting.items() if key in said.keys][:count]
         for process in known:
@@ -240,7 +244,7 @@ class Listener(Stirred):
         self._waiting = {process: said for process, said in self._waiting.items() if said.heard_at >= since}
 
     def _send(self, wire: Wire, payload: str, process: int | None = None) -> None:
-        """Notify. A server whose queue of notifications is full refuses; then everybody looks by himself."""
+        """Notify. A server whose queue of notifications is full refuses; then waiters have only the floor."""
         channel = self._channel if process is None else self._channel_of(process)
         try:
             wire.execute("SELECT pg_notify($1, $2)", (channel, payload))
@@ -252,7 +256,7 @@ class Listener(Stirred):
             self._is_mute = False
 
     def _channel_of_all(self, wire: Wire) -> str:
-        """Named after the table, too: a channel is of all schemas, and others have tubes of the same numbers."""
+        """Named after the table, too: channels span schemas, and other queues' tubes have the same ids."""
         table = f"SELECT CAST(to_regclass('\"{self._namespace}_task\"') AS oid)"
         return f"{self._namespace}_tasks_{wire.execute(table, ()).rows[0][0]}"
 
@@ -260,7 +264,7 @@ class Listener(Stirred):
         return f"{self._channel}_{process}"
 
     def _hear(self, wire: Wire) -> None:
-        while came := wire.notifications():  # again, since what is sent here may bring more
+        while came := wire.notifications():  # again, since sending may bring more
             for channel, payload, sender in came:
                 if sender != wire.backend_pid:
                     self._heed(wire, channel, payload, sender)
@@ -276,7 +280,7 @@ class Listener(Stirred):
             is_called = self.waiters.wake(key) > 0
             if channel == self._channel:
                 said = self._waiting.get(sender)
-                if said is not None:  # it passes a call on, or puts: it does not wait for that
+                if said is not None:  # it passed a call on, or put: it does not wait for that
                     self._waiting[sender] = said._replace(keys=said.keys - {key})
             elif not is_called and not more:
                 if key > 0:
@@ -287,12 +291,12 @@ class Listener(Stirred):
 
 
 def _is_key(word: str) -> bool:
-    """Whether it says what is waited for: anybody may say anything on the channel."""
+    """Whether a word is a key: anybody may send anything on the channel."""
     return word.removeprefix("-").isdecimal() and len(word) < 20
 
 
 class _Announcement(NamedTuple):
-    """A process waits: when it said so, and for what."""
+    """When a process said that it waits, and for what."""
 
     heard_at: float
     keys: frozenset[Key]

@@ -14,14 +14,14 @@ from .postgresql_listener import Listener, Said
 from .postgresql_wire import Wire
 
 MOST_SPARES = 4
-"""Connections that queues which were closed leave to others of their process, at most."""
+"""Connections that closed queues leave to others of their process, at most."""
 
 Kind = tuple[str, float, bool | None]
 """How a connection is set up: durability, busy timeout, whether there is a pooler."""
 
 
 class Shared:
-    """One a database and namespace, for as long as a queue uses it."""
+    """One for each database and namespace, as long as a queue uses it."""
 
     _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], Shared]] = weakref.WeakValueDictionary()
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -37,8 +37,8 @@ class Shared:
 
     @classmethod
     def of(cls, conninfo: str, namespace: str) -> Shared:
-        """The one of a database and namespace; in a forked child never the parent's."""
-        if cls._pid != os.getpid():  # another thread of the parent's may have had the lock
+        """The one for a database and namespace; in a forked child never the parent's."""
+        if cls._pid != os.getpid():  # another thread of the parent may have held the lock
             cls._lock, cls._all, cls._pid = threading.Lock(), weakref.WeakValueDictionary(), os.getpid()
         with cls._lock:
             shared = cls._all.get((conninfo, namespace))
@@ -47,7 +47,7 @@ class Shared:
             return shared
 
     def take_spare(self, kind: Kind) -> Wire | None:
-        """A connection that is set up like that and that nobody uses."""
+        """Take an idle connection that is set up like that, if there is one."""
         with self._leaving:
             for place, (of, wire) in enumerate(self._spares):
                 if of == kind:
@@ -56,7 +56,7 @@ class Shared:
         return None
 
     def leave(self, listener: Listener, kind: Kind, idle: list[Wire]) -> None:
-        """A queue is closed: the others may have its connections; with the last queue all are closed."""
+        """A queue is closed: leave its connections to the others; if it was the last, close them all."""
         with self._leaving:
             self.listeners.discard(listener)
             self._spares += [(kind, wire) for wire in idle if not wire.is_lost]
