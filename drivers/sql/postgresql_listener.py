@@ -4,9 +4,9 @@ A process with waiters says so on the channel of all, at once and every few seco
 process that has heard this recently sends a NOTIFY after each commit that makes a task ready. It does so from
 this thread, so that no commit waits for the lock that a NOTIFY in a transaction takes.
 
-A single task calls one process, on a channel of its own, so that the others sleep on; if nobody waits there
-any more, it calls all. Several tasks call all. Room in a tube is announced in the same way, but only to
-processes that have said that they wait for it, since each ack makes some.
+For a single task one process is called, on a channel of its own, so that the others sleep on; if nobody waits
+there any more, that process calls all. For several tasks all are called. Room in a tube is announced in the
+same way, but only to processes that have said that they wait for it, since each ack makes some.
 
 Below all this is the floor: the first in each line looks by itself now and then; more often behind a pooler,
 which passes no notifications on.
