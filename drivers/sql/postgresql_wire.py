@@ -1,11 +1,11 @@
 """One connection to a PostgreSQL server: prepared statements, each one round trip.
 
-It speaks through psycopg's libpq wrapper, below its cursors: the same INSERT takes 145 µs this way and 214 through a
+It uses psycopg's libpq wrapper, below its cursors: the same INSERT takes 145 µs this way and 214 through a
 cursor. Values travel as text.
 
-Behind a pooler that gives each transaction another of the server's connections, nothing may outlast a transaction: no
-prepared statement, no setting. There each transaction brings its settings, and a statement that is one by itself
-travels in one flight with its BEGIN, its settings and its COMMIT.
+Behind a pooler that may give each transaction another of the server's connections, nothing may outlast a
+transaction: no prepared statement, no setting. There each transaction brings its settings, and a transaction
+of one statement travels in one pipeline: BEGIN, settings, statement and COMMIT.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ PLANNING = {
 }
 """A plan made while the table was empty must not be a scan, since it is kept while the table fills.
 
-To start workers, or to compile, takes longer than a statement: looks that found nothing took 17 ms with two workers.
+Starting workers or compiling takes longer than a statement: looks that found nothing took 17 ms with two
+workers.
 """
 
 MEANING = {"array_nulls": "on"}
-"""Batches travel as arrays, and a role may be set to take a NULL in one for the text NULL."""
+"""Batches travel as arrays, and a role's settings may have a NULL in one read as the text NULL."""
 
 LASTING = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolation": "read committed"}
-"""What else is set where a setting lasts."""
+"""What else is set if settings outlast a transaction."""
 
 SILENCE = {
     "tcp_user_timeout": "tcp_user_timeout",
@@ -57,34 +58,35 @@ SILENCE = {
     "keepalives_interval": "tcp_keepalives_interval",
     "keepalives_count": "tcp_keepalives_count",
 }
-"""libpq's options for a network that is silent, and the server's for the other end."""
+"""libpq's options for a silent network, and the server's settings for its end."""
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 DISCARD = "CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()"
-"""What users may have left on a connection, beside what they have set."""
+"""Discards what users may have left on a connection, other than settings."""
 
 TRIGGERS_SETTING = "session_replication_role"
 
 HAS_TRIGGERS = f"current_setting('{TRIGGERS_SETTING}') <> 'replica'"
-"""Without triggers nobody sees to who is in front of a sub-queue."""
+"""Without triggers nothing puts the right task in front of a sub-queue."""
 
 PREPARED = "SELECT name, from_sql FROM pg_prepared_statements"
 
 POOLER = "08P01"
-"""What a pooler says of all that ends a connection, such as that the server's is lost: nobody knows what that did."""
+"""A pooler's SQLSTATE for all that ends a connection, such as losing the server's: it tells nothing of what
+was done."""
 
 NOTHING_DONE = ("query_wait_timeout", "server_login_retry", "cannot connect to server")
-"""In what PgBouncer says where it had no connection to the server to send anything on."""
+"""Signs in PgBouncer's messages that it had no connection to the server to send anything on."""
 
 IDLE_TOO_LONG = ("25P03", "57P05")
-"""The server has ended a connection that was idle for too long, and has not looked at what was sent just then."""
+"""The server has ended a connection that was idle for too long, and has not read what was sent just then."""
 
 LOST_CODES = ("57P01", "57P02", "57P03", "08000", "08003", "08006", POOLER, *IDLE_TOO_LONG)
 """The server ends the connection, or has done so."""
 
 TOO_LARGE = "54000"
-"""A limit was passed, such as that of a value."""
+"""A limit was exceeded, such as the size of a value."""
 
 FAILED_BEFORE = "25P02"
 """What the server says to every statement in a transaction in which one has failed."""
@@ -95,13 +97,13 @@ FAILING = "SELECT 1 / 0"
 """After this a transaction, or its innermost savepoint, can only be rolled back."""
 
 CANCEL_WITHIN = 5.0
-"""Seconds that a server has to hear of a cancel."""
+"""Seconds that a cancel request may take to reach the server."""
 
 NOT_SUPPORTED = "0A000"
-"""What the server says where a statement's answer has other types than it had when it was prepared; and else."""
+"""What the server says, for one, if a statement's result no longer has the types that were prepared."""
 
 READ_ONLY = "25006"
-"""Nothing may be written: on a standby, or as the role or the database was set when the connection was opened."""
+"""Nothing may be written: on a standby, or by the role's or the database's setting at connection time."""
 
 
 class Refused(Exception):
@@ -126,12 +128,12 @@ class Result:
 
 
 class Wire:
-    """Used by one thread at a time. ``pooled``: whether it is behind a pooler; ``None``: that is found out."""
+    """Used by one thread at a time. ``pooled``: whether it is behind a pooler; ``None``: find out."""
 
     def __init__(
         self, conninfo: str, what: str, durability: str, *, pooled: bool | None = False, **settings: str
     ) -> None:
-        try:  # for those that it is lent to, psycopg prepares nothing: it would deallocate what is prepared here, too
+        try:  # psycopg prepares nothing for borrowers: it would deallocate ours, too
             self._connection = psycopg.Connection.connect(
                 conninfo,
                 autocommit=True,
@@ -141,7 +143,7 @@ class Wire:
             self._pg = self._connection.pgconn
             self._connection.add_notice_handler(self._heed)
             keep_from_children(self)
-        except (psycopg.Error, OSError, UnicodeError) as error:  # no descriptor can be had; no such host
+        except (psycopg.Error, OSError, UnicodeError) as error:  # out of file descriptors; no such host
             raise StoreUnavailable(f"{what} cannot be used: {str(error).strip()}") from error
         self._opened_by = os.getpid()
         self._poll = select.poll()
@@ -152,7 +154,7 @@ class Wire:
         self._prepared: dict[str, bytes] = {}
         self._transformer = Transformer(self._connection)
         self._names = map(f"t{os.urandom(4).hex()}_{{}}".format, itertools.count())
-        """For what is prepared: nobody else's, or behind a pooler that is not noticed theirs would be executed."""
+        """For prepared statements, unique: behind an unnoticed pooler, others' of the same name would run."""
         self.is_lost = self.is_read_only = False
         self._lender: Lender | None = None
         self._was_lent = self._may_lack_triggers = False
@@ -161,21 +163,21 @@ class Wire:
             self.pooled = self._is_pooled() if pooled is None else pooled
             lasting = {} if self.pooled else settings | LASTING | self._silence()
             self._set_up = "; ".join(f"SET {name} = '{value}'" for name, value in lasting.items())
-            """What sets it up, for as long as it is open; nothing behind a pooler."""
+            """Sets it up for as long as it is open; empty behind a pooler."""
             has_triggers = self.simple(f"{self._set_up}; SELECT {HAS_TRIGGERS}").rows[0][0]
-            if not has_triggers:  # as of the role, or as the URL says
+            if not has_triggers:  # by the role's settings, or the URL
                 raise without_triggers("url")
         except BaseException:
             self.close()
             raise
         local = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
         self._settle = f"SELECT {', '.join(local)}"
-        """What sets the same for one transaction."""
+        """Sets the same for one transaction."""
 
     # Statements
 
     def execute(self, text: str, given: Sequence[Any], *, begin: str = "") -> Result:
-        """Execute one statement, a transaction by itself unless one was begun, or ``begin`` begins it."""
+        """Execute one statement: a transaction by itself unless one is open, or ``begin`` is to open one."""
         name = self._prepared.get(text)
         if name is None or begin:  # always, behind a pooler
             return self.pipeline(text, (given,), begin=begin)[0]
@@ -184,7 +186,7 @@ class Wire:
         return self._read(self._answer(), was_prepared=True)
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
-        """Execute a statement once for each row, in one flight with what must come before it."""
+        """Execute a statement once for each row, in one pipeline with what must come before and after it."""
         self._check_own()
         values = [[_sent(value) for value in row] for row in rows]
         before, after = self._around(begin)
@@ -203,22 +205,22 @@ class Wire:
             self._check(answers.pop(0), was_sent=False)
         if is_new and not self.pooled:
             self._prepared[text] = name
-        # the server has left out what follows a failure
+        # the server has skipped what follows a failure
         results = [self._read(answer, was_prepared=not is_new) for answer in answers]
         return results[: len(rows)]
 
     def begin(self, begin: str) -> None:
-        """Begin a transaction before there is a statement to send along. After a first one, its level is settled."""
+        """Begin a transaction ahead of its first statement. A query after it fixes the isolation level."""
         self.simple(f"{begin}; {self._settle if self.pooled else 'SELECT'}")
 
     def simple(self, text: str) -> Result:
-        """Execute text without parameters: BEGIN, COMMIT, LISTEN. What the last statement of several gave."""
+        """Execute text without parameters: BEGIN, COMMIT, LISTEN. Return the result of its last statement."""
         self._check_own()
         self._sending(self._pg.send_query, text.encode())
         return self._read(self._answer())
 
     def clean_up(self) -> None:
-        """Undo what was not committed, and what users have set on it, which would be in the way of what follows."""
+        """Undo what was not committed, and what users have set on it, for the next use."""
         if self.in_transaction:
             self.simple("ROLLBACK")
         if self._was_lent and self._set_up:
@@ -227,18 +229,18 @@ class Wire:
         self._was_lent = self._may_lack_triggers = False
 
     def check_triggers(self) -> None:
-        """BadOption where a user whom it is lent to has set it to have none."""
+        """Raise BadOption if a user whom it is lent to has turned triggers off."""
         if self._may_lack_triggers and not self.simple(f"SELECT {HAS_TRIGGERS}").rows[0][0]:
             raise without_triggers("unit")
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child of the process that opened it, which may go on to use it."""
+        """Whether this is a forked child of the process that opened it, which may go on using it."""
         return self._opened_by != os.getpid()
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, also a failed one."""
+        """Whether a transaction is open, even a failed one."""
         return self._pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
     @property
@@ -253,7 +255,7 @@ class Wire:
         return self._pg.socket
 
     def notifications(self) -> list[tuple[str, str, int]]:
-        """The notifications that have come: channel, payload, the sender's server process."""
+        """The notifications that have come: channel, payload, the sender's server process id."""
         self._sending(self._pg.consume_input)
         came = []
         while (one := self._pg.notifies()) is not None:
@@ -262,23 +264,23 @@ class Wire:
 
     @property
     def backend_pid(self) -> int:
-        """The server's process for this connection."""
+        """The id of the server's process for this connection."""
         return self._pg.backend_pid
 
     def still_stands(self) -> bool:
-        """Whether nothing has ended it while nobody used it: then a statement would be sent that nobody gets."""
+        """Whether it has survived its idle time; if not, a statement would be sent to nobody."""
         try:
             self._check_own()
             while self._poll.poll(0):
                 self.notifications()
-            self._check_own()  # the server may have said that it ends it, and not have done so yet
+            self._check_own()  # the server may have announced its end, and not ended it yet
         except Lost:
             self.close()
         return not self.is_lost
 
     def seems_to_stand(self) -> bool:
-        """Whether the server has not ended it, as one can tell who does not use it: nothing is read."""
-        poll, ended = select.poll(), getattr(select, "POLLRDHUP", 0)  # where there is none, POLLHUP tells
+        """Whether the server seems not to have ended it. Nothing is read, so any thread may ask."""
+        poll, ended = select.poll(), getattr(select, "POLLRDHUP", 0)  # without it, POLLHUP tells
         try:
             poll.register(self._pg.socket, ended)
         except psycopg.Error:  # it was closed
@@ -296,7 +298,7 @@ class Wire:
 
     def close(self) -> None:
         self.is_lost = True
-        if not self.is_inherited:  # else it would be ended for the parent
+        if not self.is_inherited:  # else the parent would lose it
             self._connection.close()
 
     # Within
@@ -311,31 +313,31 @@ class Wire:
             self.simple("; ".join(f'DEALLOCATE "{name}"' for name in quoted))
 
     def _notice(self, text: str) -> None:
-        """A user executes this. Asking the server after every statement of theirs would be a round trip each."""
+        """Look at a user's statement. Asking the server after each of them would cost a round trip."""
         if self._pg.transaction_status == pq.TransactionStatus.IDLE:
-            raise StoreError(ENDED)  # else this was committed at once, or began another in its place
+            raise StoreError(ENDED)  # else this would be committed at once, or begin another
         if TRIGGERS_SETTING in text.lower():
             self._may_lack_triggers = True
 
     def _heed(self, said: psycopg.errors.Diagnostic) -> None:
-        """What the server says while nobody asks it, such as that it ends the connection."""
+        """Heed what the server says unasked, such as that it ends the connection."""
         if said.severity_nonlocalized in ("FATAL", "PANIC"):
             self.is_lost = True
 
     def _sending(self, call: Callable[..., T], *args: Any) -> T:
-        """Call libpq where no answer is under way: if that fails, nothing was done."""
+        """Call libpq while no answer is under way: if that fails, nothing was done."""
         try:
             return call(*args)
         except psycopg.Error as error:
             raise self._gone(error, was_sent=False) from error
 
     def _is_pooled(self) -> bool:
-        """Whether the server's process is another than the connection was told: a pooler makes one up."""
+        """Whether the server's process id is not the one told at connecting: a pooler makes that up."""
         pid: int = self.simple("SELECT pg_backend_pid()").rows[0][0]
         return pid != self._pg.backend_pid
 
     def _silence(self) -> dict[str, str]:
-        """Settings for the server's end: else one whose client is gone would keep what that has locked for hours."""
+        """Settings for the server's end: else it would for hours keep what a vanished client has locked."""
         given = self._connection.info.get_parameters()
         return {ours: given[name] for name, ours in SILENCE.items() if given.get(name, "").isdecimal()}
 
@@ -361,7 +363,7 @@ class Wire:
         for other in before:
             pg.send_query_params(other.encode(), None)
         if name is None:
-            # never one again, since nobody may see that it was prepared; without a name it is soon forgotten
+            # a new one each time: that it was prepared may go unnoticed; without a name it is soon forgotten
             name = b"" if self.pooled else next(self._names).encode()
             pg.send_prepare(name, text.encode())
         for row in rows:
@@ -372,7 +374,7 @@ class Wire:
         return name
 
     def _answer(self) -> PGresult:
-        """Wait for the last answer to what was sent. An interrupt cancels it, unless it is done already."""
+        """Wait for the last answer to what was sent. An interrupt cancels that, unless it is done already."""
         pg = self._pg
         interrupt: BaseException | None = None
         answers: list[PGresult] = []
@@ -400,7 +402,7 @@ class Wire:
         *,
         are_piped: bool = False,
     ) -> list[PGresult]:
-        """Wait for the rest of the answers, whatever came already and the ``interrupt`` that was seen to."""
+        """Wait for the rest of the answers, after those given; an ``interrupt`` has already been seen to."""
         while True:
             try:
                 self._collect(answers, are_piped=are_piped)
@@ -423,7 +425,7 @@ class Wire:
         return answers
 
     def _collect(self, answers: list[PGresult], *, are_piped: bool) -> None:
-        """Add the answers as they come. ``None`` follows the last; in a flight it follows each, and SYNC the last."""
+        """Add the answers as they come. ``None`` ends them; in a pipeline it ends each, and SYNC all."""
         pg = self._pg
         try:
             while True:
@@ -435,14 +437,14 @@ class Wire:
                     answers.append(answer)
                 elif answer is not None or not are_piped:
                     return
-                elif pg.status == pq.ConnStatus.BAD:  # it will not say that this was all
+                elif pg.status == pq.ConnStatus.BAD:  # no SYNC will come
                     break
         except psycopg.Error as error:
             raise self._gone(error, was_sent=True) from error
         raise self._gone(None, was_sent=True)
 
     def _wait(self) -> None:
-        """Wait until something has come, or until more can be sent of what the socket had no room for."""
+        """Wait until something has come, or until the socket has room for more of what is to be sent."""
         if self._pg.flush():
             self._poll_to_send.poll()
         else:
@@ -450,7 +452,7 @@ class Wire:
             self._poll.poll()
 
     def cancel(self) -> bool:
-        """End what is under way, if anything is; tell whether the server was there to be told. Any thread may."""
+        """Cancel what is under way, if anything is; tell whether the server could be told. Any thread may."""
         if not self.is_inherited:  # what is under way is the parent's
             try:
                 self._connection.cancel_safe(timeout=CANCEL_WITHIN)
@@ -461,12 +463,12 @@ class Wire:
         return True
 
     def _break_off(self) -> None:
-        """End what an interrupt has come into. A server that does not hear of it would not answer either."""
+        """Cancel what was interrupted. A server that cannot be told would not answer either."""
         if not self.cancel():
             self.close()
 
     def _check_own(self) -> None:
-        """Nothing is sent in a child that was forked in the middle of a call, nor after a part of a flight."""
+        """Send nothing in a child that was forked in the middle of a call, nor after a pipeline broke off."""
         if self.is_lost or self.is_inherited:
             self.is_lost = True
             raise Lost("it was lost before, or is the parent process's", was_sent=False)
@@ -474,7 +476,7 @@ class Wire:
     def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost | Refused:
         self.is_lost = True
         message = str(error).strip() if error is not None else "the connection is closed"
-        if "output buffer" in message:  # libpq's, which ends at 1 GB: no other connection has more room
+        if "output buffer" in message:  # libpq's, of 1 GB at most: no other connection has more room
             return Refused(TOO_LARGE, message)
         return Lost(message, was_sent=was_sent)
 
@@ -490,13 +492,13 @@ class Wire:
         except Refused as error:
             if not (was_prepared and error.code == NOT_SUPPORTED):
                 raise
-            # A column's type was altered, and what else is prepared may be for the one it had
+            # A column's type was altered, and other prepared statements may be for the old one
             self.is_lost = True
             raise Lost(str(error), was_sent=False) from error
         return Result([], result.command_tuples or 0)
 
     def _check(self, result: PGresult, *, was_sent: bool) -> None:
-        """Raise what went wrong. Where the server told so, nothing that follows it in a flight was done."""
+        """Raise what went wrong. If the server told so itself, nothing after it in the pipeline was done."""
         if result.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             return
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
@@ -515,7 +517,7 @@ def _are_done(answers: Sequence[PGresult]) -> bool:
 
 
 def _sent(value: Any) -> bytes | None:
-    """A value as PostgreSQL reads it in text."""
+    """A value in PostgreSQL's text format."""
     if value is None:
         return None
     if type(value) is str:
@@ -530,7 +532,7 @@ def _sent(value: Any) -> bytes | None:
 
 
 def _array(values: list[Any]) -> bytes:
-    """Values as PostgreSQL reads an array in text. Where all are of a kind, they are turned together."""
+    """Values as an array in PostgreSQL's text format. If all are of one type, they are converted together."""
     kinds = {*map(type, values)}
     if kinds == {int}:
         return f"{{{','.join(map(str, values))}}}".encode()
@@ -557,7 +559,7 @@ def _in_array(value: Any) -> bytes:
 
 @contextmanager
 def _that_goes_on(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """The connection, whose transaction an application does not end by what it does to each new one."""
+    """The connection, with its transaction kept open whatever an application does to each new connection."""
     kept: dict[str, Any] = {"commit": lambda: None, "rollback": lambda: None}
     vars(connection).update(kept)
     try:
