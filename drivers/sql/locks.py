@@ -1,9 +1,9 @@
-"""How a step keeps others from changing what it is about to change, where others write meanwhile, as on PostgreSQL.
+"""How a step keeps others from changing what it is about to change, if others can write (on PostgreSQL).
 
-All steps lock in one order, so that no two wait for each other: the count of what a bounded tube holds, then
+All steps lock in one order, so that they cannot deadlock: first the count of what a bounded tube holds, then
 sub-queues, then tasks, both sorted. What is found in another order is locked only if nobody has it.
 
-On SQLite whoever writes is alone, so nothing is locked: what is found is what is there.
+On SQLite a writer is alone, so nothing is locked: what is found is what is there.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 class Locks:
-    """Of one tube. What a step has locked is its own until its transaction is over."""
+    """The locks of one tube. A step keeps what it has locked until its transaction is over."""
 
     def __init__(self, statements: Statements, tube: int, *, grouped: bool, bounded: bool) -> None:
         self._sql = statements
         self._tube = tube
         self.with_groups = grouped and statements.is_shared
         self.with_room = self.with_groups and bounded
-        """Whether ``lock_room`` comes first. Where there are no sub-queues, a put waits for nothing else."""
+        """Whether ``lock_room`` comes first. Without sub-queues, a put waits for nothing else."""
 
     def lock_room(self, tx: SqlTx) -> None:
-        """Lock the count of what is stored before any sub-queue, as a put does, or each would wait for the other."""
+        """Lock the count of what is stored before any sub-queue, as a put does, or the two could deadlock."""
         tx.run(self._sql.give_room, self._tube, 0)
 
     def lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
@@ -40,10 +40,10 @@ class Locks:
             tx.rows(self._sql.lock_groups, json_ids(ids))
 
     def lock_stored(self, tx: SqlTx, ids: Sequence[int], *, taken: bool = False) -> list[Row]:
-        """Lock those of these tasks that are stored: first their sub-queues, then themselves. Return their rows.
+        """Lock those of these tasks that are stored, after their sub-queues; return their rows.
 
-        ``taken``: one alone is locked only if it is taken, since a ready one that is locked for nothing is hidden from
-        who takes. Of several all are locked, so that an ack of some happens at one moment.
+        ``taken``: a single task is locked only if it is taken, since locking a ready one for nothing hides it
+        from takes. Several are all locked, so that an ack of some happens at one moment.
         """
         self.lock_groups(tx, ids)
         sql = self._sql
@@ -56,10 +56,10 @@ class Locks:
     def lock_free(
         self, tx: SqlTx, looks: Sequence[Passing], *given: Any, limit: int, by: Callable[[Row], Any]
     ) -> list[Row]:
-        """Lock what these looks find and nobody else has locked; return it in order. Nobody is waited for.
+        """Lock what these looks find and nobody else has locked; return it in order. It never waits.
 
-        So the rows may be locked before their sub-queues. Where a sub-queue turns out to be another's, the next look
-        leaves it out: however much the others have locked, it hides nothing that is free.
+        So it may lock rows before their sub-queues. If somebody else has a sub-queue locked, the next look
+        leaves it out: however much others have locked, it hides nothing that is free.
         """
         locked: dict[int, Row] = {}
         busy: set[str] = set()
@@ -85,7 +85,7 @@ class Locks:
             return ids
         return [id for (id,) in tx.rows(self._sql.lock_free_groups, json_ids(ids))]
 
-    # As many as there are, up to a limit, whoever has them
+    # As many as there are, up to a limit, even if others have them locked
 
     def lock_any(self, tx: SqlTx, limit: int) -> list[int]:
         """Lock some tasks, in whatever state; return their ids. Fewer than ``limit``: there are no more."""
@@ -117,10 +117,10 @@ class Locks:
         lock: Callable[[SqlTx, list[T]], list[T]],
         free: Callable[[], list[T]],
     ) -> list[T]:
-        """``lock`` what is ``found``, and wait for whoever has some of it.
+        """``lock`` what is ``found``, and wait for whoever has some of it locked.
 
-        Those may have changed it meanwhile. Then what is ``free`` will do. Where that is too little, it begins anew,
-        with nothing locked: those that it will wait for may wait for what it has.
+        They may have changed it meanwhile. Then lock what is ``free``; if that is too little, start over with
+        nothing locked, since those it waits for next may be waiting for what it has.
         """
         if not self._sql.is_shared:
             return found()
@@ -148,6 +148,6 @@ class Locks:
         return [id for (id,) in tx.rows(self._sql.lock_ids, json_ids(ids))]
 
     def _lock_unchanged(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
-        """Without those that have changed since they were found."""
+        """Lock these rows; return them without those that have changed since they were found."""
         locked = {row[ID]: row for row in self.lock_stored(tx, [row[ID] for row in rows])}
         return [row for row in rows if locked.get(row[ID]) == row]
