@@ -15,14 +15,14 @@ from tubes.store import Store, Unit
 from .joined import KEY, Joined, watch_savepoints
 
 ENDS = ("commit", "rollback", "close")
-"""What a user may not do with a connection that is lent."""
+"""What a user may not do with a lent connection."""
 
 
 class Lender:
-    """Lends one database connection. ``notice`` is called with each statement of the user's, and may refuse it.
+    """Lends one database connection. ``notice`` is called with each statement of a user, and may refuse it.
 
-    ``closes_results``: whether one that is not read to its end would keep all that follow from writing.
-    ``stand_in``: makes another one, which SQLAlchemy gets in its place until it has begun.
+    ``closes_results``: whether to close the user's results at the end, since an unread one would block later
+    writes. ``stand_in``: makes the connection that SQLAlchemy gets instead until its transaction has begun.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Lender:
             with self._stand_in(self._raw) as self._used:
                 connection = self._engine.connect()
                 self._use(connection, self._used)
-                joined = Joined(lambda _: True)  # its unit sees to it
+                joined = Joined(lambda _: True)  # its unit's transaction checks that
                 joined.is_lent = True
                 joined.units[store] = self._unit = unit
                 connection.info[KEY] = joined
                 connection.begin()  # so that a Session on it leaves the commit to others
                 self._use(connection, self._raw)
-            for end in ENDS:  # before SQLAlchemy takes its transaction for ended
+            for end in ENDS:  # before SQLAlchemy takes its transaction as ended
                 vars(connection)[end] = self._refuse
             self._lent = connection
         return self._lent
 
     def _use(self, connection: sa.Connection, raw: Any) -> None:
-        """Have SQLAlchemy's connection be one to the database's, now and when it is lent again."""
+        """Put a database connection under SQLAlchemy's, now and for when it is lent again."""
         pooled: Any = connection.connection
         pooled.dbapi_connection = pooled._connection_record.dbapi_connection = raw
 
     def take_back(self) -> None:
-        """The unit is over."""
+        """End the loan: the unit is over."""
         connection, self._lent, self._unit = self._lent, None, None
         if connection is not None and not connection.closed:
             for end in ENDS:
@@ -87,7 +87,7 @@ class Lender:
         self._cursors.clear()
 
     def _in_turn(self, execute: Callable[..., None]) -> Callable[..., None]:
-        """Between the calls of other threads that share the unit: what the connection is at is never torn."""
+        """Execute between the calls of other threads that share the unit, never in the middle of one."""
 
         def execute_in_turn(cursor: Any, text: str, *given: Any) -> None:
             self._notice(text)
@@ -108,4 +108,4 @@ class Lender:
 
 
 def _keep(_: Any) -> None:
-    """The database connection is the store's."""
+    """Do nothing: the database connection is the store's."""
