@@ -1,4 +1,4 @@
-"""Turns PostgreSQL's errors into ours, once."""
+"""Turns PostgreSQL's errors into ours, in one place."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RETRIED = ("40001", "40P01")
 """Serialization failure, deadlock: the transaction was rolled back, and may succeed now."""
 
 UNIQUE = "23505"
-"""A row is there already."""
+"""Such a row is there already."""
 
 LOCK_NOT_AVAILABLE = "55P03"
-"""A lock was not to be had within ``lock_timeout``."""
+"""A lock could not be had within ``lock_timeout``."""
 
 _UNAVAILABLE = {
     "53000": "it has no more of what it needs",
@@ -39,10 +39,10 @@ _UNAVAILABLE = {
 }
 
 _NO_MORE_LOCKS = ("max_locks_per_transaction", "out of shared memory")
-"""What a server says whose table of locks is full: a hint, in every language, and a message, to those without hints."""
+"""Signs of a full lock table: in hints, in every language, and in messages, for drivers without hints."""
 
 _NO_MORE_NUMBERS = ("VACUUM", "wraparound")
-"""The same of a server that has no more numbers for transactions, since what is old was not vacuumed."""
+"""Signs that a server has run out of transaction ids, since old rows were not vacuumed."""
 
 
 def translated(error: Refused, what: str) -> TubeError:
@@ -82,6 +82,6 @@ def translated(error: Refused, what: str) -> TubeError:
         return StoreUnavailable(f"{what} cannot be used: it is to be vacuumed first ({error})")
     if error.code in (TOO_LARGE, "22001", "54001"):
         return StoreError(f"the payload is more than {what} can store: {error}")
-    if error.code == UNIQUE:  # a sequence is behind, after a restore; or it is a table of the user's
+    if error.code == UNIQUE:  # a sequence is behind, after a restore; or the table is the user's
         return StoreError(f"{what}: {error} (in its own tables `tubes doctor --fix` sees to that)")
     return StoreError(f"{what}: {error}")

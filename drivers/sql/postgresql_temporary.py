@@ -1,18 +1,18 @@
-"""Empties what does not outlive the server: what temporary tubes held before it was started."""
+"""Empties what must not outlive a restart of the server: what temporary tubes held before it."""
 
 from __future__ import annotations
 
 from .postgresql_wire import BEGIN, Wire
 
 LIFT = "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')"
-"""Until the transaction's end. With many tasks it may take longer than a role may, and nobody can do without it."""
+"""Lifts limits for a transaction that may exceed them with many tasks, and without which no queue works."""
 
 
 def empty_temporary(wire: Wire, namespace: str) -> None:
-    """What temporary tubes held before the server was started is gone; a crash has emptied the table already.
+    """Remove what temporary tubes held before the server was started. A crash has emptied the table already.
 
-    So has the crash of one of the server's processes, which leaves the time of its start as it was: then only
-    the counts are to be set. Every new connection looks: whoever outlives a restart has only new ones.
+    So has the crash of one of the server's processes, which does not change the server's start time: then
+    only the counts need correcting. Every new connection looks: whoever outlives a restart has only new ones.
     """
     epoch = "CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)"  # the same in every time zone
     server, tube, task = (f'"{namespace}_{table}"' for table in ("server", "tube", "temporary_task"))
@@ -25,18 +25,18 @@ def empty_temporary(wire: Wire, namespace: str) -> None:
     )
     if not wire.execute(look, ()).rows:
         return
-    # Who is second waits for the first, and finds it done
+    # The second to come waits for the first, and finds it done
     was_started = f"SELECT started <> {epoch} FROM {server} FOR UPDATE"
-    is_new = (True,) in wire.execute(was_started, (), begin=BEGIN).rows  # two rows, where data was restored
+    is_new = (True,) in wire.execute(was_started, (), begin=BEGIN).rows  # two rows, if data was restored
     wire.execute(LIFT, ())
     if is_new:
         wire.execute(f"UPDATE {server} SET started = {epoch}", ())
-        # Out of the front first, with nobody there to see it: each sub-queue that a task leaves when it is deleted
-        # takes one of the server's locks, of which there may be too few for all
+        # Out of the front first, while nobody can see it: else the DELETE takes one of the server's locks for
+        # each sub-queue that a task leaves, and there may be too few
         wire.execute(f"LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE", ())
         wire.execute(f"UPDATE {task} SET front = NULL WHERE front = 1 AND utube IS NOT NULL", ())
         wire.execute(f"DELETE FROM {task}", ())
-    # Who puts just now is waited for, and what that was is counted after: an UPDATE that waits sees what was before
+    # Wait for puts under way, and count after that: an UPDATE that waits would count what was there before
     wrong = wire.execute(f"SELECT id FROM {tube} WHERE {is_wrong} ORDER BY id FOR UPDATE", ()).rows
     counts = " + ".join(f"(SELECT count(*) {stored} {place})" for place in places)
     wire.execute(f"UPDATE {tube} SET stored = {counts} WHERE id = ANY($1)", ([id for (id,) in wrong],))

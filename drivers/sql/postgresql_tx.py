@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class PostgresTx:
-    """A transaction on one connection; opens when it must."""
+    """A transaction on one connection; opens when it is needed."""
 
     __slots__ = ("_opening", "_unsent", "_wire", "is_committing", "is_halfway", "is_open", "lender")
 
@@ -30,24 +30,24 @@ class PostgresTx:
         self.is_open = False
         self.is_committing = False
         self.is_halfway = False
-        """A statement of the step under way is done."""
+        """Whether the step under way has executed a statement."""
         self.lender: Lender | None = None
 
     def begin(self) -> None:
-        """Make all statements from now on one transaction. What begins it travels with the first."""
+        """Make all statements from now on one transaction. Its BEGIN travels with the first."""
         if not self.is_open:
             self.is_open = True
             self._unsent = self._opening
 
     def open_lender(self) -> Lender:
-        """What lends this transaction's connection to users, once it is begun."""
+        """Begin the transaction; return what lends its connection to users."""
         if self._unsent:
             self._with_begin(self._wire.begin)
         self.lender = self._wire.lender()
         return self.lender
 
     def spoil(self) -> None:
-        """See to it that this can only be rolled back."""
+        """Make sure that this can only be rolled back."""
         with suppress(Refused, Lost):
             self._wire.simple(FAILING)
 
@@ -59,7 +59,7 @@ class PostgresTx:
         self._wire.simple("COMMIT")
 
     def may_be_done(self, lost: Lost) -> bool:
-        """Whether it may be committed: the connection was lost at COMMIT, or at a statement that is one by itself."""
+        """Whether it may have been committed: it was lost at COMMIT, or at a transaction of one statement."""
         return lost.was_sent and (self.is_committing or not self.is_open)
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
@@ -75,9 +75,9 @@ class PostgresTx:
         self.only_many(statement, given)
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
-        """Insert rows; the ids come in their order. NoSuchTube where the rows' tube is gone.
+        """Insert rows; return their ids in the same order. NoSuchTube if the rows' tube is gone.
 
-        A batch is one statement, and as the ``only_`` forms a transaction by itself, unless one was begun.
+        A batch is one statement and, like the ``only_`` forms, a transaction by itself unless one was begun.
         """
         batch = statement.batch
         if len(given) == 1 or batch is None:
@@ -103,13 +103,13 @@ class PostgresTx:
         return id
 
     def only_many(self, statement: Statement, given: Sequence[Row]) -> None:
-        """One flight is one transaction, unless another was begun."""
+        """One pipeline is one transaction, unless one was begun."""
         self._pipeline(statement, given)
 
     def _check_stands(self) -> None:
         """Raise unless the transaction can be committed.
 
-        COMMIT itself would do nothing or roll back, and not say so. Where it is lost, nobody would know what it did.
+        COMMIT itself would silently do nothing or roll back. If it was lost, nobody would know what it did.
         """
         wire = self._wire
         if not wire.still_stands():
@@ -126,9 +126,9 @@ class PostgresTx:
         return self._with_begin(self._wire.pipeline, statement.text, [statement.bind(row) for row in given])
 
     def _with_begin(self, execute: Callable[..., T], *args: Any) -> T:
-        """Execute something, and send what begins the transaction along with the first.
+        """Execute something. The first call sends the BEGIN along.
 
-        Where that was refused itself, such as by a cancel, it is sent again with the next.
+        If the BEGIN itself was refused, by a cancel for instance, it is sent again with the next.
         """
         if self.lender is not None:  # users may have ended the transaction
             self._check_stands()
