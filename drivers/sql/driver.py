@@ -1,7 +1,7 @@
-"""SqlDriver realises a TubeType on SQL tables. It never commits, and it knows no database but through ``tx``.
+"""SqlDriver realises a TubeType on SQL tables. It never commits, and knows the database only through ``tx``.
 
-A step finds its tasks, writes, and returns the changes. How it keeps others from changing what it has found is in
-``locks``, and nothing to think of on SQLite.
+A step finds its tasks, writes, and returns the changes. How it keeps others from changing what it has found
+is in ``locks``; on SQLite nobody can.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from .statements import (
 from .tx import SqlTx
 
 UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
-"""What Python says of a row that no verb has written."""
+"""What Python raises for a row that no verb has written."""
 
 LONGEST_UTUBE = 2500
-"""Bytes of a sub-queue's name in PostgreSQL, whose indexes hold 2704 with what goes beside it."""
+"""Most bytes of a sub-queue's name in PostgreSQL: an index entry holds 2704, with the other columns."""
 
 
 class SqlDriver:
@@ -87,17 +87,17 @@ class SqlDriver:
         """Whether its tasks have no options, so that nearly all columns of a new one are always the same."""
         self._takes_plain = self._is_plain and not newest
         self._is_ranked = grouped and features.priority and not statements.is_shared
-        """Whether a put is to see to it that a worse task steps back; on a server a trigger does."""
+        """Whether a put must make a worse task in front step back; on a server a trigger does that."""
         self._locks = Locks(statements, tube.id, grouped=grouped, bounded=self._capacity > 0)
         self._locks_groups = self._locks.with_groups
         self._reads_acks = features.timed or statements.is_shared
-        """Whether an ack of a batch reads what it has acked: tasks' times, and on a server which these are."""
+        """Whether a batch ack reads what it has acked: the tasks' times, and on a server which they were."""
         self._ready_front = 0 if grouped else 1
-        """The ``front`` of a task that comes back from aside: in a sub-queue a trigger sees to who stands there."""
+        """The ``front`` of a task back from aside: in a sub-queue a trigger decides who stands there."""
         self._choose_statements(newest)
 
     def _choose_statements(self, newest: bool) -> None:
-        """Those in which the types differ."""
+        """Choose the statements in which the types differ."""
         s, timed = self._sql, self._is_timed
         self._insert = s.put_grouped if self.features.grouped else s.put
         if self._locks_groups:
@@ -124,8 +124,8 @@ class SqlDriver:
             while self.truncate(tx, STEP_LIMIT):
                 pass
             return
-        # Nobody else is there, see lock_tube. Others wait meanwhile, so in one go: a step begins by walking over what
-        # those before it have removed, and of 200,000 tasks in 1,000 sub-queues they took 6 s, not 0.3
+        # Nobody else is there, see lock_tube. Others wait, so remove all at once: steps of a limited size first
+        # walk over what earlier ones removed, and took 6 s, not 0.3, for 200,000 tasks in 1,000 sub-queues
         if self._locks_groups:
             tx.run(self._sql.leave_front, self._tube)  # else each sub-queue is locked when a task leaves it
         for remove in self._sql.remove_all:
@@ -159,7 +159,7 @@ class SqlDriver:
         return put_change(self._name, id, item, now, self._is_timed)
 
     def _put_together(self, tx: SqlTx, items: Sequence[NewTask], now: int) -> Sequence[Change]:
-        """Put them by one statement. Where tasks are ranked, all are of one sub-queue and one priority."""
+        """Put them in one statement. Ranked tasks must all have the same sub-queue and priority."""
         if self._is_plain and {type(item[0]) for item in items} == {str}:
             tube = self._tube
             ids = tx.insert(self._sql.put_plain, [(tube, now, now, payload) for payload, *_ in items])
@@ -171,7 +171,7 @@ class SqlDriver:
         return [put_change(name, id, item, now, timed) for id, item in zip(ids, items, strict=True)]
 
     def _new_row(self, item: NewTask, now: int) -> Row:
-        """What ``NEW`` in ``statements`` names."""
+        """The values of the columns that ``NEW`` in ``statements`` names."""
         payload = item.payload
         data, raw_bytes = (payload, None) if isinstance(payload, str) else (None, payload)
         state, front = ("~", None) if item.delay_ms else ("r", 1)
@@ -190,9 +190,9 @@ class SqlDriver:
             if rows or not self._is_timed:
                 return [Change(TAKE, row, row[DUE]) for row in rows]
         settled = self.expire(tx, STEP_LIMIT, now=now)
-        if len(settled) >= STEP_LIMIT:  # there may be more, and better ones among it
+        if len(settled) >= STEP_LIMIT:  # more may be due, and may make better tasks ready
             return settled
-        if not self._sql.is_shared:  # so that nothing is taken where one of the rows cannot be read
+        if not self._sql.is_shared:  # so that nothing is taken if one of the rows cannot be read
             tx.begin()
         rows = tx.only_rows(self._take_some, owner, now, self._tube, limit)
         rows.sort(key=self._order)  # RETURNING promises no order
@@ -207,7 +207,7 @@ class SqlDriver:
         return (self._taken_plain(rows[0], blob if text is None else decode(text), owner, now),)
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
-        """Take several from such a tube."""
+        """Take several from a tube without options."""
         if self._sql.is_shared:
             rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
             rows.sort()  # RETURNING promises no order
@@ -226,7 +226,7 @@ class SqlDriver:
         return [self._taken_plain(row, data, owner, now) for row, data in zip(rows, datas, strict=True)]
 
     def _taken_plain(self, row: Row, data: Any, owner: str | None, now: int) -> Change:
-        """What is the same in all tasks of such a tube need not be read."""
+        """The change of such a take. What all tasks of such a tube have in common need not be read."""
         id, _, _, created, attempts = row
         name = self._name
         try:
@@ -247,7 +247,7 @@ class SqlDriver:
         return self._remove(tx, Event.ACK, self._held(tx, refs, owner), now)
 
     def _ack_known(self, tx: SqlTx, refs: Sequence[Ref], owner: str, now: int) -> Sequence[Change]:
-        """Ack what the caller holds as Tasks: they need not be read again, only their leases checked."""
+        """Ack what the caller holds as Tasks: only their leases are checked, they need not be read again."""
         if self._capacity:
             tx.begin()
         self._locks.lock_groups(tx, [ref.id for ref in refs])
@@ -267,7 +267,7 @@ class SqlDriver:
         ]
 
     def _ack_all(self, tx: SqlTx, refs: Sequence[Ref], owner: str) -> bool:
-        """Ack them all, or none if any is refused. What they were is not read, which is a third of SQLite's work."""
+        """Ack them all, or none if any is refused. Not reading them saves a third of SQLite's work."""
         sql = self._sql
         statement, leases = _of_leases(refs, sql.ack_range_unread, sql.ack_leases_unread)
         tx.run(sql.mark)
@@ -359,7 +359,7 @@ class SqlDriver:
                 continue
             over.append(row)
             at[row[ID]] = end
-            if row[DUE] < end:  # nobody looked when its ttr or its delay was over: told all the same
+            if row[DUE] < end:  # nobody looked when its ttr or its delay ended: report that, too
                 event = Event.TTR if row[STATE] == "t" else Event.DELAY
                 ready = _moved(row, "r", end, now)
                 found.append((row[DUE], row[ID], Change(event, ready, end)))
@@ -376,7 +376,7 @@ class SqlDriver:
         if owner is None:
             locked = self._locks.lock_taken(tx, limit, by=_by_pri)
         else:
-            look = self._sql.taken_by  # the dead may have locked some of it
+            look = self._sql.taken_by  # a dead session's transaction may have locked some
             locked = self._locks.lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
             if not locked and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
                 raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
@@ -395,7 +395,7 @@ class SqlDriver:
         return [row for id in ids for row in tx.only_rows(self._sql.peek, id, self._tube)]
 
     def tasks_by_state(self, tx: SqlTx, state: State, *, after: int, limit: int) -> Sequence[Row]:
-        """Along the ids of all tubes as far as that is cheap; then all that this tube has in the state is looked at."""
+        """Walk the ids of all tubes as far as that is cheap; then look at all of this tube in the state."""
         sql, near = self._sql, min(1_000 + 2 * limit, LARGEST_ID)
         rows = tx.rows(sql.by_state_near, self._tube, state.value, after, near, limit)
         if len(rows) == limit:
@@ -412,7 +412,7 @@ class SqlDriver:
         totals = dict.fromkeys(STORED, 0)
         for code, count in tx.only_rows(self._sql.count, self._tube):
             state = STATES.get(code)
-            if state in totals:  # else it is damaged, and in none of them
+            if state in totals:  # else it is damaged, and counts in none
                 totals[state] += count
         return totals
 
@@ -442,7 +442,7 @@ class SqlDriver:
         )
 
     def _held(self, tx: SqlTx, refs: Sequence[Ref], owner: str | None) -> list[Row]:
-        """The refs that ``owner`` holds, by that very lease where one is named."""
+        """The rows of refs that ``owner`` holds, by that very lease if the ref has a token."""
         return [
             row
             for row in self._stored(tx, refs, taken=True)
@@ -450,7 +450,7 @@ class SqlDriver:
         ]
 
     def _stored(self, tx: SqlTx, refs: Sequence[Ref], *, taken: bool = False) -> list[Row]:
-        """The refs that are stored, each once; one with a token only while that lease lasts."""
+        """The rows of refs that are stored, each once; with a token, only while that lease lasts."""
         taken = taken or all(ref.token is not None for ref in refs)
         rows = {row[ID]: row for row in self._locks.lock_stored(tx, [ref.id for ref in refs], taken=taken)}
         chosen = {}
@@ -490,7 +490,7 @@ class SqlDriver:
 
 
 def _of_leases(refs: Sequence[Ref], of_range: Statement, of_any: Statement) -> tuple[Statement, Row]:
-    """Which of two statements is for these leases, and what it is given.
+    """Which of two statements is for these leases, and its parameters.
 
     A batch is mostly acked as it was taken: one span of ids, with one token. That is the cheapest.
     """
@@ -506,7 +506,7 @@ def _all_done(refs: Sequence[Ref], now: int) -> Sequence[Change]:
 
 
 def _span(ids: Sequence[int]) -> tuple[int, int] | None:
-    """The first and the last of ids of which each is there once, if there is none between them but these."""
+    """The first and the last of distinct ids, if these are all the ids in between."""
     if not ids:
         return None
     first, last = min(ids), max(ids)
@@ -518,22 +518,22 @@ def _headroom(duration: int | None) -> int:
     return LONGEST_SUM_MS if duration is None else max(LONGEST_SUM_MS - duration, 0)
 
 
-_NUMBER: Any = (int, float)  # which SQLite has where a sum was beyond 64 bits
+_NUMBER: Any = (int, float)  # SQLite has a float where a sum exceeded 64 bits
 
 
 def _end_of_life(row: Row) -> int | None:
-    """Never, too, where something else than a number is stored: its task must not keep others in a dead one's hands."""
+    """When its ttl ends; never if damaged, or it would keep other tasks in a dead session's hands."""
     ttl, created = row[TTL], row[CREATED]
     return ttl + created if isinstance(ttl, _NUMBER) and isinstance(created, _NUMBER) else None
 
 
 def earliest(dues: Iterable[Any]) -> int | None:
-    """The first of these times, of which SQLite may have some that are no numbers: nothing is due then."""
+    """The first of these times. SQLite may hold some that are no numbers: those are never due."""
     return min((due for due in dues if isinstance(due, _NUMBER)), default=None)
 
 
 def _check_utube(name: str | None) -> None:
-    """Refuse now what no index holds: a delayed task is in none, and could never be made ready."""
+    """Refuse now what no index holds: a delayed task is in none yet, and could never be made ready."""
     size = len((name or "").encode())
     if size > LONGEST_UTUBE:
         raise BadOption(
@@ -544,12 +544,12 @@ def _check_utube(name: str | None) -> None:
 
 
 def _moved(row: Row, state: str, due: int | None, now: int) -> Row:
-    """A row in another state, in nobody's hands."""
+    """The row in another state, held by nobody."""
     return (*row[:STATE], state, *row[DATA:UPDATED], now, due, *row[TTL:OWNER], None)
 
 
 def _by_pri(row: Row) -> tuple[float, int]:
-    """A priority that is damaged, and no number, comes last, and costs the others nothing."""
+    """The order by priority. A damaged one that is no number comes last, and does the others no harm."""
     pri = row[PRI]
     return (pri if isinstance(pri, int) else math.inf, row[ID])
 
@@ -561,7 +561,7 @@ def _place(row: Row) -> int | None:
 
 
 def _is_lease(row: Row, token: int, task: Task | None) -> bool:
-    """Whether a task is taken by that very take; one that was rolled back has the number of the next, anybody's."""
+    """Whether it is held by that very take. A rolled-back one leaves its number to the next, anybody's."""
     if row[STATE] != "t" or row[ATTEMPTS] != token:
         return False
     return task is None or task.owner is None or row[OWNER] == task.owner.hex
