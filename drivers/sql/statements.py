@@ -20,7 +20,7 @@ from sqlalchemy.sql import ClauseElement
 from .tables import tables
 
 Row = tuple[Any, ...]
-"""What a statement is given, or answers with."""
+"""What a statement is given, or a row that it returns."""
 
 RAW = (
     "id", "state", "data", "bytes", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
@@ -29,7 +29,7 @@ RAW = (
 """The columns of a raw task, in order: what the driver's steps return, and normalize_task reads."""
 
 ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, OWNER = range(len(RAW))
-"""Their places."""
+"""Their positions."""
 
 NEW = (
     "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
@@ -62,7 +62,7 @@ class Statement:
 
     def __init__(self, clause: ClauseElement, dialect: Dialect, *names: str) -> None:
         self.batch: Statement | None = None
-        """The same for many rows at once, each parameter a list, where the database has such a form."""
+        """The same for many rows at once, each parameter a list, if the database has such a form."""
         compiled: Any = clause.compile(dialect=dialect)
         used = list(compiled.positiontup)
         if set(used) != set(names):
@@ -86,7 +86,7 @@ class Passing(NamedTuple):
     free: Statement
     """Finds what nobody else has locked, and locks it."""
     elsewhere: Statement
-    """As ``free``, but for some sub-queues. Their names come as one more parameter, a JSON array."""
+    """As ``free``, except in some sub-queues, whose names are one more parameter, a JSON array."""
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +98,7 @@ def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Sta
 class Statements:
     """All statements for one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks.
 
-    Some are there on one database only, since nothing runs them on the other.
+    Some exist for one database only, since nothing runs them on the other.
     """
 
     def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
@@ -106,7 +106,7 @@ class Statements:
         self._namespace = namespace
         self._is_server = dialect.name == "postgresql"
         self.is_shared = self._is_server
-        """Whether others write while a step is under way: then it locks what it writes, and looks again."""
+        """Whether others can write during a step: then it locks what it writes, and looks again."""
         known = tables(namespace)
         self._tube, self._session, self._connection = known.tube, known.session, known.connection
         self._calls = known.calls
@@ -145,7 +145,7 @@ class Statements:
         return _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
 
     def _passing(self, *names: str, where: Condition, by: Sequence[Any]) -> Passing:
-        """A look that can pass over what others have locked, however much that is, where others write meanwhile."""
+        """A look that can pass over what others have locked, however much, if others can write meanwhile."""
         query, names = self._in_order(where, by), (*names, "limit")
         look = self._make(query, *names)
         if not self._is_server:
@@ -156,13 +156,13 @@ class Statements:
         return Passing(look, self._make(free, *names), self._make(elsewhere, *names, "busy"))
 
     def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
-        """One of these ids. A join might compare each with each, where the plan was made for few rows."""
+        """It is one of these ids. A join might compare each with each, if it was planned for few rows."""
         if not self._is_server:
             return id.in_(chosen)
         return id == sa.any_(sa.cast(sa.func.array(chosen.scalar_subquery()), sa.ARRAY(sa.BigInteger)))
 
     def _key(self, table: sa.FromClause) -> sa.ColumnElement[int]:
-        """The number by which a server locks a task's sub-queue."""
+        """The key of the advisory lock on a task's sub-queue."""
         name = sa.quoted_name(f"{self._namespace}_key", True)
         return sa.Function(name, table.c.tube, table.c.utube)
 
@@ -174,7 +174,7 @@ class Statements:
         values |= {"place": bind("pri"), "attempts": ZERO}
         plain: dict[str, Any] = {name: bind(name) for name in NEW_PLAIN}
         plain |= {"pri": ZERO, "place": ZERO, "state": READY, "front": ONE, "attempts": ZERO}
-        if not self._is_server:  # of a tube that was dropped it is NULL, which SQLite's table refuses
+        if not self._is_server:  # NULL if the tube was dropped, which SQLite's table refuses
             known = sa.select(self._tube.c.id).where(self._tube.c.id == bind("tube")).scalar_subquery()
             values["tube"] = plain["tube"] = known
 
@@ -192,10 +192,10 @@ class Statements:
             self._write_ranked_puts(grouped)
 
     def _write_ranked_puts(self, grouped: dict[str, Any]) -> None:
-        """With priorities too: nothing is put where a worse task waits in front, which must step back first.
+        """With priorities too: nothing is put while a worse task waits in front, which must step back first.
 
-        What is to be ignored says so by having no attempts. A condition would make it an INSERT … SELECT, which SQLite
-        stores twice where it reads the table itself.
+        A row is ignored if its attempts are NULL. A condition would make it an INSERT … SELECT, whose rows
+        SQLite stores twice if it reads the table itself.
         """
         task, ahead = self._task, sa.alias(self._task, "ahead")
 
@@ -211,7 +211,7 @@ class Statements:
         self.step_back = self._make(step_back, "tube", "utube", "pri")
 
     def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
-        """Insert a task if its tube is there. A server decides by triggers who stands in front."""
+        """Insert a task if its tube is there. On a server, triggers decide who stands in front."""
         task = self._task
         if not self._is_server:
             return self._make(sa.insert(task).values(values), *names)
@@ -231,14 +231,14 @@ class Statements:
             (timed, newest, many): self._take(timed=timed, newest=newest, many=many)
             for timed, newest, many in product((False, True), repeat=3)
         }
-        """By whether tasks have times, whether the newest is next, and whether several may be taken."""
+        """By whether tasks are timed, whether the newest is next, and whether several may be taken."""
         if self._is_server:
             self.take_plain_many = self._take(many=True, columns=plain)
         else:
             self._write_takes_in_two()
 
     def _write_takes_in_two(self) -> None:
-        """Takes of many, where nobody writes in between: RETURNING costs SQLite more than a SELECT before it."""
+        """Takes of many, as nobody writes in between: RETURNING costs SQLite more than a SELECT before it."""
         task, c = self._task, self._task.c
         next_ = sa.select(c.id, c.data, c.bytes, c.created_ms, c.attempts + ONE)
         next_ = next_.where(_in_front(task), c.state == READY).order_by(c.place, c.id)
@@ -278,7 +278,7 @@ class Statements:
         return self._make(update.returning(*(columns or self._raw)), *names)
 
     def _next(self, timed: bool, newest: bool, many: bool) -> Condition:
-        """It is the one to be taken next, or one of those."""
+        """It is the task to be taken next, or one of those."""
         c, next_ = self._task.c, sa.alias(self._task, "next")
         choice = sa.select(next_.c.id).where(_of_tube(next_), next_.c.front == ONE, next_.c.state == READY)
         if timed:
@@ -291,7 +291,8 @@ class Statements:
         if not self._is_server:
             return c.id.in_(choice) if many else c.id == choice.scalar_subquery()
 
-        # Uncorrelated scalars are run once. The guard stands inside, or an empty tube would hide a dead session.
+        # Uncorrelated scalar subqueries run once. The session check is inside one, or an empty tube would
+        # hide that the session has ended.
 
         choice = choice.with_for_update(skip_locked=True)
         picked: Any = sa.func.array(choice.scalar_subquery()) if many else choice.scalar_subquery()
@@ -319,7 +320,7 @@ class Statements:
         self.ack = self._make(ack, "id", "tube", "owner", "token")
         self.ack_timed = self._make(ack_timed, "id", "tube", "owner", "token", "due")
         self.ack_any = self._make(ack_any, "id", "tube", "owner")
-        if self._is_server:  # the same, after the task's sub-queue was locked
+        if self._is_server:  # the same, once the task's sub-queue is locked
             known = sa.alias(task, "known")
             lock = sa.func.count(sa.func.pg_advisory_xact_lock(self._key(known)))
             locked = sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO
@@ -400,7 +401,7 @@ class Statements:
             return
         self.ids_free = [ids(place, free=True) for place in places]
 
-        # Starts no trigger, since it does not set ttr_ms
+        # Fires no trigger, since it does not set ttr_ms
         leave_front = sa.update(task).where(_in_front(task), c.utube.is_not(None)).values(front=sa.null())
         self.leave_front = self._make(leave_front, "tube")
         self.remove_all = [
@@ -415,13 +416,13 @@ class Statements:
         members = sa.alias(task, "members")
         is_asked_for = self._among(members.c.id, self._ids)
 
-        # Sub-queues are locked always in one order, before the rows of their tasks are locked
+        # Sub-queues are always locked in one order, before the rows of their tasks
 
         key = self._key(members).label("key")
         keys = sa.select(key).distinct().where(is_asked_for, members.c.utube.is_not(None)).order_by("key")
         lock_groups = sa.select(sa.func.count(sa.func.pg_advisory_xact_lock(keys.subquery().c.key)))
 
-        # Materialised, or the locks of tasks that nobody asked for might be tried too
+        # Materialised, or locks of other tasks' sub-queues might be tried too
 
         asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(is_asked_for)
         asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
@@ -446,7 +447,7 @@ class Statements:
     # Looks
 
     def _write_looks_by_id(self) -> None:
-        """On SQLite those that lock only look."""
+        """On SQLite the locking ones only look."""
         task, c = self._task, self._task.c
         one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
         some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
@@ -461,7 +462,7 @@ class Statements:
         taken = sa.and_(_of_tube(task), _is_taken(task))
         buried = sa.and_(aside, c.state == BURIED)
 
-        # By id, which no index of a tube gives in order: + 0 says so to the planner, or it reads what all tubes hold
+        # No index of a tube is in id order: + 0 tells the planner so, or it would read what all tubes hold
 
         in_state, id_ = c.state == bind("state"), c.id + ZERO
 
@@ -494,7 +495,7 @@ class Statements:
         self.overdue = self._passing("tube", "now", where=_overdue(task), by=(c.place,))
 
         def first(time: sa.ColumnElement[int], where: Condition) -> sa.ScalarSelect[int]:
-            """The earliest, by order: min() reads all of it where a server thinks that there are few."""
+            """The earliest, by ORDER BY: min() reads all of them if a server expects few."""
             look = sa.select(time).where(where, time.is_not(None)).order_by(time)
             return _limited(look, ONE).correlate(self._tube).scalar_subquery()
 
@@ -513,7 +514,7 @@ class Statements:
         self.holders = self._make(self._holders())
 
     def _holders(self) -> sa.Select[Any]:
-        """Who holds tasks of which tube: the index is entered for each tube, or it would be read from end to end."""
+        """Who holds tasks of which tube: one index search per tube; else all of the index would be read."""
         tube, c = self._tube, self._task.c
 
         def held(of: sa.ColumnElement[int], *columns: Any) -> sa.Select[Any]:
@@ -567,7 +568,7 @@ class Statements:
             "now",
         )
         given: sa.ColumnElement[Any] = bind("id")
-        if self._is_server:  # unless somebody has locked it: the dead may have left an open transaction
+        if self._is_server:  # unless it is locked: a dead session may have left an open transaction
             free = sa.alias(session, "free")
             choice = sa.select(free.c.id).where(free.c.id == given).with_for_update(skip_locked=True)
             given = choice.scalar_subquery()
@@ -581,7 +582,7 @@ class Statements:
         is_lonely = sa.and_(c.ends_ms.is_(None), ~has_connection)
         end_lonely = sa.update(session).where(is_lonely).values(ends_ms=bind("now") + c.ttr_ms)
         is_over = c.ends_ms <= bind("now")
-        if self._is_server:  # two may leave one at once, and each see the other there for the last time
+        if self._is_server:  # two may leave one at once, and each still see the other there
             is_over = sa.or_(is_over, is_lonely)
         self.over = self._make(sa.select(c.id).where(is_over), "now")
         if not self._is_server:
@@ -599,7 +600,8 @@ class Statements:
         )
         given = ["session", "host", "pid", "now"]
         if self._is_server:
-            # It may lose its last moments: a number that it gave then, and gives again, would be two processes'
+            # A server may lose its last commits: an id given then, and given again, would belong to two
+            # processes
             add = sa.text(
                 f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms, beat_every_ms)'
                 f" OVERRIDING SYSTEM VALUE VALUES (CAST(floor(random() * CAST({2**52} AS float8)) AS bigint),"
@@ -640,7 +642,7 @@ class Statements:
         given = {name: sa.type_coerce(bind(name), c[name].type) for name in ("tube", "event", "count")}
         tube = self._tube
         there = sa.select(*given.values()).select_from(tube).where(tube.c.id == bind("tube"))
-        there = there.with_for_update(read=True, key_share=True)  # it may be dropped just now, or was
+        there = there.with_for_update(read=True, key_share=True)  # the tube may be dropped now, or gone
         upsert: Any = upserting(calls).from_select(list(given), there)
         upsert = upsert.on_conflict_do_update(
             index_elements=["tube", "event"], set_={"count": c.count + upsert.excluded.count}
@@ -679,7 +681,7 @@ def _overdue(table: sa.FromClause) -> Condition:
 
 
 def _is_taken(table: sa.FromClause) -> Condition:
-    """Such a task stands in front; without that no index would be used."""
+    """A taken task stands in front; without saying so, no index would be used."""
     return sa.and_(table.c.front == ONE, table.c.state == TAKEN)
 
 
@@ -688,14 +690,14 @@ def _in_range(table: sa.FromClause) -> Condition:
 
 
 def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[Any]:
-    """Without an offset that is written down, SQLAlchemy makes it one more parameter on SQLite."""
+    """With a literal offset: SQLAlchemy would else make it one more parameter on SQLite."""
     return query.limit(limit).offset(ZERO)
 
 
 _REMOVE_DEAD = """
 DELETE FROM "{table}" WHERE id = (SELECT id FROM "{table}" WHERE id = :id AND beat = :beat FOR UPDATE SKIP LOCKED)
 """
-"""Removes a dead connection: none that has beaten since its silence was seen, and none that is locked just now."""
+"""Removes a dead connection, unless it has beaten since its silence was seen, or is locked just now."""
 
 _CALL_ROLL = """
 UPDATE "{table}" AS c
@@ -708,10 +710,10 @@ FROM (
 ) AS due
 WHERE c.id = due.id
 """
-"""Calls the roll, see ``watch``: all connections that were not called within the time between two beats of theirs.
+"""Calls the roll, see ``watch``: all connections not called within the time between two beats of theirs.
 
-Several may call it at once, and one then finds a time of the last call that is after its own: a moment after, which
-does not count as a clock that was put back.
+Several may call it at once. One may then find a last call that is a moment later than its own time; that does
+not count as a clock that was put back.
 """
 
 _BATCH_TYPES = {
@@ -720,7 +722,7 @@ _BATCH_TYPES = {
 
 
 def _batch(namespace: str, table: str, values: dict[str, Any], names: tuple[str, ...]) -> sa.TextClause:
-    """Put many rows, whose columns come as arrays, on PostgreSQL. Their sub-queues are locked first, in one order."""
+    """Put many rows on PostgreSQL, given as arrays of columns; first lock their sub-queues, in one order."""
     arrays = ", ".join(f"CAST(:{name} AS {_BATCH_TYPES.get(name, 'bigint')}[])" for name in names)
     columns, chosen = [], []
     for column, value in values.items():
