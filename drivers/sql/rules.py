@@ -1,4 +1,4 @@
-"""What must be true of a task's row by itself, and what makes it so again. The examiner reads rows and asks here."""
+"""What must be true of a single task row, and how to repair it. The examiner reads rows and asks here."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MAYBE_NUMBERS = ("front", "place", "due_ms", "ttl_ms", "ttr_ms")
 FARTHEST_MS = 2**61
 """No duration is longer than half of it, and no next time is later.
 
-The sum of two still fits into a column; of what is larger, every take can fail.
+The sum of two such values still fits into a column; with larger ones, every take can fail.
 """
 
 MOST_ATTEMPTS = 2_000_000_000
-"""A column for the number of takes holds 147 millions more."""
+"""The column for the number of takes holds 147 million more."""
 
 FOLLOWING = {"place", "due_ms"}
-"""Those of the numbers that follow from the rest: SQLite has a fraction there, if a sum was beyond 64 bits."""
+"""The numbers that follow from the rest: SQLite has a float there, if a sum exceeded 64 bits."""
 
 WORDS = {state.value: state.name.lower() for state in STORED}
 
 
 class Facts(NamedTuple):
-    """A row, with the sizes of its payloads in place of these."""
+    """A row, with the sizes of its payloads instead of the payloads."""
 
     id: int
     tube: int | None
@@ -55,19 +55,19 @@ class Facts(NamedTuple):
 
     @property
     def keeps_an_id(self) -> bool:
-        """Whether it is no task: SQLite's row of no tube that keeps the largest id from being given again."""
+        """Whether it is no task but SQLite's row without a tube, which prevents reuse of the largest id."""
         return self.tube is None and self.state == "-"
 
 
 COLUMNS = Facts._fields[:-2]
-"""The columns of a row but for its payload."""
+"""The columns of a row except its payload."""
 
 
 @dataclass(frozen=True)
 class Wrong:
     """One thing that is wrong with a row. ``columns`` make it right; a row that ``is_empty`` is removed.
 
-    Who may stand in front of a sub-queue is not seen here, but by who looks at all that are in it.
+    Which task may stand in front of a sub-queue is not judged here: that takes a look at all of its tasks.
     """
 
     rule: str
@@ -79,7 +79,7 @@ class Wrong:
 
 
 def no_numbers(row: Facts) -> list[str]:
-    """The columns in which a number must be, and is not."""
+    """The columns that must hold a number, and do not."""
     odd = [name for name in NUMBERS if type(getattr(row, name)) is not int]
     return odd + [name for name in MAYBE_NUMBERS if type(getattr(row, name)) not in (int, type(None))]
 
@@ -96,13 +96,13 @@ def wrongs(row: Facts, features: Features | None, now: int) -> list[Wrong]:
         row = row._replace(**found[0].columns)
     for wrong in _impossible(row, now):
         found.append(wrong)
-        row = row._replace(**wrong.columns)  # all the rest follows from what is right then
+        row = row._replace(**wrong.columns)  # the rest is checked as if that were right
     return [*found, *_contradictions(row, features)]
 
 
 def _impossible(row: Facts, now: int) -> Iterator[Wrong]:
-    """Numbers that no verb has made."""
-    right = min(now, LAST_MS - 1)  # from an earlier one its ttl might be over at once
+    """Numbers that no verb can have made."""
+    right = min(now, LAST_MS - 1)  # counted from an earlier time, its ttl might be over at once
     for name, ms, verb in (("created_ms", row.created_ms, "put"), ("updated_ms", row.updated_ms, "changed")):
         if not FIRST_MS <= ms < LAST_MS:
             what = f"was {verb} at {ms} ms, which is no time"
@@ -129,7 +129,7 @@ def _contradictions(row: Facts, features: Features | None) -> list[Wrong]:
 
 
 def _stuck(row: Facts, features: Features | None) -> Iterator[Wrong]:
-    """What keeps a task in a state for ever, so that all the rest follows from it."""
+    """What keeps a task in a state for ever. Any other fault follows from that."""
     ready = {"state": "r", "front": 1, "place": row.pri, "due_ms": row.end_ms, "owner": None}
     if row.state == "t" and row.owner is None:
         yield Wrong("nobody", Kind.OWNER, "is taken by nobody", "give it back", ready)
@@ -184,7 +184,7 @@ def _times(row: Facts, features: Features | None) -> Iterator[Wrong]:
 
 
 def _right_due(row: Facts, may_be_timed: bool) -> int | None:
-    """When time does something to a task next: what stands there, if that can be, and else what it follows from."""
+    """When time next does something to a task: as stored, if that is possible, else as the row implies."""
     due, end = row.due_ms, row.end_ms
     if due is not None and not FIRST_MS <= due <= FARTHEST_MS:
         due = None
