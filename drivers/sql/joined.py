@@ -1,9 +1,10 @@
 """How calls join a transaction that is open on a SQLAlchemy connection, and learn how it ends.
 
-SQLAlchemy's events come before what they announce: ``commit`` is sent when the database knows nothing of it yet, and
-may refuse. What is called at the very moment are the functions of the engine's dialect. So the dialect of an engine
-whose connections are joined is watched: its ``do_commit`` and the like do what they did, and then tell the units of the
-transaction. These lie in the ``info`` of the database connection, which all that SQLAlchemy has in its hands share.
+SQLAlchemy's events come before what they announce: ``commit`` is sent while the database knows nothing of it
+yet, and may still refuse. Only the functions of the engine's dialect are called at the very moment. So the
+dialect of an engine whose connections are joined is watched: its ``do_commit`` and the like do what they did,
+and then tell the units of the transaction. These are kept in the ``info`` of the database connection, which
+all SQLAlchemy objects on it share.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tubes.store import Store, Unit
 from .statements import Row, Statement
 
 KEY = "tubes"
-"""Under which the units lie in a connection's ``info``."""
+"""The key of the units in a connection's ``info``."""
 
 OPTIONS = {"stream_results": False, "yield_per": None, "schema_translate_map": None}
-"""What the user's connection may be set to, and our statements are not meant for."""
+"""Undoes options that the user's connection may have, and that our statements are not written for."""
 
 log = Log("tubes.joined")
 
@@ -41,7 +42,7 @@ _watching = threading.Lock()
 
 def _forked() -> None:
     global _watching
-    _watching = threading.Lock()  # a thread of the parent's may have held it
+    _watching = threading.Lock()  # a thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -102,28 +103,28 @@ class JoinedTx:
 
 
 def _plain(row: Sequence[Any]) -> Row:
-    """Bytes as bytes: psycopg2 has them as a memoryview."""
+    """The row with bytes as bytes: psycopg2 has them as a memoryview."""
     return tuple([bytes(value) if type(value) is memoryview else value for value in row])
 
 
 class Joined:
-    """The units that take part in one transaction on one connection, one a queue."""
+    """The units that take part in one transaction on one connection, one per queue."""
 
     def __init__(self, stands: Callable[[Any], bool]) -> None:
         self.units: dict[Store, Unit] = {}
         self._stands = stands
         self.is_dead = False
-        """It was seen that the database has rolled back this transaction: what is open now is another one."""
+        """Whether the database has been seen to roll back this transaction: what is open now is another."""
         self.is_lent = False
-        """It is a queue's own, lent to the user, who cannot end it."""
+        """Whether it is a queue's own transaction, lent to the user, who cannot end it."""
         self._savepoints: list[tuple[str, dict[Unit, int]]] = []
 
     def stands(self, connection: Any) -> bool:
-        """Whether it can still be committed: databases roll back by themselves, and say nothing."""
+        """Whether it can still be committed: a database may silently roll back by itself."""
         return not self.is_dead and self._stands(connection)
 
     def is_over(self, connection: Any) -> bool:
-        """Whether the release of a savepoint was SQLite's commit, since there was no transaction round it."""
+        """Whether releasing a savepoint committed on SQLite, since there was no transaction around it."""
         return not (self.is_dead or self._stands(connection))
 
     def savepoint(self, name: str) -> None:
@@ -152,7 +153,7 @@ class Joined:
                 unit.ended(committed=committed)
             except Exception:
                 log.exception("what was committed could not be published")
-            except BaseException as error:  # a Ctrl-C in a callback is not the other queues' matter
+            except BaseException as error:  # a Ctrl-C in one queue's callback must not stop the others
                 interruption = error
         if interruption is not None:
             raise interruption
@@ -168,7 +169,7 @@ def join(
 ) -> Unit:
     """Return the unit of a store in the transaction on a connection, a new one if the store has none there.
 
-    ``begin`` looks whether the store can join it; ``stands`` whether a transaction can still be committed.
+    ``begin`` checks that the store can join it; ``stands`` tells whether it can still be committed.
     """
     try:
         connection = connection_of(given)
@@ -177,7 +178,7 @@ def join(
                 f"a {connection.dialect.name} connection cannot be joined: this queue is on {database}",
                 option="connection",
             )
-        if getattr(connection.get_transaction(), "_is_prepared", False):  # of the database's two phases
+        if getattr(connection.get_transaction(), "_is_prepared", False):  # the first phase of two is done
             raise BadOption(
                 "this transaction is prepared: nothing more can be part of it", option="connection"
             )
@@ -194,7 +195,7 @@ def join(
         if joined is not None and joined.is_lent:
             raise BadOption("this connection is another queue's: it is its unit's", option="connection")
         watch(connection.dialect)
-        if joined is None:  # from now on it may be lost, in the middle of the look at it, too
+        if joined is None:  # from now on it may be lost, even while begin looks at it
             joined = connection.info[KEY] = Joined(partial(stands, connection.dialect))
         tx = begin(connection)
     except sa.exc.InvalidRequestError as error:  # a Session that has failed, for one
@@ -205,7 +206,7 @@ def join(
 
 def connection_of(given: Any) -> sa.Connection:
     """The Connection of what a user passes as ``connection=``."""
-    from sqlalchemy import orm  # a seventh of the time to connect, which only who joins should pay
+    from sqlalchemy import orm  # its import takes a seventh of connect's time: only for those who join
 
     registry = getattr(given, "registry", None)
     if isinstance(registry, sa.util.ScopedRegistry):  # scoped_session, async_scoped_session
@@ -225,7 +226,7 @@ def connection_of(given: Any) -> sa.Connection:
             ) from error
         except sa.exc.DBAPIError as error:
             raise StoreUnavailable(f"this Session cannot connect: {error.orig}") from error
-        except (sa.exc.TimeoutError, OSError) as error:  # no free connection; asyncpg's, when nobody answers
+        except (sa.exc.TimeoutError, OSError) as error:  # no free connection; from asyncpg, if nobody answers
             raise StoreUnavailable(f"this Session cannot connect: {error}") from error
     if not isinstance(given, sa.Connection):
         raise BadOption(
@@ -240,12 +241,12 @@ def connection_of(given: Any) -> sa.Connection:
 
 
 def driver_connection(dialect: Any, pooled: Any) -> Any:
-    """The database driver's own connection, also of one that is detached from its pool."""
+    """The database driver's own connection, even if it is detached from its pool."""
     return dialect.get_driver_connection(pooled.dbapi_connection)
 
 
 def unusable(error: sa.exc.InvalidRequestError) -> BadOption:
-    """The error of our tree for what SQLAlchemy does not do with the user's connection as it is now."""
+    """Our error for what SQLAlchemy refuses to do with the user's connection in its present state."""
     return BadOption(f"this connection cannot be used: {error}", option="connection")
 
 
@@ -261,7 +262,7 @@ def watch(dialect: Dialect) -> None:
 
 
 def _lost(_connection: Any, record: Any, _error: Any) -> None:
-    """Called before SQLAlchemy closes a connection that broke or was interrupted: no dialect ends its transaction."""
+    """Called before SQLAlchemy closes a broken or interrupted connection: no dialect ends its transaction."""
     joined: Joined | None = record.info.get(KEY)
     if joined is not None and not joined.is_lent:
         del record.info[KEY]
@@ -270,7 +271,7 @@ def _lost(_connection: Any, record: Any, _error: Any) -> None:
 
 
 def _roll_back(raw: Any) -> None:
-    """Roll back on SQLite: a result that is not read would keep a closed connection open, and the file locked."""
+    """Roll back on SQLite: an unread result would keep a closed connection open, and the file locked."""
     if isinstance(raw, sqlite3.Connection):
         with suppress(sqlite3.Error):
             raw.rollback()
@@ -289,7 +290,7 @@ def _watch_ends(dialect: Dialect) -> None:
         def commit_or_nothing() -> None:
             try:
                 commit(connection)
-            except Exception:  # SQLite keeps what it could not commit; to SQLAlchemy it is rolled back
+            except Exception:  # SQLite keeps what it could not commit; SQLAlchemy assumes a rollback
                 with suppress(Exception):
                     roll_back(connection)
                 raise
@@ -298,7 +299,7 @@ def _watch_ends(dialect: Dialect) -> None:
             return commit(connection)
         end = partial(_end, connection, commit_or_nothing, may_commit=True)
         if isinstance(connection.dbapi_connection, sqlite3.Connection):
-            guarded(end)  # it cannot be broken off, and a signal would be heard of when it is done
+            guarded(end)  # it cannot be broken off: a signal would get through only after it
         else:
             end()
 
@@ -323,7 +324,7 @@ def _end(
 ) -> None:
     """End the transaction on a database connection, and then tell the units that were part of it.
 
-    They are taken out first: whatever comes of this, they are not part of the next.
+    They are taken out first: whatever comes of this, they are not part of the next transaction.
     """
     joined: Joined | None = connection.info.pop(KEY, None)
     if joined is None:
