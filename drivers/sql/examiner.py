@@ -1,7 +1,8 @@
 """Where a SQL store can be wrong, and what makes it right: the checks that ``tubes doctor`` runs.
 
-A look is one snapshot, so what it finds was so at that instant. A mend takes the locks that everybody takes who changes
-the same (on a server first the sub-queue's, then the rows'), looks again, and writes without starting a trigger.
+A look is one snapshot, so what it finds was true at that instant. A mend takes the locks that everybody takes
+to change the same data (on a server first the sub-queue's, then the rows'), looks again, and writes without
+firing a trigger.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .statements import Statement, Statements, statements
 from .tx import SqlTx
 
 MOST_FRONTS = 1000
-"""Tasks in front of one sub-queue that one transaction sees to."""
+"""Tasks in front of one sub-queue that one transaction repairs at most."""
 
 IsAlive = Callable[[Any, int], bool]
 """Whether the process of a connection lives, as far as a store that is open can tell."""
@@ -94,8 +95,8 @@ def sql_checks(
 ) -> Iterator[Check]:
     """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
 
-    Sessions first, or their tasks would seem to be the dead's; then what is stored, who stands in front of it, and what
-    is counted of it; and when all that is right, the dead's tasks go back.
+    Sessions come first, or their tasks would seem to be a dead session's. Then come what is stored, who
+    stands in front of it, and how it is counted. Once all that is right, the tasks of dead sessions go back.
     """
     if deep and not store.is_server:
         yield File(store)
@@ -123,7 +124,7 @@ def sql_checks(
 
 
 class Owners(DeadOwners[Examined]):
-    """Looks at who holds tasks, one tube a step."""
+    """Looks at who holds tasks, one tube per step."""
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         left = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
@@ -179,7 +180,7 @@ def stray_tube(number: object) -> Finding:
 
 
 def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool, dry: bool) -> bool:
-    """Add a tube for tasks that have none, of a type with all that they may use; tell whether they had none."""
+    """Add a tube for tasks without one, of a type with all they may use; tell whether that was needed."""
     tubes = store.tubes(tx)
     if number in {tube.id for tube in tubes}:
         return False
@@ -194,12 +195,12 @@ def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool, dry: bool
 
 
 class Counts(SqlCheck):
-    """How many tasks a bounded tube holds, as it was counted with every put."""
+    """How many tasks a bounded tube holds, as counted with every put."""
 
     name = "counts"
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        """One tube a step."""
+        """One tube per step."""
         bounded = [tube for tube in self._store.tubes(tx) if self._is_counted(tube)]
         left = [tube for tube in bounded if after is None or tube.id > after]
         if not left:
@@ -218,7 +219,7 @@ class Counts(SqlCheck):
         return features is not None and features.bounded and bool(tube.options.get("capacity"))
 
     def _counted(self, tx: SqlTx, tube: int, temporary: bool, *, locks: bool = False) -> tuple[int, int]:
-        """What is noted, and what is stored. Who puts or removes writes the first too, so it can be locked."""
+        """The noted count and the real one. Puts and removals write the first, too, so it can be locked."""
         looks = self._store.looks()
         noted = tx.rows(looks.lock_stored if locks else looks.stored, tube)
         counted = sum(number for _, number in tx.rows(self._store.steps(temporary).count, tube))
@@ -278,10 +279,10 @@ class Uncounted(SqlCheck):
 
 
 class Lines(SqlCheck):
-    """Who stands in front of each sub-queue of a tube. It costs the same whatever stands behind.
+    """Which task stands in front of each sub-queue of a tube. It costs the same whatever stands behind.
 
-    On a server, a put leaves alone who is being taken just then, so that a worse one seems to stand in front until
-    that is committed, and does so if it is rolled back.
+    On a server, a put leaves a task alone that is just being taken. So a worse task seems to stand in front
+    until the take is committed, and really does if it is rolled back.
     """
 
     def __init__(self, store: Examined, tube: TubeRecord) -> None:
@@ -319,7 +320,7 @@ class Lines(SqlCheck):
 
 
 def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
-    """Keep everybody else from changing who stands in front of a sub-queue."""
+    """Keep everybody else from changing which task stands in front of a sub-queue."""
     if looks.lock_line is not None:
         tx.rows(looks.lock_line, tube, utube)
 
@@ -327,10 +328,10 @@ def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
 def put_in_line(
     tx: SqlTx, looks: Looks, tube: int, utube: str, *, dry: bool, also: Facts | None = None
 ) -> bool:
-    """Have the right task stand in front of a locked sub-queue, and no other; tell whether that was not so.
+    """Put the right task in front of a locked sub-queue, and no other; tell whether that was not so.
 
-    The right one is who is taken, or else the best. Of several that are taken, who was first; the others are given
-    back. ``also`` may not be where it is looked for.
+    The right one is the taken one, or else the best. Of several taken ones it is the first; the others are
+    given back. ``also``: a task of it that may not be where tasks are looked for.
     """
     members = _members(tx, looks, tube, utube)
     if also is not None:
@@ -352,7 +353,7 @@ def put_in_line(
 
 
 def _members(tx: SqlTx, looks: Looks, tube: int, utube: str) -> dict[int, Facts]:
-    """Those that stand in front of a sub-queue, and the best one behind."""
+    """The tasks in front of a sub-queue, and the best one behind."""
     fronts = tx.rows(looks.fronts, tube, utube, MOST_FRONTS)
     members = [Facts(*row) for row in (*fronts, *tx.rows(looks.best_behind, tube, utube))]
     return {row.id: row for row in members}
@@ -363,7 +364,7 @@ def _precedence(row: Facts) -> tuple[int, ...]:
 
 
 def set_row(tx: SqlTx, looks: Looks, row: Facts, **columns: Any) -> Facts:
-    """Write some columns of a row; return it as it is then."""
+    """Write some columns of a row; return the new row."""
     new = row._replace(**columns)
     times, were = ((at.created_ms, at.updated_ms, at.ttl_ms, at.ttr_ms) for at in (new, row))
     if times != were:
@@ -420,7 +421,7 @@ class Tasks(SqlCheck):
         )
 
     def _stray(self, row: Facts) -> Iterator[Finding]:
-        """A task of no tube that was not found through an index."""
+        """The finding for a task without a tube that no index has shown yet."""
         if row.tube is None:
             yield Finding(Kind.ORPHAN, f"task {row.id} is of no tube", None, task=row.id)
         elif row.tube not in self._told:
@@ -453,7 +454,7 @@ class Tasks(SqlCheck):
         return wrong is not None
 
     def _locked(self, tx: SqlTx, id: int) -> tuple[Facts, TubeRecord] | None:
-        """A row that nobody else can change now, and its tube: first its sub-queue is locked, then the row."""
+        """Lock a task's sub-queue, then its row; return the row and its tube."""
         for row in map(Facts._make, tx.rows(self._looks.rows, id - 1, 1)):
             tube = next((tube for tube in self._store.tubes(tx) if tube.id == row.tube), None)
             if row.id == id and tube is not None:
@@ -487,7 +488,7 @@ class Tasks(SqlCheck):
             put_in_line(tx, looks, tube.id, utube, dry=False, also=also)
 
 
-# What all the rest stands on
+# What everything else rests on
 
 
 OF_INDEX = re.compile(r"\bindex (.+)$")
@@ -495,7 +496,7 @@ OF_INDEX = re.compile(r"\bindex (.+)$")
 
 
 class Schema(SqlCheck):
-    """The indexes, triggers and functions, without which no order is kept. ``sql`` is what makes them."""
+    """The indexes, triggers and functions, without which no order is kept. ``sql`` makes them."""
 
     name = "schema"
 
@@ -513,7 +514,7 @@ class Schema(SqlCheck):
 
 
 class Sequences(SqlCheck):
-    """The numbers that were given last. One that is behind, after a restore say, is in the way of every put."""
+    """The ids that were given last. A sequence that is behind, after a restore say, makes every put fail."""
 
     name = "ids"
 
@@ -532,10 +533,11 @@ class Sequences(SqlCheck):
 
 
 class File(SqlCheck):
-    """A SQLite file by itself: all of its pages are read, in one step, and if they are whole, what is in our indexes.
+    """A SQLite file by itself: all of its pages are read, in one step, and if they are sound, our indexes.
 
-    Where others made a table with a function or a collation of their own, it cannot be read whole: then our tables. An
-    index that does not have what its table has is built anew: verbs that look there miss a task, or find one too many.
+    If somebody made a table with a function or a collation of their own, the file cannot be read as a whole:
+    then only our tables are. An index that does not match its table is rebuilt, since verbs that use it miss
+    a task, or find one too many.
     """
 
     name = "file"
@@ -558,13 +560,13 @@ class File(SqlCheck):
         return is_so
 
     def _told(self, tx: SqlTx, checks: Sequence[Statement]) -> list[str]:
-        """What SQLite finds wrong, but that a task has no tube: which one, a look at all tasks says."""
+        """What SQLite finds wrong, except a task without a tube: the check of all tasks says which it is."""
         fine = "ok", f"CHECK constraint failed in {self._store.namespace}_task"
         return [text for check in checks for (text,) in tx.rows(check) if text not in fine]
 
 
 def _of_file(text: str) -> Finding:
-    """What SQLite has said of its file."""
+    """The finding for what SQLite has said of its file."""
     if found := OF_INDEX.search(text):
         what = f"the index {found[1]} does not have what its table has"
         return Finding(Kind.DAMAGE, what, "build it anew", rule=found[1])

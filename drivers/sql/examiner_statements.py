@@ -15,9 +15,9 @@ WORKS = "state IN ('r', 't')"
 
 
 class Looks:
-    """For one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks.
+    """The statements for one dialect and namespace; ``temporary``: for the table of temporary tubes' tasks.
 
-    Some are there on one database only, since nothing runs them on the other.
+    Some exist for one database only, since nothing runs them on the other.
     """
 
     def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
@@ -46,7 +46,7 @@ class Looks:
             self._write_file()
 
     def _named(self, name: str) -> str:
-        """A name of the namespace's, as SQL has it: a table's, a sequence's or a function's."""
+        """A quoted name in the namespace: of a table, a sequence or a function."""
         return f'"{self._namespace}_{name}"'
 
     def _make(self, text: str, *names: str) -> Statement:
@@ -56,7 +56,7 @@ class Looks:
         tube, task = self._tube, self._task
         facts, locked = self._facts, self._locked
         if self._is_server:
-            # In a database without an encoding, a text may be none: it is not sent as one, nor converted
+            # In a database without an encoding, a text may be invalid: it is sent as bytes, unconverted
             as_bytes = (
                 "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN convert_to(data, 'SQL_ASCII')"
                 " ELSE convert_to(data, 'UTF8') END"
@@ -77,7 +77,7 @@ class Looks:
             " attempts = :attempts, owner = :owner WHERE id = :id",
             *("state", "front", "place", "utube", "due_ms", "attempts", "owner", "id"),
         )
-        self.set_times = self._make(  # by itself: beside a new front or state, ttr_ms would start a trigger
+        self.set_times = self._make(  # by itself: with a new front or state, ttr_ms would fire a trigger
             f"UPDATE {task} SET created_ms = :created_ms, updated_ms = :updated_ms, ttl_ms = :ttl_ms, ttr_ms = :ttr_ms"
             " WHERE id = :id",
             *("created_ms", "updated_ms", "ttl_ms", "ttr_ms", "id"),
@@ -90,7 +90,7 @@ class Looks:
         )
 
     def _write_lines(self) -> None:
-        """Of sub-queues: who stands in front, and who follows."""
+        """Sub-queues: which tasks stand in front, and which follow."""
         facts, locked = self._facts, self._locked
         self.first_lines = self._lines(">= ''", "tube", "limit")
         self.next_lines = self._lines("> :after", "tube", "after", "limit")
@@ -110,11 +110,11 @@ class Looks:
     def _lines(self, first: str, *names: str) -> Statement:
         """Walk from sub-queue to sub-queue, past all that is in them."""
         task = self._task
-        # On a server a unique index keeps the others right
+        # On a server a unique index keeps those with nothing behind right
         in_lines = "front = 0" if self._is_server else "front IS NOT NULL"
         there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
         of = f"FROM {task} AS m WHERE m.tube = :tube AND m.utube = walk.utube AND m.{WORKS}"
-        # Where EXISTS stood, PostgreSQL would read all that are behind, and a search by (pri, id) all of one pri
+        # With EXISTS, PostgreSQL would read all that are behind; with a search by (pri, id), all of one pri
         better = (
             f"SELECT CASE WHEN (b.pri, b.id) < (h.pri, h.id) THEN 1 ELSE 0 END FROM {task} AS b"
             " WHERE b.tube = :tube AND b.utube = h.utube AND b.front = 0 ORDER BY b.pri, b.id LIMIT 1"
@@ -163,7 +163,7 @@ class Looks:
         self.set_stored = self._make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube", "stored", "tube")
 
     def _strays(self, corner: str) -> Statement:
-        """The numbers of tubes that are not in the catalogue, walking from tube to tube."""
+        """The ids of tubes that are not in the catalogue, by a walk from tube to tube."""
         tube, task = self._tube, self._task
         return self._make(
             f"WITH RECURSIVE walk(tube) AS (SELECT min(tube) FROM {task} WHERE {corner} "
@@ -240,7 +240,7 @@ class Looks:
         self.catch_up = self._make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name")
 
     def _write_file(self) -> None:
-        """What there must be in a SQLite file, and whether that is whole."""
+        """What there must be in a SQLite file, and whether the file is sound."""
         self.made = self._make(
             "SELECT upper(type), name FROM sqlite_master WHERE type IN ('index', 'trigger')"
         )
@@ -252,12 +252,12 @@ class Looks:
 
 @lru_cache(maxsize=64)
 def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
-    """All of them, built and compiled once."""
+    """All statements, built and compiled once."""
     return Looks(dialect, namespace, temporary)
 
 
 def rebuilding(dialect: Dialect, index: str) -> Statement:
-    """Build an index anew, whatever its name. With that of its schema, or a collation of this name would be meant."""
+    """Rebuild an index, whatever its name. Without the schema, a collation of that name would be meant."""
     name = dialect.identifier_preparer.quote_identifier(index)
-    name = name.replace(":", r"\:")  # where no parameter begins
+    name = name.replace(":", r"\:")  # so that no parameter begins there
     return Statement(sa.text(f"REINDEX main.{name}"), dialect)
