@@ -13,11 +13,12 @@ from tubes.clock import real_monotonic
 from .postgresql_wire import Refused, Wire
 
 DEAD = 10_000
-"""So many dead rows have a table vacuumed; a take leaves one, and an ack another."""
+"""A table with so many dead rows is vacuumed; a take leaves one, and an ack another."""
 
 REST = 50
-"""The pause before the next vacuum is so many times as long as the last vacuum took. So at most a fiftieth of
-the time is spent, even if tables are huge, or an old transaction keeps dead rows from being removed."""
+"""The pause before the next vacuum, as a multiple of the last one's time. So at most a fiftieth of the time is
+spent, even if tables are huge or an old transaction keeps all dead rows. It is more only if ``LONGEST_REST``
+cuts the pause short."""
 
 LONGEST_REST = 60.0
 """Seconds that this pause lasts at most, and after a vacuum that failed."""
