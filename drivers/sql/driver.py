@@ -124,7 +124,7 @@ class SqlDriver:
             while self.truncate(tx, STEP_LIMIT):
                 pass
             return
-        # Nobody else is there, see lock_tube. Others wait, so remove all at once: steps of a limited size first
+        # Nobody else is there, see lock_tube. Others wait, so remove all at once: steps of limited size first
         # walk over what earlier ones removed, and took 6 s, not 0.3, for 200,000 tasks in 1,000 sub-queues
         if self._locks_groups:
             tx.run(self._sql.leave_front, self._tube)  # else each sub-queue is locked when a task leaves it
