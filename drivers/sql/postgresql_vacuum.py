@@ -16,9 +16,9 @@ DEAD = 10_000
 """A table with so many dead rows is vacuumed; a take leaves one, and an ack another."""
 
 REST = 50
-"""The pause before the next vacuum, as a multiple of the last one's time. So at most a fiftieth of the time is
-spent, even if tables are huge or an old transaction keeps all dead rows. It is more only if ``LONGEST_REST``
-cuts the pause short."""
+"""The pause before the next vacuum, as a multiple of the last one's time. So at most a fiftieth of the time
+is spent, even if tables are huge or an old transaction keeps all dead rows. It is more only if
+``LONGEST_REST`` cuts the pause short."""
 
 LONGEST_REST = 60.0
 """Seconds that this pause lasts at most, and after a vacuum that failed."""
