@@ -2,9 +2,9 @@
 --
 -- include plain
 -- KEYS: those of a tube, see tube.lua; of one without features the first eight do.
--- ARGV: 4 the session, - for anybody · then for each task its id, its token or -, and 1 where its payload is wanted.
--- Reply: changes; a task that the session does not hold is not among them. Instead of a record there may be the token
--- alone, where session and token were given and the payload was not wanted.
+-- ARGV: 4 the session, - for anybody · then for each task its id, its token or -, and 1 if its payload is wanted.
+-- Reply: changes; a task that the session does not hold is not among them. In place of a record there may be the token
+-- alone, if session and token were given and the payload was not wanted.
 -- Cost: O(log n) each.
 local owner = ARGV[4]
 if is_plain then

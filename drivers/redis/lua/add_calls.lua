@@ -1,4 +1,4 @@
--- Adds to the counts of calls. One that is no number costs its own event alone, until the doctor removes it.
+-- Adds to the counts of calls. A count that is no number is passed over, until the doctor removes it.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.

@@ -1,9 +1,9 @@
--- Adds a session that has a connection and is not there itself, or cannot be read, for the doctor.
+-- For the doctor: adds a session that has a connection but is missing itself, or cannot be read.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the session · 2 its ttr in ms · 3 1 to add it, 0 to look only.
--- Reply: 1 where it was so.
+-- Reply: 1 if it was so.
 -- Cost: O(connections).
 if read_session(ARGV[1]) then return 0 end
 for _, stored in ipairs(call('HVALS', CONNECTIONS)) do

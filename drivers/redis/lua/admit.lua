@@ -1,5 +1,5 @@
--- Lets a session take here. Whoever calls it looks afterwards whether that session is alive still, and if not, takes it
--- off again (`release_owner`): a session is ended first, and then taken off the lists of all tubes.
+-- Lets a session take here. The caller then asks whether that session is still alive, and if not, takes it off the list
+-- again (`release_owner`): a session is ended first, and then taken off the lists of all tubes.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.

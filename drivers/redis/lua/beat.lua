@@ -3,7 +3,7 @@
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the connection.
--- Reply: 1; 0 where it was taken for dead, or its session is over.
+-- Reply: 1; 0 if it was taken for dead, or its session is over.
 -- Cost: O(1).
 local stored = call('HGET', CONNECTIONS, ARGV[1])
 if not stored then return 0 end

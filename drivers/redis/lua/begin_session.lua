@@ -1,8 +1,8 @@
--- Adds a connection to a session, which is made if it is not there. Once more it changes nothing.
+-- Adds a connection to a session, which is made if it is not there. Called again, it changes nothing.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 the connection, which nobody else ever was · 2 the session · 3 its ttr in ms, where it is made · 4 the
+-- ARGV: 1 the connection, by an id that no other ever had · 2 the session · 3 its ttr in ms, if it is made · 4 the
 -- connection's label, for people.
 -- Reply: 1.
 -- Cost: O(1).

@@ -3,8 +3,9 @@
 -- include tube
 -- include tasks
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: then for each task its id, its token or -, and the session that took it so or -, which is asked with a token.
--- Reply: changes; a buried task is none.
+-- ARGV: then for each task its id, its token or -, and the session of that take or -, which counts only with a
+-- token.
+-- Reply: changes; a task that was buried already is not among them.
 -- Cost: O(log n) each.
 for n = 4, #ARGV, 3 do
   local id = ARGV[n]

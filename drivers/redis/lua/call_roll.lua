@@ -1,11 +1,11 @@
--- Calls the roll: of each connection that was not called within the time of a beat of its own, it notes the beat, and how
--- often that was the same as the time before. Who looks but for a moment knows the dead by that.
+-- Calls the roll: for each connection that was not called within its own beat interval, notes the beat, and how often
+-- in a row it was the same as the time before. By that, a process that stays only for a moment knows the dead.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 the connection that has just begun · 2 how far apart its beats are, in ms: a third of its `dead_after` · 3 how
--- many absences make a connection dead: 3.
--- Reply: of each connection that is dead, its id and its beat.
+-- ARGV: 1 the connection that has just begun · 2 its beat interval in ms: a third of its `dead_after` · 3 how many
+-- absences make a connection dead: 3.
+-- Reply: for each dead connection its id and its beat.
 -- Cost: O(connections).
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -3,7 +3,8 @@
 -- include tube
 -- include tasks
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: then for each task its id, its token or -, and the session that took it so or -, which is asked with a token.
+-- ARGV: then for each task its id, its token or -, and the session of that take or -, which counts only with a
+-- token.
 -- Reply: changes.
 -- Cost: O(log n) each.
 for n = 4, #ARGV, 3 do

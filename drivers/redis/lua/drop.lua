@@ -1,10 +1,10 @@
--- Removes a tube with all its tasks, unless some are taken. Its place is kept for a day, so that nobody who still has it
--- open puts anything there.
+-- Removes a tube with all its tasks, unless some are taken. A mark is kept for a day, so that no process that still
+-- knows the tube makes it anew.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: no more.
--- Reply: how many tasks are taken; 0: it is gone. And the last id that it gave.
+-- Reply: how many tasks are taken, 0 if the tube is gone · the last id that it gave.
 -- Cost: O(log n); the memory is given back in the background.
 local taken = call('ZCARD', HELD)
 local next_id = call('HGET', META, 'next')

@@ -1,4 +1,4 @@
--- Removes the connections that are taken for dead, and ends the sessions that have none any more.
+-- Removes the connections that are taken for dead, and ends the sessions that have none left.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.

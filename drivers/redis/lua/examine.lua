@@ -1,15 +1,15 @@
--- Tells what is wrong with some of the things in one of a tube's keys, for the doctor. Nothing is written.
+-- For the doctor: tells what is wrong with some of the things in one of a tube's keys. Writes nothing.
 --
 -- include tube
 -- include tasks
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: 4 where to look: tasks, ready, line, busy, held, buried, due, states, calls; or front, for who stands in front of
--- each sub-queue; or meta, for the next id · 5 where to go on: what the reply before this said, empty at first · 6 at how
--- many things, about.
--- Reply: where to go on, empty at the end · how many things it looked at · for each that is wrong five texts: what it is,
--- the rule that it breaks (see rules.lua), the task's id, its sub-queue, the indexes it is not in · for tasks that are
--- right and whose payload is JSON: id and size of the payload.
+-- ARGV: 4 where to look: tasks, ready, line, busy, held, buried, due, states, calls; or front, for the head of each
+-- sub-queue; or meta, for the next id · 5 where to go on, as the reply before this said; empty at first · 6 about how
+-- many things to look at.
+-- Reply: where to go on, empty at the end · how many things it looked at · for each wrong thing five texts: what it is,
+-- the rule that it breaks (see rules.lua), the task's id, its sub-queue, the indexes it is missing from · for each task
+-- that is right and whose payload is JSON: id and size of the payload.
 -- Cost: O(log n) for each thing.
 local where, after, limit = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local found, payloads, seen = {}, {}, 0
@@ -27,7 +27,7 @@ local function look(what)
   end
 end
 
--- From sub-queue to sub-queue, whatever stands in each. An empty member is in none, and nobody goes on after it.
+-- Goes from sub-queue to sub-queue, however much is in each. An empty member belongs to none, and is never found.
 local function look_at_fronts()
   for _ = 1, limit do
     local member = call('ZRANGEBYLEX', LINE, '(' .. after, '+', 'LIMIT', 0, 1)[1]

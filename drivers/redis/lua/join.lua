@@ -1,9 +1,9 @@
--- Moves a connection to another session that is there, and ends what it leaves if that was its last one.
+-- Moves a connection to another session that is there, and ends the one that it leaves if that has no other connection.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the connection · 2 the session · 3 now, in ms.
--- Reply: that session's ttr in ms; nothing where it is unknown or over.
+-- Reply: that session's ttr in ms; nothing if it is unknown or over.
 -- Cost: O(sessions).
 local ttr, ends = read_session(ARGV[2])
 local stored = call('HGET', CONNECTIONS, ARGV[1])

@@ -1,9 +1,9 @@
--- Tells which numbers in last are none, and sets one of them anew, for the doctor.
+-- For the doctor: tells which values in the key last are no numbers, and sets one of them anew.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
 -- ARGV: 1 the one to set, tube or task, to the highest in the entries of tubes; empty to look only.
--- Reply: those that are none, before that.
+-- Reply: those that were no numbers before that.
 -- Cost: O(tubes).
 local wrong = {}
 for what, name in pairs({tube = 'order', task = 'after'}) do

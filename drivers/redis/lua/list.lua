@@ -3,8 +3,8 @@
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the state · 5 the id after which to begin, or empty · 6 how many at most.
--- Reply: for each that has a record its id, that record and its payload. Where tasks have lost theirs, these may be fewer
--- than asked for, and there may be more all the same.
+-- Reply: for each that has a record its id, that record and its payload. If tasks have lost theirs, there may be fewer
+-- than asked for although more tasks follow.
 -- Cost: O(log n), and O(1) each.
 local state, after = ARGV[4], ARGV[5]
 local from = after == '' and '[' .. state or '(' .. state .. after

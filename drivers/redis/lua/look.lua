@@ -1,4 +1,4 @@
--- Tells, without a write, whether a take would find a ready task, and when time does something next.
+-- Tells, without a write, whether a take would find a ready task, and when the next thing is due.
 --
 -- include tube
 -- include tasks

@@ -1,22 +1,22 @@
--- Looks again at one thing that the doctor has found to be wrong, and makes it right.
+-- Looks again at one thing that the doctor has found to be wrong, and repairs it.
 --
 -- include tube
 -- include tasks
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
--- cannot be read · 7 1 to make it right, 0 to look only · 8 the last id that tubes gave before this one was made.
--- Reply: 1 where it still is so; 0 where not, and then nothing is written.
--- Cost: O(log n), and the length of a payload that nobody knew of.
+-- cannot be read · 7 1 to repair it, 0 to look only · 8 the last id that tubes gave before this one was made.
+-- Reply: 1 if it is still wrong; 0 if not, and then nothing is written.
+-- Cost: O(log n), and the length of the payload if its record is made anew.
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
 local rule, id, t = wrong(where, what)
 if broken == 'payload' and not rule and t and t.kind == 'j' then rule = broken end
-if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task was removed, by way of another member
+if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task was removed with another member
 if rule ~= broken then return 0 end
 if ARGV[7] ~= '1' then return 1 end
 even_when_full()
 
--- Has the right one stand in front of a sub-queue; or takes out of line who stands first and should not.
+-- Puts the right task in front of a sub-queue; or takes the first one out of `line` if it does not belong there.
 local function align(utube)
   local first = grouped and first_in_line({utube = utube}, 1)[1]
   if not first then return end
@@ -39,7 +39,7 @@ local function take_out(id, t)
   if call('HGET', BUSY, t.utube) == id then call('HDEL', BUSY, t.utube) end
 end
 
--- Puts it where it belongs by its record, which is another now. Its id never comes again.
+-- Stores a task's new record, and puts the task where it belongs by that. Its id never comes again.
 local function put_in(id, t)
   if t.state ~= 't' then t.owner = NONE end
   if not timed then t.due, t.ttl, t.ttr = NONE, NONE, NONE end
@@ -99,7 +99,7 @@ else
   end
   put_in(id, t)
 end
-if INDEXES[where] and wrong_member(where, what) then remove_member() end  -- what led to a task that was wrong by itself
+if INDEXES[where] and wrong_member(where, what) then remove_member() end  -- it led to a task that is elsewhere now
 waking, freed = 1, 1
 ring_all()
 return 1

@@ -1,11 +1,11 @@
--- Makes a tube ready for use where it is not.
+-- Makes a tube ready for use, if it is not.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: 4 the last id that tubes gave which were dropped before this one was made: ids never come again · 5 1 where it
--- was made before, for sessions of another store: if it is lost, nobody knows which ids it gave, and they go on after
--- the time in ms.
--- Reply: 1, or 0 where it was dropped.
+-- ARGV: 4 the last id of the tubes that were dropped before this one was made: ids never come again · 5 1 if it was
+-- made before, in a queue of another store: if it is lost, nobody knows which ids it gave, and they go on after the
+-- time in ms.
+-- Reply: 1, or 0 if it was dropped.
 -- Cost: O(1).
 if call('HEXISTS', META, 'dropped') == 1 then return 0 end
 even_when_full()

@@ -1,11 +1,11 @@
--- Included before tube.lua by the scripts that are called most. The plainest tubes, whose features are empty, need no
--- more than this, and of their keys the first seven: their order is that of `states`, and nothing is ever due. The eighth,
--- `ready`, never exists there, and so is to them what `never` is to others, see tube.lua.
+-- Included before tube.lua by the scripts that are called most. The plainest tubes, those without features, need only
+-- this and the first seven of their keys: their order is that of `states`, and nothing is ever due. The eighth key,
+-- `ready`, never exists there, and so does for them what `never` does for others, see tube.lua.
 local META, TASKS, STATES, HELD, SESSIONS, WAITING = unpack(KEYS)
 local call = redis.call
 local is_plain = ARGV[1] == ''
 
--- Removes a task if the owner holds it, and notes that; tells whether that was so.
+-- Removes a task if the owner holds it, and notes the change; tells whether it did.
 local function ack_plain(changes, id, token, owner, is_wanted)
   local record, payload = token, ''
   if is_wanted == '1' or token == '-' or owner == '-' then

@@ -1,9 +1,9 @@
--- Stores tasks: all of them, or none where the capacity leaves no room for all.
+-- Stores tasks: all of them, or none if the capacity leaves no room for all.
 --
 -- include plain
 -- KEYS: those of a tube, see tube.lua; of one without features the first eight do.
 -- ARGV: 4 capacity, 0 for none · then for each task its record, in the state r or ~, and its payload.
--- Reply: the last of their ids, which follow each other; 0: no room.
+-- Reply: the last of their ids, which are consecutive; 0 if there is no room.
 -- Cost: O(log n) each.
 local count = (#ARGV - 4) / 2
 if ARGV[4] ~= '0' and call('ZCARD', STATES) + count > tonumber(ARGV[4]) then return 0 end

@@ -1,16 +1,16 @@
 -- Included by every script of a queue: the catalogue of its tubes, its sessions and their connections.
 --
--- KEYS, always all of them and in this order; the namespace as hash tag makes them one slot of a Cluster:
+-- KEYS, always all of them and in this order; the namespace as their hash tag keeps them in one slot of a Cluster:
 --   tubes        hash   name -> JSON: id, order (of creation), after (see open), type, options (times in ms), temporary
 --   sessions     hash   session -> "ttr ends", in ms: how long it outlives its last connection, and when it is over;
 --                       - while it has connections
---   connections  hash   connection -> "session beat label"; who is alive changes its beat every few seconds
---   roll         hash   connection -> "beat absences called every", see call_roll: as it was called last, when that was,
---                       and how far apart its beats are, in ms
+--   connections  hash   connection -> "session beat label"; a living process changes its beat every few seconds
+--   roll         hash   connection -> "beat absences called every", see call_roll: what the last call noted, when that
+--                       was, and the beat interval, in ms
 --   last         hash   tube: how many were created · task: the last id that a dropped tube gave, or 0
 --
--- The ids of sessions and connections, 32 hexadecimal digits, and the numbers of tubes are drawn at random by who makes
--- them: a server that has lost the end of its log knows nothing of those that it lost, and would give them again.
+-- Clients draw the ids of sessions and connections, 32 hexadecimal digits, and the numbers of tubes at random: a server
+-- that has lost the end of its log knows nothing of those that it lost, and would give them again.
 local TUBES, SESSIONS, CONNECTIONS, ROLL, LAST = unpack(KEYS)
 local call = redis.call
 local NONE = '-'
@@ -20,7 +20,7 @@ local function even_when_full()
   call('HDEL', LAST, '-')
 end
 
--- A number in `last`; nothing where it is none, or none that an id can follow, as others have overwritten it.
+-- A number in `last`; nothing if others have overwritten it with what is no number, or too high for an id to follow.
 local function last(what)
   local stored = call('HGET', LAST, what) or ''
   return #stored <= 15 and string.match(stored, '^%d+$')
@@ -35,13 +35,13 @@ local function highest(name)
   return string.format('%.0f', most)
 end
 
--- The session of a connection and its beat; nothing where it is not there.
+-- The session of a connection and its beat; nothing if it is not there.
 local function read_connection(id)
   local stored = call('HGET', CONNECTIONS, id)
   if stored then return string.match(stored, '^(%S+) (%S+)') end
 end
 
--- The ttr of a session and when it is over; nothing where it is not there, or its entry cannot be read.
+-- The ttr of a session and when it is over; nothing if it is not there, or its entry cannot be read.
 local function read_session(id)
   local stored = call('HGET', SESSIONS, id)
   if stored then return string.match(stored, '^(%d+) (%S+)$') end

@@ -3,7 +3,7 @@
 -- include tube
 -- include tasks
 -- KEYS: those of a tube, see tube.lua.
--- ARGV: 4 the session, - for anybody · 5 the delay in ms, which is added to the ttl; 0 where the type has no times · then
+-- ARGV: 4 the session, - for anybody · 5 the delay in ms, which is added to the ttl; 0 if the type has no times · then
 -- for each task its id and its token or -.
 -- Reply: changes.
 -- Cost: O(log n) each.

@@ -1,4 +1,4 @@
--- Makes the tasks ready that a session holds, and with the last of them takes it off the list of those that may take
+-- Makes ready the tasks that a session holds, and with the last of them takes it off the list of sessions that may take
 -- here.
 --
 -- include tube
@@ -26,7 +26,7 @@ if owner == NONE and priority then
   end)
 end
 for _, task in ipairs(tasks) do make_ready('release', task.id, task.t) end
--- Who may not take here holds nothing: last, since a damaged task ends the script before, and is not to hide the others
+-- Last, since a session that is off the list holds nothing: a damaged task, which ends the script, must not hide others
 if owner ~= NONE and #members < tonumber(limit) then call('SREM', SESSIONS, owner) end
 ring_all()
 return changes

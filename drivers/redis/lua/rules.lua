@@ -2,7 +2,7 @@
 --
 -- A thing is named by where it is and what stands there:
 --   tasks                                           an id; with = after it, its payload
---   front                                           a sub-queue's name, for whoever stands in front of it
+--   front                                           a sub-queue's name, for its head
 --   meta                                            next
 --   calls                                           an event
 --   ready, line, busy, held, buried, due, states    a member, which leads to a task
@@ -12,7 +12,7 @@ local function is_number(text)
   return string.find(text, '^%d+$') and #text <= 16
 end
 
--- Longer ones add up where a task that has the longest times is delayed, or touched again and again.
+-- Times add up to more than 16 digits if a task that has the longest ones is delayed, or touched again and again.
 local function is_time(text)
   return text == NONE or (string.find(text, '^%d+$') and #text <= 19)
 end
@@ -40,7 +40,7 @@ local function is_id(id)
   return #id == 16 and is_number(id)
 end
 
--- When time does something to a task next, by the rest of its record.
+-- When a task is next due, by the rest of its record.
 local function right_due(t)
   local over = end_of_life(t)
   if t.state == '~' then return t.due == NONE and t.updated or t.due end
@@ -49,7 +49,8 @@ local function right_due(t)
   return over ~= NONE and tonumber(over) < tonumber(due) and over or due
 end
 
--- Where a task belongs by its record, but for `ready` in a grouped tube: in each index its member, and what goes with it.
+-- Where a task belongs by its record, except for `ready` in a grouped tube: its member in each index, and the score or
+-- value that goes with it.
 local function places(id, t)
   local found = {states = {t.state .. id, '0'}}
   if t.due ~= NONE then found.due = {id, t.due} end
@@ -71,7 +72,7 @@ local function held_id(member)
   return string.match(member, '^%S+ (%S+) %S+$') or ''
 end
 
--- What goes with a member of an index.
+-- The score of an index's member; in `busy` its value.
 local function there(index, member)
   if index == 'busy' then return call('HGET', BUSY, member) end
   return call('ZSCORE', INDEXES[index], member)
@@ -87,8 +88,8 @@ local function is_in_front(id, t)
     and is_at('ready', {id, t.pri})
 end
 
--- Each of these answers with the rule that is broken, if one is, the task's id, its record, and in which indexes it is
--- not.
+-- Each of these returns the rule that is broken, if one is, the task's id, its record, and the indexes it is missing
+-- from.
 
 local function wrong_member(index, member)
   local found = there(index, member)
@@ -149,7 +150,7 @@ local function wrong_front(utube)
   if rule or not is_in_front(id, load(id)) then return 'front', id, t or load(id) end
 end
 
--- The last id that leads to a task from `states`. Of more than a thousand members that lead to none, the last looked at.
+-- The highest id in `states` that leads to a task. After a thousand in one state that do not, the next is believed.
 local function last_id()
   local last = string.rep('0', 16)
   for _, state in ipairs({'r', 't', '~', '!'}) do

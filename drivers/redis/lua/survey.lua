@@ -1,10 +1,10 @@
--- Tells how much lies under the keys of a tube, for the doctor. Nothing is written.
+-- For the doctor: tells how much a tube's keys hold. Writes nothing.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: no more.
--- Reply: the id of the next task, or an empty text · the last id that it gave, where it was dropped, or an empty text ·
--- how many are in tasks, states, ready, line, busy, held, buried, due · how many of those in states are ready,
+-- Reply: the id of the next task, or an empty text · the last id that it gave if it was dropped, or an empty text · how
+-- many are in tasks, states, ready, line, busy, held, buried, due · how many of those in states are ready,
 -- taken, delayed, buried.
 -- Cost: O(log n).
 local found = {

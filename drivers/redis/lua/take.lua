@@ -1,16 +1,16 @@
--- Takes the next tasks, after it has settled what is due; before that it acks another, or does nothing at all.
+-- Acks a task, if one is named, settles what is due, and takes the next tasks; does nothing if the ack is refused.
 --
 -- include plain
 -- KEYS: those of a tube, see tube.lua; of one without features the first eight do.
--- ARGV: 4 the session that takes, which must have been admitted; - for nobody's · 5 how many at most · 6 how many due
--- tasks are settled at most: where there are so many, nothing is taken yet · 7 a task to ack, by its id · 8 its token, or
--- - · 9 1 where its payload is wanted in the answer.
--- Reply: changes. None where the ack is refused; of the ack as ack.lua answers.
+-- ARGV: 4 the session that takes, which must have been admitted; - for none · 5 how many at most · 6 how many due tasks
+-- are settled at most: if there are as many, nothing is taken yet · 7 a task to ack, by its id · 8 its token, or - · 9
+-- 1 if its payload is wanted in the answer.
+-- Reply: changes, that of the ack as ack.lua answers it; none if the ack is refused.
 -- Cost: O(log n) for each task that is acked, settled or taken, whatever lies in busy sub-queues.
 local owner, most = ARGV[4], tonumber(ARGV[6])
-local limit = math.min(tonumber(ARGV[5]), 2 ^ 31)  -- a command is given 1e+18 as such, which it refuses
+local limit = math.min(tonumber(ARGV[5]), 2 ^ 31)  -- a command would get a higher one as 1e+18, and refuse it
 if owner ~= '-' and call('SISMEMBER', SESSIONS, owner) == 0 then
-  return redis.error_reply('NOSESSION it must be admitted')  -- as who takes from a tube that was dropped must be
+  return redis.error_reply('NOSESSION it must be admitted')  -- also if the tube was dropped, as admit will say
 end
 if is_plain then
   local changes = {}
@@ -22,7 +22,7 @@ if is_plain then
     attempts = string.format('%.0f', attempts + 1)
     local record =
       't ' .. pri .. ' ' .. created .. ' ' .. ARGV[2] .. ' - - - ' .. attempts .. ' ' .. owner .. ' ' .. kind .. ' '
-    call('ZREM', STATES, member)  -- before what adds, see even_when_full
+    call('ZREM', STATES, member)  -- before the commands that add, see even_when_full
     call('HSET', TASKS, id, record)
     call('ZADD', STATES, 0, 't' .. id)
     call('ZADD', HELD, 0, owner .. ' ' .. id .. ' ' .. attempts)
@@ -50,7 +50,7 @@ for _, id in ipairs(in_order('r', limit)) do
   local is_due_sooner = ends and (t.due == NONE or tonumber(ends) < tonumber(t.due))
   if is_due_sooner then t.due = ends end
   t.state, t.owner, t.updated, t.attempts = 't', owner, now, plus(t.attempts, 1)
-  call('ZREM', STATES, 'r' .. id)  -- before what adds, see even_when_full
+  call('ZREM', STATES, 'r' .. id)  -- before the commands that add, see even_when_full
   call('HSET', TASKS, id, record(t))
   if is_due_sooner then call('ZADD', DUE, t.due, id) end
   call('ZADD', STATES, 0, 't' .. id)

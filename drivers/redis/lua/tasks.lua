@@ -30,7 +30,7 @@ local function erase(id)
   call('HDEL', TASKS, id, id .. '=')
 end
 
--- How much may be added to a ttl or a ttr: an instant that follows from it is to fit into 64 bits.
+-- How much may be added to a ttl or a ttr: an instant computed from it must fit into 64 bits.
 local function headroom(ms)
   return ms == NONE and 2 ^ 60 or math.max(2 ^ 60 - ms, 0)
 end
@@ -44,17 +44,17 @@ local function first_in_line(t, count)
   return call('ZRANGEBYLEX', LINE, '[' .. t.utube .. '\0', '(' .. t.utube .. '\1', 'LIMIT', 0, count)
 end
 
--- What stands in `line` for a ready task of a grouped tube.
+-- The member of `line` for a ready task of a grouped tube.
 local function in_line(id, t)
   return t.utube .. '\0' .. string.rep('0', 16 - #t.pri) .. t.pri .. id
 end
 
--- Has the task of such a member be in `ready`: it stands in front, and its sub-queue is free.
+-- Adds the task of such a member to `ready`: it is the head of its sub-queue, which is free.
 local function lead(member)
   call('ZADD', READY, string.sub(member, -32, -17), string.sub(member, -16))
 end
 
--- Gives a ready task its place. In front of a free sub-queue it stands in place of who stood there.
+-- Puts a ready task in its place. If it is the new head of a free sub-queue, it replaces the former one in `ready`.
 local function index_ready(id, t)
   if grouped then
     call('ZADD', LINE, 0, in_line(id, t))
@@ -70,7 +70,7 @@ local function index_ready(id, t)
   end
 end
 
--- Has the first of a task's sub-queue lead, in which none is taken or leads any more.
+-- Adds the head of a task's sub-queue to `ready`, if there is one; none of it is taken, or in `ready`, any more.
 local function lead_next(t)
   local first = first_in_line(t, 1)
   if first[1] then lead(first[1]) end
@@ -85,12 +85,12 @@ local function unindex_ready(id, t)
   end
 end
 
--- While a task is taken, this is in `held` for that very lease.
+-- The member of `held` for a taken task's lease.
 local function lease(id, t)
   return t.owner .. ' ' .. id .. ' ' .. t.attempts
 end
 
--- Puts a task into the indexes in which its state and its times are to be found, and takes it out of them.
+-- These put a task into the indexes of its state and its times, and take it out of them.
 local function index(id, t)
   call('ZADD', STATES, 0, t.state .. id)
   if t.due ~= NONE then call('ZADD', DUE, t.due, id) end
@@ -120,7 +120,8 @@ local function unindex(id, t)
   end
 end
 
--- The first ready (r) or buried (!) tasks, in the order of a take. Of a grouped tube's ready ones, those a take gets.
+-- The first ready (r) or buried (!) tasks, in the order of a take. Of a grouped tube's ready ones, only the heads of
+-- free sub-queues.
 local function in_order(state, limit)
   local key = state == 'r' and (grouped or priority) and READY or state == '!' and priority and BURIED
   if key then return call('ZRANGEBYSCORE', key, '-inf', '+inf', 'LIMIT', 0, limit) end
@@ -134,7 +135,7 @@ local function in_order(state, limit)
   return members
 end
 
--- What these scripts answer: for each change its event, the task's id, its record after it, and the payload.
+-- What these scripts answer: for each change its event, the task's id, its record after the change, and the payload.
 local changes = {}
 
 local function note(event, id, t, payload)
@@ -167,14 +168,14 @@ local function remove(event, id, t, is_wanted)
   note(event, id, t, payload)
 end
 
--- The task of an id; with a token only while that very lease lasts, which is that owner's; the owner - is anybody.
+-- The task of an id; with a token, only while that very lease lasts and is the owner's. The owner - stands for anybody.
 local function stored(id, token, owner)
   local t = load(id)
   if not t or token == NONE then return t end
   if t.state == 't' and t.attempts == token and (owner == NONE or t.owner == owner) then return t end
 end
 
--- The task of an id, if the owner holds it, by that very lease where there is a token.
+-- The task of an id, if the owner holds it, by that very lease if there is a token.
 local function held(id, token, owner)
   local t = stored(id, token, NONE)
   if t and t.state == 't' and (owner == NONE or t.owner == owner) then return t end
@@ -190,7 +191,7 @@ local function settle(limit)
     if over ~= NONE and tonumber(over) <= (tonumber(t.due) or 0) then
       remove('ttl', id, t, true)
     else
-      make_ready(t.state == 't' and 'ttr' or 'delay', id, t)  -- if its ttl is over, too, that comes in its turn
+      make_ready(t.state == 't' and 'ttr' or 'delay', id, t)  -- if its ttl is over too, that comes in its turn
     end
   end
   return limit

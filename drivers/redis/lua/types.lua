@@ -1,9 +1,9 @@
--- Tells which of a tube's keys are of another type than they must be, for the doctor. Nothing is written.
+-- For the doctor: tells which of a tube's keys have the wrong type. Writes nothing.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: no more.
--- Reply: for each of them the key, its type, and the one that it must be.
+-- Reply: for each of them the key, its type, and the type that it must have.
 -- Cost: O(1).
 local found, number = {}, 0
 for right in string.gmatch('hash hash zset zset set zset list zset zset hash zset zset hash zset list', '%a+') do

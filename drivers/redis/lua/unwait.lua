@@ -1,4 +1,4 @@
--- Says that a process waits no longer. If it was called for nothing, another that waits is called instead.
+-- Says that a process waits no longer. For each call that it did not need, another process that waits is called.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.

@@ -4,7 +4,7 @@
 -- include tasks
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the process · 5 for how many ms · 6 t: for tasks; r: for room · 7 with r, the tube's capacity.
--- Reply: 1 where there may be something for it at once.
+-- Reply: 1 if there may be something for it at once.
 -- Cost: O(log n).
 if not exists() then return 1 end
 even_when_full()
