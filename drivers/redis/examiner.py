@@ -1,8 +1,9 @@
-"""Where a Redis store can be wrong, and what makes it right: the checks that ``tubes doctor`` runs.
+"""What can be wrong in a Redis store, and how it is repaired: the checks that ``tubes doctor`` runs.
 
-Each look at a tube is a script, and so is each repair, which looks again: what they find was so at one instant,
-whatever others do. What must be true of a tube's keys is in ``lua/rules.lua``. The catalogue may be on another
-server than a tube: what is about both is looked at in an order in which living processes cannot mislead, or twice.
+Each look at a tube is one script, and so is each repair, which looks again first: what they find was so at
+one instant, whatever others do. What must be true of a tube's keys is in ``lua/rules.lua``. The catalogue
+may be on another server than a tube: a check of both looks in an order in which living processes cannot
+mislead it, or looks twice.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from .sessions import Sessions
 from .tx import RedisTx
 
 SCAN_LIMIT = 100
-"""Things that one script looks at, about: nobody else is served meanwhile."""
+"""About how many things one script looks at: the server serves nobody else meanwhile."""
 
 
 class Told(NamedTuple):
-    """What is said of a broken rule, and done about it."""
+    """What the doctor says of a broken rule, and does about it."""
 
     kind: Kind
     what: str
@@ -82,11 +83,11 @@ RULES = {
     ),
     "uncounted": Told(Kind.COUNT, "how often {task!r} was called is no number", "count anew"),
 }
-"""By the rules of rules.lua."""
+"""By the names that rules.lua gives them."""
 
 
 class Survey(NamedTuple):
-    """How much lies under a tube's keys; see survey.lua."""
+    """How much each of a tube's keys holds; see survey.lua."""
 
     next: bytes
     gave: bytes
@@ -117,16 +118,17 @@ class Survey(NamedTuple):
 
     @property
     def was_dropped(self) -> bool:
-        """Whether there is that alone."""
+        """Whether there is only what a drop leaves behind."""
         return bool(self.gave) and not self.has_keys
 
 
 @dataclass(frozen=True)
 class Examined:
-    """The store as the checks see it. Whoever is admitted to a tube was one of its sessions before.
+    """The store as the checks see it. A session is in the store before any tube admits it.
 
-    ``add_tube`` adds one to the catalogue, and tells whether its name was free. ``numbers`` goes through the keys that
-    there are. ``after`` tells after which id a tube's begin, by its number. ``ask`` runs a script of the queue.
+    ``add_tube`` adds a tube to the catalogue, and tells whether its name was free. ``numbers`` scans the
+    database's keys for the numbers of tubes. ``after`` returns the id after which a tube's ids begin, by the
+    tube's number. ``ask`` runs a script of the queue.
     """
 
     namespace: str
@@ -139,11 +141,11 @@ class Examined:
     sessions: Callable[[], Sessions]
 
     def tube(self, tx: RedisTx, number: int) -> TubeRecord | None:
-        """The tube of that number, if it is in the catalogue still."""
+        """The tube of that number, if it is still in the catalogue."""
         return next((tube for tube in self.tubes(tx) if tube.id == number), None)
 
     def driver(self, tube: TubeRecord) -> RedisDriver:
-        """Of a tube whose type may be unknown here."""
+        """The driver of a tube whose type may be unknown here."""
         type = TubeType(self.features(tube) or Features())
         return RedisDriver(type, tube, self.namespace, lambda: 0, self.after(tube.id))
 
@@ -169,10 +171,10 @@ def redis_checks(
     is_alive: Callable[[Any, str], bool],
     watch: Callable[[], float],
 ) -> Iterator[Check]:
-    """The checks of a store. ``watch``: seconds until it is known who lives.
+    """The checks of a store. ``watch``: seconds until it is known which processes live.
 
-    Sessions first, or their tasks would seem to be the dead's; then tubes, their tasks, and who stands in front; and
-    when all that is right, the dead's tasks go back.
+    Sessions come first, or their tasks would seem to be dead ones'; then tubes, their tasks, and the heads of
+    sub-queues. When all that is right, the tasks of the dead are given back.
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
@@ -198,7 +200,7 @@ def redis_checks(
 def places(features: Features, *, deep: bool) -> Iterator[str]:
     """Where to look in a tube, in a safe order: what a take looks at comes last, when the rest is right.
 
-    A light look leaves out what is as long as the backlog.
+    A light look leaves out the keys that grow with the backlog.
     """
     yield "calls"
     if deep:
@@ -228,7 +230,7 @@ class Unreadable(RedisCheck):
 
 
 class Last(RedisCheck):
-    """What new tubes go on after: how many were created, and the last id that a dropped one gave."""
+    """What new tubes count on from: how many were created, and the last id that a dropped one gave."""
 
     name = "last"
 
@@ -256,7 +258,7 @@ class Holding(NamedTuple):
 
 
 class OwnersCheck(RedisCheck):
-    """Looks at who holds tasks, one tube a step."""
+    """Looks at the sessions that hold tasks, one tube a step."""
 
     name = "owners"
 
@@ -277,11 +279,11 @@ class OwnersCheck(RedisCheck):
     def _holdings(self, tx: RedisTx, tube: TubeRecord, limit: int) -> Iterator[Holding]:
         driver, after = self._store.driver(tube), b""
         if driver.look(tx, scripts.TYPES):
-            return  # as Types tells
+            return  # Types reports it
         while True:
             flat = driver.look(tx, scripts.HOLDERS, after, limit)
             for owner, count, is_admitted in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-                if owner != b"-":  # taken by nobody: a task's own matter
+                if owner != b"-":  # taken by nobody: Things reports it
                     yield Holding(owner.decode(errors="replace"), count, bool(is_admitted))
             if len(flat) < 3 * limit:
                 return
@@ -291,7 +293,7 @@ class OwnersCheck(RedisCheck):
 class Admissions(OwnersCheck):
     """Sessions that hold tasks of a tube and are not on its list: nobody would give back what they hold.
 
-    The list and the tasks are not looked at in one step, and a rescue may come in between.
+    The list and the tasks are read in one script, so that no rescue can come in between.
     """
 
     def patience(self) -> float:
@@ -318,7 +320,7 @@ class Admissions(OwnersCheck):
 
 
 class Owners(DeadOwners[Examined], OwnersCheck):
-    """Of the sessions on the tube's list those that will not give back what they hold."""
+    """Sessions on a tube's list that will never give back what they hold."""
 
     def _findings(
         self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
@@ -326,7 +328,7 @@ class Owners(DeadOwners[Examined], OwnersCheck):
         admitted = [holding for holding in holdings if holding.is_admitted]
         if not admitted:
             return
-        sessions = self._store.sessions()  # after who holds tasks: whoever has begun meanwhile is known
+        sessions = self._store.sessions()  # read after the holders: one that began meanwhile is known
         for owner, tasks, _ in admitted:
             yield from self._held(tx, tube, owner, tasks, sessions.known(owner), now)
 
@@ -337,8 +339,8 @@ class Owners(DeadOwners[Examined], OwnersCheck):
 class StrayTubes(RedisCheck):
     """Tubes that have keys and are not in the catalogue, so that no verb reaches them.
 
-    A tube has an entry before it has keys, and keeps it until they are removed. So one is lost that had keys before the
-    catalogue was read, is not in it, and has keys after that.
+    A tube has an entry before it has keys, and keeps it until they are removed. So a tube is lost if it had
+    keys before the catalogue was read, is not in it, and has keys after that.
     """
 
     name = "keys"
@@ -348,7 +350,7 @@ class StrayTubes(RedisCheck):
         self._seen: set[int] = set()
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        """Look at some keys, those of others in the same database too."""
+        """Look at some keys, including those of others in the same database."""
         numbers, after = self._store.numbers(after, limit)
         known = {tube.id for tube in self._store.tubes(tx)}
         unknown = sorted(numbers - known - self._seen)
@@ -385,7 +387,7 @@ def _unnamed(number: int) -> TubeRecord:
 
 
 def type_of(survey: Survey) -> str:
-    """The type of a tube whose keys are as these. One without priorities has no times, and no order but that of ids."""
+    """Guess a tube's type from its keys. Types without priorities have no times, and no order but by id."""
     is_grouped = survey.line or survey.busy
     has_order = survey.due or survey.buried or not (survey.ready_tasks or survey.buried_tasks)
     if is_grouped:
@@ -394,7 +396,7 @@ def type_of(survey: Survey) -> str:
 
 
 class Types(RedisCheck):
-    """Keys of another type than they must be, which fail whatever comes to them; some verbs never do."""
+    """Keys of the wrong type: each verb that comes to one fails, and some verbs never do."""
 
     name = "types"
 
@@ -421,12 +423,12 @@ class Starts(RedisCheck):
         return PATIENCE
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        tubes = [tube for tube in self._store.tubes(tx) if tube.id]  # of which the number is known
+        tubes = [tube for tube in self._store.tubes(tx) if tube.id]  # whose number is known
         findings = []
         for tube in tubes:
             driver = self._store.driver(tube)
             if driver.look(tx, scripts.TYPES):
-                continue  # as Types tells
+                continue  # Types reports it
             survey = Survey.of(tx, driver)
             if survey.was_dropped:
                 findings.append(self._dropped(tube))
@@ -456,7 +458,7 @@ class Starts(RedisCheck):
 
 
 class Counts(RedisCheck):
-    """How much lies under the keys of a tube, some of which have as much as others."""
+    """How much the keys of a tube hold: some must hold as much as others."""
 
     def __init__(self, store: Examined, tube: TubeRecord, features: Features) -> None:
         super().__init__(store)
@@ -491,9 +493,9 @@ class Counts(RedisCheck):
 
 
 class Things(RedisCheck):
-    """What stands in one of a tube's keys, each thing by itself; see rules.lua.
+    """The things in one of a tube's keys, each by itself; see rules.lua.
 
-    Several may lead to one task that is wrong by itself: ``told`` says of a rule and a task where that was found.
+    Several may lead to one damaged task: ``told`` says for a rule and a task where that was found first.
     """
 
     def __init__(
@@ -524,7 +526,7 @@ class Things(RedisCheck):
         )
 
     def _unreadable(self, tx: RedisTx, sizes: Sequence[Any]) -> Iterator[Finding]:
-        """Payloads that must be JSON and are not, of those that examine.lua told of; they never change."""
+        """Payloads that must be JSON and are not, among those that examine.lua listed; they never change."""
         for ids in portions(zip(map(int, sizes[::2]), sizes[1::2], strict=True)):
             for id, _, payload in self._driver.peek(tx, ids):
                 why = payload is not None and why_unreadable(payload)
