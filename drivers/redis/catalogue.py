@@ -1,4 +1,4 @@
-"""The entries of tubes in a queue's catalogue, as they are written and read; see queue.lua."""
+"""The entries of tubes in a queue's catalogue: how they are written and read; see queue.lua."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tubes.driver import TubeRecord
 from tubes.options import check_stored_options, whole
 
 NUMBER = "[1-9][0-9]{0,15}"
-"""What ``new_number`` gives, as a pattern."""
+"""A pattern for what ``new_number`` returns."""
 
 
 def new_number() -> int:
-    """Return a number for a tube that no other has."""
+    """Return a random number for a tube, one that no other tube has."""
     return secrets.randbelow(2**52) + 1
 
 
 class Entry(NamedTuple):
-    """An entry of the catalogue: the place in their order, the tube, and the id after which its tasks' begin."""
+    """An entry of the catalogue: its place in the order, the tube, and the id after which its own begin."""
 
     order: float
     tube: TubeRecord
@@ -29,13 +29,13 @@ class Entry(NamedTuple):
 
 
 def written_entry(tube: TubeRecord) -> str:
-    """What add_tube.lua is given of a tube; it adds the rest."""
+    """The part of a tube's entry that add_tube.lua is given; it adds the rest."""
     return json.dumps({"type": tube.type, "options": dict(tube.options), "temporary": tube.temporary})
 
 
 @lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second
 def read_entry(name: bytes, stored: bytes) -> Entry:
-    """Read one, by the name of its tube; where it cannot be read, the record says why."""
+    """Read the entry of the tube of that name; if it cannot be read, the record says why."""
     number = 0
     try:
         entry = json.loads(stored)

@@ -1,4 +1,4 @@
-"""RedisDriver realises a TubeType with Lua scripts: each step is one of them."""
+"""RedisDriver realises a TubeType with Lua scripts: each step is one script."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ HIGHEST_PRI = 2**53
 """Redis sorts by floating-point numbers, which are exact up to here."""
 
 SETTLE_LIMIT = 100
-"""Due tasks that one script settles at most. Meanwhile the server does nothing for anybody else: 5 ms or so."""
+"""Due tasks that one script settles at most. The server serves nobody else meanwhile, for 5 ms or so."""
 
 EVENTS = {event.value.encode(): event for event in Event}
 
 STATES_OF_BYTES = {code.encode(): state for code, state in STATES.items()}
 
 UNREADABLE = (ValueError, LookupError)
-"""What Python says of words that are not those of a record."""
+"""What Python raises when a record cannot be read."""
 
 Leases = Mapping[tuple[int, int], Task]
 """What the caller knows of tasks, by id and token."""
@@ -51,9 +51,10 @@ Raw = tuple[bytes, bytes, bytes]
 
 
 class RedisDriver:
-    """All five types, and others of their kind.
+    """The driver of all five types, and of others with such features.
 
-    ``waiting`` tells how many consumers wait here that nobody called; the tube's ids begin after ``after``.
+    ``waiting`` tells how many consumers wait here that nobody has called yet; the tube's ids begin after
+    ``after``.
     """
 
     transactional = False
@@ -85,31 +86,31 @@ class RedisDriver:
         self.name = tube.name
         self.capacity: int = tube.options.get("capacity", 0) if features.bounded else 0
         self.check_reachable: Callable[[], None] | None = None
-        """Set by a store whose tubes lie on several nodes: raises StoreUnavailable where this one's is away."""
+        """Set by a store on a Cluster: raises StoreUnavailable if this tube's node is away."""
         self.waits_for: Callable[[], Hashable] = lambda: None
-        """Set by such a store too: which node this one lies on."""
+        """Set by such a store too: returns this tube's node."""
         self.after = after
         self._waiting = waiting
         self._is_timed = features.timed
 
     def keys_of(self, script: Script) -> Keys:
-        """The keys that a script needs here."""
+        """The keys that a script needs for this tube."""
         return self._plain_keys if self._is_plain and script in OF_PLAIN else self.keys
 
     # Life
 
     def create_space(self, tx: RedisTx, tube: TubeRecord) -> None:
-        """The store has made it."""
+        """Nothing to do: the store has made it."""
 
     def make(self, tx: RedisTx, *, anew: bool = False) -> None:
-        """Make it where it is not there. ``anew``: it was there before, and ids that it gave must not come again."""
+        """Make the tube if it is not there. ``anew``: it was there before, and must not give an id again."""
         self.do(tx, scripts.OPEN, self.after, int(anew))
 
     def start(self, tx: RedisTx) -> None:
         if self.check_reachable is None:
             self.make(tx)
         else:
-            with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is the matter
+            with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is wrong
                 self.check_reachable()
                 self.make(tx)
 
@@ -151,7 +152,7 @@ class RedisDriver:
     def ack_and_take(
         self, tx: RedisTx, refs: Sequence[Ref], limit: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        """Ack, and take in the same step; nothing at all where the ack is refused. See ``Driver.take``."""
+        """Ack, and take in the same step; do neither if the ack is refused. See ``Driver.take``."""
         given: list[Argument] = [owner or "-", limit, SETTLE_LIMIT]
         known = self._add_acks(given, refs, owner)
         flat = self._steps(tx, scripts.TAKE, now, given, limit)
@@ -240,7 +241,7 @@ class RedisDriver:
         except UNREADABLE as error:
             raise self._damaged(id, error) from error
 
-    # Any script, as if nobody waited here. ``given`` comes after the three words that each gets, see tube.lua
+    # Any script, as if nobody waited here. ``given`` follows the three arguments that each gets, see tube.lua
 
     def do(self, tx: RedisTx, script: Script, *given: Argument, now: int = 0) -> Any:
         """Run one that writes."""
@@ -255,7 +256,7 @@ class RedisDriver:
     def _steps(
         self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0
     ) -> list[Any]:
-        """The changes of a script; none where the tube is gone, which the tube finds out."""
+        """Run a script that answers changes; none if the tube is gone, which the Tube then finds out."""
         try:
             changes: list[Any] = self._write(tx, script, now, given, most)
         except Refused as error:
@@ -268,7 +269,7 @@ class RedisDriver:
         return tx.write(self, script, (self.flags, now, self._waiting(), *given), most)
 
     def _add_acks(self, given: list[Argument], refs: Sequence[Ref], owner: str | None) -> Leases:
-        """Add the words of each ack to what is given; return what is known of tasks, which need not be read again."""
+        """Add each ack's arguments to ``given``; return the known tasks, which need not be read again."""
         known: dict[tuple[int, int], Task] = {}
         mine = session_id(owner) if owner else None
         for id, token, task in refs:
@@ -287,7 +288,7 @@ class RedisDriver:
             fields = flat[place + 2].split(b" ", 10)
             try:
                 id = int(flat[place + 1])
-                if len(fields) == 1:  # an ack that tells the token alone
+                if len(fields) == 1:  # an ack with only the token as its record
                     changes.append(new_change((event, done(known[id, int(fields[0])], now), None)))
                     continue
                 _, _, _, updated, due, ttl, ttr, attempts, *_ = fields
@@ -302,7 +303,7 @@ class RedisDriver:
         return changes
 
     def _give_back(self, tx: RedisTx, flat: Sequence[Any], owner: str | None, now: int) -> None:
-        """Release what was taken beside a task that cannot be read: nobody is told of these."""
+        """Release what was taken along with a task that cannot be read: the caller is not told of it."""
         given: list[Argument] = [owner or "-", 0]
         for place in range(1, len(flat), 4):
             with suppress(StoreError):
@@ -318,10 +319,10 @@ class RedisDriver:
         )
 
     def _task(self, id: int, fields: Sequence[bytes], payload: bytes | None) -> Task:
-        """A task from the fields of its record; see tube.lua. One that has lost its payload holds up nobody."""
+        """A task from the fields of its record; see tube.lua. A lost payload is None, and holds up nobody."""
         state, pri, created, updated, due, ttl, ttr, attempts, owner, kind, utube = fields
         data = payload if kind == b"b" or payload is None else decode_json(payload)
-        name = sub_queue_name(utube.decode("utf-8", "backslashreplace"))  # others may put what is no UTF-8
+        name = sub_queue_name(utube.decode("utf-8", "backslashreplace"))  # others may put invalid UTF-8
         return make_task(
             id, self.name, STATES_OF_BYTES[state], data, int(pri), name, int(created), int(updated), _ms(due),
             _ms(ttl), _ms(ttr), int(attempts), None if owner == b"-" else owner.decode(),
@@ -329,7 +330,7 @@ class RedisDriver:
 
 
 def _text(id: int) -> str:
-    """An id as scripts know it."""
+    """An id as scripts write it."""
     return f"{id:016d}"
 
 
@@ -338,12 +339,12 @@ def _ms(text: bytes) -> int | None:
 
 
 def _lease(token: int, task: Task | None, mine: UUID | None) -> int:
-    """The token for a session that asks: 0, which no lease has, where another took the task, maybe in another store."""
+    """The token that a session presents; 0, which no lease has, if another session, of any store, took the task."""
     return token if task is None or mine is None or task.owner in (mine, None) else 0
 
 
 def _pointers(refs: Sequence[Ref], owner: str | None) -> list[Argument]:
-    """The words that point at tasks which the owner is to hold: of each its id, and its token or -."""
+    """The arguments for tasks that the owner must hold: of each its id, and its token or -."""
     given: list[Argument] = []
     mine = session_id(owner) if owner else None
     for id, token, task in refs:
@@ -352,7 +353,7 @@ def _pointers(refs: Sequence[Ref], owner: str | None) -> list[Argument]:
 
 
 def _takes(refs: Sequence[Ref]) -> list[Argument]:
-    """The same, of tasks which anybody may hold: of each also whose the take was, or -, if a Task says so."""
+    """The same for tasks that anybody may hold: of each also the session that its Task says took it, or -."""
     given: list[Argument] = []
     for id, token, task in refs:
         owner = "-" if task is None or task.owner is None else task.owner.hex
@@ -361,7 +362,7 @@ def _takes(refs: Sequence[Ref]) -> list[Argument]:
 
 
 def due_ms(score: bytes) -> int | None:
-    """When time does something next, by the first score of ``due``, which damage can have made infinite."""
+    """When something is next due, by the first score of ``due``, which damage may have made infinite."""
     ms = float(score)
     if isinf(ms):
         return None if ms > 0 else 0
@@ -374,7 +375,7 @@ def _raws(flat: Sequence[Any]) -> list[Raw]:
 
 
 def check_pri(pri: int) -> None:
-    """Refuse a priority beyond what Redis tells apart."""
+    """Refuse a priority that Redis cannot tell from its neighbours."""
     if pri > HIGHEST_PRI:
         raise BadOption(f"pri must be at most 2**53 in Redis, not {pri}", option="pri", value=pri)
 

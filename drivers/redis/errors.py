@@ -1,4 +1,4 @@
-"""Turns what a Redis server refuses into our errors, once."""
+"""Turns a Redis server's refusals into our errors, in one place."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .scripts import Keys
 from .wire import FAILED, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 _NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
-"""What a server says where it can add nothing to what is stored."""
+"""What a server says when it cannot add to a stored value."""
 
 
 def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
-    """Return the error of our tree for what a server refused; the keys are those of the queue."""
+    """Return our error for a server's refusal; the keys are those of the queue."""
     what, said = nodes.what, str(error)
     if error.code == NO_TUBE:
         return NoSuchTube("(dropped)")
@@ -38,7 +38,7 @@ def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
 
 
 def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
-    """The error that names a key of a queue's that is of a wrong type, if one is: then there is no doctor either."""
+    """The error that names a key of a queue of the wrong type, if one is: then no doctor can run either."""
 
     def types(wire: Wire) -> list[str]:
         return [wire.command("TYPE", key).decode() for key in keys]

@@ -4,12 +4,13 @@
                        │     │
     the queue's own store    HostedStore: runs the steps, has a session row of the same id, beats, listens
     has the tube's entry,    │
-    which session asks,      Redis: the keys and scripts of a Redis store
-    and who waits
+    the session that asks,   Redis: the keys and scripts of a Redis store
+    and the waiters
 
-``RedisTube`` is the driver that the framework sees. Each step of it is one of ``RedisDriver``'s, run through the
-``HostedStore``; so it is a script, and cannot be part of a transaction of the queue's store. Who waits does so in the
-queue's store, and is woken there by the listener of the HostedStore. Whoever has the tube open rescues the dead.
+``RedisTube`` is the driver that the framework sees. Each of its steps is one of ``RedisDriver``'s, run
+through the ``HostedStore``; so it is a script, and cannot be part of a transaction of the queue's store.
+Consumers wait in the queue's store, and the HostedStore's listener wakes them there. Every process that has
+the tube open rescues what dead ones held.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds that the server is waited for."""
+"""Seconds to wait for the server."""
 
 PASSWORD = "TUBES_REDIS_PASSWORD"
 """Environment variable: the password for tubes that this process opened without being given their URL."""
@@ -54,13 +55,13 @@ PASSWORD = "TUBES_REDIS_PASSWORD"
 ALL = TubeType(Features(timed=True, priority=True, grouped=True, bounded=True))
 
 _given: dict[str, str] = {}
-"""URLs with their passwords, by what is stored of them. Passwords are kept in this process only."""
+"""URLs with their passwords, by the URLs as stored. Passwords are kept in this process only."""
 
 
 class Reach:
-    """Calls on a tube, and whether one on any tube of the same server was waited for in vain just now.
+    """Makes the calls on a tube, and knows whether one on any tube of the same server has just got no answer.
 
-    ``node``: which one of a Cluster has the tube; ``None``: it is no Cluster, or that is not known yet.
+    ``node`` returns the node of a Cluster that has the tube; ``None``: it is no Cluster, or not known yet.
     """
 
     _hangs_until: ClassVar[dict[tuple[str, Hashable], float]] = {}
@@ -70,12 +71,15 @@ class Reach:
         self._node = node
 
     def check(self) -> None:
-        """Raise StoreUnavailable if so. Asked before what nobody waits for: else each tube there would cost a wait."""
+        """Raise StoreUnavailable if one has. Asked before work that no caller waits for.
+
+        Otherwise each tube there would cost a wait.
+        """
         if real_monotonic() < self._hangs_until.get((self._url, self._node()), 0.0):
             raise StoreUnavailable(f"{described(self._url)} cannot be used: it did not answer a moment ago")
 
     def call(self, work: Callable[[], T]) -> T:
-        """Do what asks the server, and note how that went."""
+        """Do work that asks the server, and note whether an answer came."""
         began = real_monotonic()
         try:
             done = work()
@@ -92,9 +96,10 @@ class Reach:
 class RedisTube:
     """The driver. Tube option ``url``: as for a Redis store; its password is not stored.
 
-    A process that opens the tube by its name takes the password from the environment, TUBES_REDIS_PASSWORD, or from
-    ``create_tube(..., url=..., if_not_exists=True)``. All that ``utubettl`` and ``limfifottl`` have is there: tasks
-    without a ``utube`` share one unnamed sub-queue, and ``capacity`` 0, the default, is no limit.
+    A process that opens the tube by its name takes the password from the environment, TUBES_REDIS_PASSWORD,
+    or from ``create_tube(..., url=..., if_not_exists=True)``. The type has all that ``utubettl`` and
+    ``limfifottl`` have: tasks without a ``utube`` share one unnamed sub-queue, and ``capacity`` 0, the
+    default, is no limit.
     """
 
     features = ALL.features
@@ -109,7 +114,7 @@ class RedisTube:
         self._reach = Reach(self._url, self._node)
         self.check_reachable = self._reach.check
         self._tube_in_redis = replace(tube, id=tube.options["number"])
-        """The same tube by its number there; ``_tube`` has that of the queue's store."""
+        """The same tube with its number in Redis; ``_tube`` has that of the queue's store."""
         self._redis = RedisDriver(
             ALL, self._tube_in_redis, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
         )
@@ -121,7 +126,7 @@ class RedisTube:
 
     @staticmethod
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is stored: the URL without its password, the tube's number in Redis, after which id its begin."""
+        """Return what is stored: the URL without its password, the tube's number there, the id before its first."""
         url = given.get("url")
         if not isinstance(url, str) or url.partition("://")[0] not in ("redis", "rediss", "unix"):
             raise BadOption(
@@ -130,20 +135,20 @@ class RedisTube:
         check_url(url)
         shown, is_secret = without_passwords(url)
         after = _last_given_at(url if is_secret else _with_password(shown))
-        if is_secret:  # not before: the server may have refused it
+        if is_secret:  # only now: the server might have refused it
             _given[shown] = url
         return {"url": shown, "number": new_number(), "after": after}
 
     # Life
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
-        """Make it. One of its name may have been dropped since the options, and the last id, were looked at."""
+        """Make it. One of its name may have been dropped since its options were checked, and the last id read."""
         check_pri(tube.options.get("pri", 0))
         self._redis.after = max(tube.options["after"], self._store.last_given())
         self._do(self._redis.make)
 
     def start(self, tx: Any) -> None:
-        with suppress(StoreError):  # a queue opens all the same, and the tube's verbs say what is the matter
+        with suppress(StoreError):  # a queue opens all the same, and the tube's verbs say what is wrong
             self.check_reachable()
             self._do(self._redis.make, anew=True)
 
@@ -156,21 +161,21 @@ class RedisTube:
             opened.close()
 
     def forked(self) -> None:
-        """Called in a forked child: a thread of the parent's may have been at the lock."""
+        """Called in a forked child: a thread of the parent may have held the lock."""
         self._opening = threading.RLock()
         if self._opened is not None:
             self._opened.forked()
 
     def waits_for(self) -> str:
-        """The server: calls to it may hang, and those to others go on."""
+        """The server: calls to it may hang while those to others go on."""
         return self._url
 
     def longest_wait(self) -> float:
-        """Seconds that an answer is waited for, and a call before this one in a tube whose calls are told of."""
+        """Seconds to wait for an answer; in a tube with callbacks, also for the call before this one."""
         return PATIENCE + 1
 
     def follow_session(self) -> None:
-        """The queue's session is another, or has another ttr."""
+        """The queue's session has changed, or its ttr has."""
         self._store.follow(self._host.session)
 
     def drop(self, tx: Any) -> None:
@@ -191,7 +196,7 @@ class RedisTube:
     def ack_and_take(
         self, tx: Any, refs: Sequence[Ref], limit: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        """Ack, and take in the same step; nothing at all where the ack is refused."""
+        """Ack, and take in the same step; do neither if the ack is refused."""
         now = self._now(now)
         if owner is not None:
             self._store.follow(owner)
@@ -252,7 +257,7 @@ class RedisTube:
         return self._look(self._redis.count)
 
     def next_due(self, tx: Any) -> int | None:
-        """By the queue's own clock, since that is the one that whoever asks goes by."""
+        """By the queue's own clock, since the caller goes by that one."""
         if self._deaths_suspected(lately=True):
             return 0
         due = self._look(self._redis.next_due)
@@ -270,10 +275,10 @@ class RedisTube:
             return opened
         with self._opening:
             while self._opened is None:
-                if self._is_over:  # nobody would close another one, which would beat for ever
+                if self._is_over:  # nobody would close a new one, which would beat for ever
                     self._host.refresh()
                     raise NoSuchTube(self._tube.name)
-                if self._failed is not failed:  # who was first has waited for the server on behalf of all
+                if self._failed is not failed:  # the first thread has waited for the server on behalf of all
                     raise StoreUnavailable(str(self._failed)) from self._failed
                 try:
                     opened = self._open()
@@ -308,7 +313,7 @@ class RedisTube:
         return self._reach.call(lambda: self._store.transact(lambda tx: step(tx, *args, **kwargs)))
 
     def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a step also where the server has lost everything: then the tube is made anew, unless it was dropped."""
+        """Do a step; if the server has lost everything, make the tube anew first, unless it was dropped."""
         try:
             return self._do(step, *args, **kwargs)
         except NoSuchTube:
@@ -322,12 +327,12 @@ class RedisTube:
         return self._reach.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
 
     def _deaths_suspected(self, *, lately: bool = False) -> bool:
-        """Whether a session may have ended in Redis; it stays so until that is seen to."""
+        """Whether a session may have ended in Redis; once true, it stays so until the next rescue."""
         self._suspects = self._suspects or self._store.deaths_suspected(lately=lately)
         return self._suspects
 
     def _rescue(self, now: int) -> Sequence[Change]:
-        """Release here what ended sessions hold: those that may take, and are not alive."""
+        """Release what ended sessions hold here: those that may take, and are not alive."""
         self._suspects = False
         return self._store.transact(lambda tx: self._store.rescue(now))
 
@@ -369,7 +374,7 @@ class HostedStore(RedisStore):
         super()._leave()
 
     def _beat(self) -> None:
-        """Also hear of the session here, of which nobody could be told while the server was away."""
+        """Also follow the host's session, which may have changed while the server was away."""
         super()._beat()
         if not (self._left or self._is_closed or self._is_stale):
             self.follow(self._host.session)
@@ -384,11 +389,11 @@ class HostedStore(RedisStore):
         return self.read(lambda tx: _last_given(self._hub.nodes, self._keys))
 
     def listen(self) -> None:
-        """Somebody begins to wait in the host's queue, for tasks or for room, or waits still."""
+        """Somebody begins to wait in the host's queue, for tasks or for room, or is still waiting."""
         self._hub.listener.on_wait()
 
     def follow(self, session: str) -> None:
-        """Be of the host's session, which may be another by now, or have another ttr."""
+        """Move to the host's session, if that has changed, or its ttr has."""
         if session != self.session or self._host.session_ttr_ms != self.session_ttr_ms:
             self.transact(lambda tx: self._follow(session))
 
@@ -398,22 +403,22 @@ class HostedStore(RedisStore):
             if session == self.session:
                 self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
                 self.session_ttr_ms = ttr_ms
-            else:  # where it is there, its ttr stays: another may just have set it
+            else:  # if it is there already, its ttr stays: another may just have set it
                 self.session_ttr_ms = ttr_ms
                 self._begin_session(session)
                 self._ask(scripts.LEAVE, left, self.clock.now_ms())
 
     def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
-        """Also whether a session may take here that nobody knows: it was forgotten when it had ended."""
+        """Also whether an unknown session may take here: one that was forgotten when it had ended."""
         if super()._sees_deaths(tx, thoroughly, lately):
             return True
         unknown = self._admitted(self._driver.number)
         if unknown and lately:
             unknown -= self._sessions_lately().ends.keys()
-        return bool(unknown and unknown - self._sessions().ends.keys())  # after that: one may just have begun
+        return bool(unknown and unknown - self._sessions().ends.keys())  # read last: one may just have begun
 
     def rescue(self, now: int) -> list[Change]:
-        """Release what sessions hold in the tube that are not alive."""
+        """Release what is held in the tube by sessions that are not alive."""
         driver = self._driver
         over = {*self._end_sessions(now)}
         admitted = self._admitted(driver.number)
@@ -426,7 +431,7 @@ class HostedStore(RedisStore):
                 changes += released
                 if len(released) < STEP_LIMIT:
                     break
-        if over:  # in other tubes they are unknown then, which is as good
+        if over:  # they are unknown to other tubes then, which is as good
             self.forget_sessions(None, [*over])
         return changes
 
@@ -436,7 +441,7 @@ _LAST = re.compile(rb"[0-9]{1,15}")
 
 
 def _last_given(nodes: Nodes, keys: Keys) -> int:
-    """The last id that a dropped tube gave, by the keys of its queue: a new one's begin after it."""
+    """The last id that a dropped tube gave, by the keys of its queue: a new tube's ids begin after it."""
 
     def ask(wire: Wire) -> bytes:
         return bytes(wire.command("HGET", keys.named("last"), "task") or b"")
@@ -446,7 +451,7 @@ def _last_given(nodes: Nodes, keys: Keys) -> int:
 
 
 def _last_given_at(url: str) -> int:
-    """The same of a server where no tube may be open."""
+    """The same of a server on which no tube need be open."""
     url, _ = parsed(url)
     nodes, keys = Nodes(url, PATIENCE), Keys.of_queue(HOSTED)
     try:
@@ -465,5 +470,5 @@ def _with_password(url: str) -> str:
     if password is None:
         return url
     parts = urlsplit(url)
-    user, _, place = parts.netloc.rpartition("@")  # many a redis-py decodes what is in the query twice
+    user, _, place = parts.netloc.rpartition("@")  # many versions of redis-py decode the query twice
     return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}"))

@@ -1,4 +1,4 @@
-"""What all queues of a process on one database share: connections, who waits, what they counted, and the listener."""
+"""What all queues of a process on one database share: connections, waiters, counts, and the listener."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .wire import Wire
 
 
 class Server(NamedTuple):
-    """Where a queue is. ``patience``: the seconds that its server is waited for."""
+    """Where a queue is. ``patience``: seconds to wait for its server."""
 
     url: str
     namespace: str
@@ -43,32 +43,32 @@ class Hub:
         self.waiters = Waiters(lambda: self.listener.on_wait())
         self.listener = Listener(self.nodes, server.namespace, self.waiters)
         self.seen: tuple[float, Sessions] | None = None
-        """The sessions as one of the queues has read them last, and when."""
+        """When one of the queues last read the sessions, and what it read."""
         self._emptied: WeakKeyDictionary[RedisDriver, str] = WeakKeyDictionary()
 
     @classmethod
     def enter(cls, server: Server) -> Hub:
-        """The one of that server, for one more user."""
+        """Return the hub of that server, for one more user."""
         entered: list[Hub] = []
         try:
             guarded(cls._join, server, entered)
             if not entered:
                 nodes = Nodes(server.url, server.patience)
-                nodes.open()  # outside of the lock: a server that hangs is not waited for by who wants another
+                nodes.open()  # outside the lock: only its own users wait for a server that hangs
                 try:
                     guarded(cls._make, server, nodes, entered)
-                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, can be had
+                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is left
                     nodes.close()
                     raise StoreUnavailable(f"nobody can listen to {nodes.what}: {error}") from error
                 if entered[0].nodes is not nodes:
                     nodes.close()
             return entered[0]
         except BaseException:
-            for hub in entered:  # a signal's handler has raised: this user is none
+            for hub in entered:  # a signal's handler has raised: this user does not count
                 hub.leave()
             raise
 
-    # Guarded, as a signal's handler may close a queue, which wants the lock
+    # Guarded, since a signal's handler may close a queue, which takes the lock
 
     @classmethod
     def _join(cls, server: Server, entered: list[Hub]) -> None:
@@ -104,17 +104,17 @@ class Hub:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: the parent's are not ours. Whoever comes first there calls it, and it happens once."""
+        """In a forked child, drop the parent's hubs. Only the first of several calls does it."""
         if cls._process != os.getpid():
             cls._process = os.getpid()
             cls._all = {}
             cls._lock = threading.Lock()
 
     def empty_after_restart(self, wire: Wire, driver: RedisDriver) -> None:
-        """Remove what a temporary tube held before its server was started."""
+        """Empty a temporary tube of what it held before its server was last started."""
         if self._emptied.get(driver) != wire.run_id:
             wire.evaluate(EMPTY, driver.keys, ("", 0, 0, wire.run_id))
             self._emptied[driver] = wire.run_id
 
 
-os.register_at_fork(after_in_child=Hub.forget_all)  # also of one that another thread is about to use
+os.register_at_fork(after_in_child=Hub.forget_all)  # also one that no store has yet, but was about to
