@@ -1,8 +1,8 @@
 """One thread a process and database: it hears of tasks that others put, and shows that this process lives.
 
-What somebody waits for here has a connection of its own that is blocked in BLPOP. Whoever readies a task calls, in the
-same script, as many of the processes that have said that they wait as there are tasks; each call goes to one of them.
-Under this there is the floor: a BLPOP ends after a while, and then the first in line looks by itself.
+Each key that somebody waits for here has a connection of its own, blocked in BLPOP. A script that readies
+tasks calls as many of the waiting processes as there are tasks; each call goes to one of them. Under this
+lies the floor: a BLPOP ends after a while, and then the first in line looks by itself.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from .scripts import UNWAIT, WAIT, Keys
 from .wire import Refused, Wire
 
 FLOOR = 0.5
-"""Seconds between two looks of who waits and was not called."""
+"""Seconds between two looks of a waiter that nobody calls."""
 
 SAID_FOR = 2.0
-"""Seconds for which a process that said that it waits is believed."""
+"""Seconds for which a process is believed to wait after it has said so."""
 
 REST = 0.002
-"""Seconds that a connection rests after a call: who was called takes before the server is asked anything else."""
+"""Seconds that a connection rests after a call: the called waiter's take is to reach the server first."""
 
 RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""
 
 TROUBLE = (Lost, Refused, RedisError, TubeError)
-"""What a server, or the way to it, may answer. Who waits finds out what is the matter."""
+"""What a server, or the way to it, may answer. The waiters find out what is wrong when they look."""
 
 IDLE_AFTER = 5.0
-"""Seconds after which a connection is closed that was for somebody who waits no longer."""
+"""Seconds without a waiter after which a connection is closed."""
 
 log = Log("tubes.redis")
 
@@ -54,7 +54,7 @@ Waited = tuple[Waiters, Key]
 
 
 class Source(NamedTuple):
-    """Who waits. ``number_of`` gives the number that a tube has here by the one that it has for them; None: no tube."""
+    """A queue's waiters. ``number_of`` turns their number of a tube into the one here; None: no such tube."""
 
     waiters: Waiters
     number_of: Callable[[int], int | None]
@@ -62,7 +62,7 @@ class Source(NamedTuple):
 
 @dataclass(eq=False)
 class Ear:
-    """What is listened for on behalf of those who wait for one key."""
+    """Listens on behalf of those who wait for one key."""
 
     waiters: Waiters
     key: Key
@@ -72,13 +72,13 @@ class Ear:
     kind: str
     """``t``: for tasks; ``r``: for room."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """By which it is called. Two queues of this process may wait for one tube of the type ``redis``."""
+    """Its name among the waiting. Two queues of this process may wait for one tube of the type ``redis``."""
     wire: Wire | None = None
     is_waiting: bool = False
-    """Whether a call is waited for, or about to be, so that who begins to wait need not stir."""
+    """Whether it waits for a call, or is about to: then a new waiter need not stir the thread."""
     is_resting: bool = False
     next_at: float = 0.0
-    """When to look again: without a connection, after a rest, or when the answer should have come. 0: at once."""
+    """When to connect again, to end a rest, or to give up an answer that is late. 0: at once."""
     used_at: float = 0.0
 
     @property
@@ -88,7 +88,7 @@ class Ear:
 
     @property
     def bell(self) -> str:
-        """The list that is waited at."""
+        """The list at which it waits."""
         return self.keys.named("room" if self.kind == "r" else "bell")
 
 
@@ -96,7 +96,7 @@ class Listener(Stirred):
     """The thread and its connections, as the module tells."""
 
     drivers: ClassVar[WeakValueDictionary[int, RedisDriver]] = WeakValueDictionary()
-    """Those of open tubes, each by itself: two queues may have one tube open. A forked child needs its parent's."""
+    """Those of open tubes, by identity: two queues may open the same. A forked child needs its parent's."""
 
     def __init__(self, nodes: Nodes, namespace: str, waiters: Waiters) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Listener(Stirred):
         while not self._is_over:
             try:
                 self._turn()
-            except Exception:  # whatever it was: who waits relies on this thread
+            except Exception:  # whatever it was: the waiters rely on this thread
                 log.exception("the listener failed, and goes on")
                 pause(RECONNECT_EVERY)
         for ear in self._ears.values():
@@ -177,7 +177,7 @@ class Listener(Stirred):
     # Waiting
 
     def _waited_for(self) -> Iterator[tuple[Waiters, Key, int]]:
-        """Who waits, for what, and the number of that tube here."""
+        """The waiters, the key that is waited for, and the number of its tube here."""
         for waiters, number_of in self._sources:
             for key in waiters.keys():
                 number = number_of(abs(key))
@@ -199,7 +199,7 @@ class Listener(Stirred):
                 self._unwait(ear, 0)
 
     def _known(self, number: int) -> tuple[str, int]:
-        """Flags and capacity of the tube of that number, which no other has."""
+        """Flags and capacity of the tube with that number, which is unique."""
         for driver in filter(None, [ref() for ref in self.drivers.valuerefs()]):
             if driver.number == number:
                 return driver.flags, driver.capacity
@@ -211,7 +211,7 @@ class Listener(Stirred):
         ear.used_at = real_monotonic()
         patience = self._patience()
         try:
-            # A node that hangs would hold up the tubes of others once for each of its own
+            # Else a node that hangs would hold up other nodes' tubes once for each tube of its own
             self._nodes.check_reachable(ear.keys)
             if ear.wire is None:
                 ear.wire = self._nodes.connect(ear.keys, patience)
@@ -225,18 +225,18 @@ class Listener(Stirred):
             self._lose(ear, error)
             return
         except BaseException:
-            self._end(ear)  # else it would count as one whose call is waited for
+            self._end(ear)  # else it would count as one that waits for a call
             raise
         if is_something_there:
             ear.waiters.wake_first(ear.key)
 
     def _patience(self) -> float:
-        """Seconds that a node that hangs is waited for: about a beat, for this process must show that it lives."""
+        """Seconds to wait for a node that hangs: about a beat, since this process must show that it lives."""
         with self._lock:
             return min((every for every, _ in self._beats.values()), default=FLOOR)
 
     def _answered(self, ear: Ear) -> None:
-        """The wait is over: somebody called, or nobody did for a while."""
+        """BLPOP has ended: somebody called, or nobody did for a while."""
         assert ear.wire is not None
         try:
             answer = ear.wire.receive()
@@ -249,7 +249,7 @@ class Listener(Stirred):
         if isinstance(answer, Exception):
             is_forbidden = isinstance(answer, NoPermissionError) or "unknown command" in str(answer)
             if is_forbidden and not self._is_forbidden:
-                self._is_forbidden = True  # who waits finds out nothing of that
+                self._is_forbidden = True  # the waiters' own looks do not show that
                 log.warning("nobody who waits can be called, and looks now and then instead: %s", answer)
             self._lose(ear, answer)
             return
@@ -258,7 +258,7 @@ class Listener(Stirred):
             ear.waiters.wake_one(ear.key)
         else:
             spare = 1 - ear.waiters.wake(ear.key)
-        ear.is_waiting = False  # before the look: who begins to wait from now on stirs
+        ear.is_waiting = False  # before the look: a new waiter stirs from now on
         if answer is not None and not spare and not ear.waiters.uncalled(ear.key):
             ear.is_resting, ear.next_at = True, real_monotonic() + REST
         elif ear.is_wanted and not spare:
@@ -267,31 +267,31 @@ class Listener(Stirred):
             self._unwait(ear, spare)
 
     def _end_rests(self) -> None:
-        """Somebody begins to wait: whoever was called has taken, maybe."""
+        """Somebody begins to wait: the called waiter has taken by now, maybe."""
         for ear in self._ears.values():
             if ear.is_resting:
                 ear.next_at = 0.0
 
     def _unwait(self, ear: Ear, spare: int) -> None:
-        """Say that nobody waits here, for now: a call that was not needed goes to another process."""
+        """Say that nobody waits here for now; a call that was not needed goes to another process."""
         assert ear.wire is not None
         ear.is_resting = False
         ear.next_at = real_monotonic() + REST if spare else 0.0  # else it might come back at once
         try:
             ear.wire.evaluate(UNWAIT, ear.keys, (ear.flags, 0, 0, ear.name, ear.kind, spare))
-        except TROUBLE:  # it is not believed for long
+        except TROUBLE:  # its wait is not believed for long
             self._end(ear)
 
     def _lose(self, ear: Ear, error: Exception) -> None:
-        """The connection is of no use any more. Whoever waits finds out what is the matter, and waits on."""
+        """The connection is useless now. The first waiter looks, finds out what is wrong, and waits on."""
         log.debug("waiting at %s: %s", ear.bell, error)
-        self._nodes.heed(error, ear.keys)  # at a replica the look that follows finds nothing
+        self._nodes.heed(error, ear.keys)  # else the look that follows may go to a replica, in vain
         self._end(ear)
         ear.next_at = real_monotonic() + RECONNECT_EVERY
         ear.waiters.wake_first(ear.key)
 
     def _lose_silent(self) -> None:
-        """A connection may die without a word, and its floor with it."""
+        """Give up connections whose answer is late: one may die silently, and its floor with it."""
         now = real_monotonic()
         for ear in self._ears.values():
             if ear.is_waiting and now > ear.next_at:
@@ -310,7 +310,7 @@ class Listener(Stirred):
             return min((at for _, at in self._beats.values()), default=float("inf"))
 
     def _beat(self) -> None:
-        """Do those that are due, for longest first; after one that fails, which may take its time, the others later."""
+        """Do the beats that are due, earliest first. One that fails may take long: then the others wait."""
         now = real_monotonic()
         with self._lock:
             due = {beat: at for beat, (_, at) in self._beats.items() if at <= now}
@@ -321,7 +321,7 @@ class Listener(Stirred):
                     self._beats[beat] = every, now + every
             try:
                 beat()
-            except TROUBLE:  # the calls say so
+            except TROUBLE:  # the queue's calls report it
                 break
         if due:
             self._close_unused(now)

@@ -1,4 +1,4 @@
-"""The servers of a store, one or those of a Cluster: which has a key, and the connections to each."""
+"""The servers of a store, one or a Cluster's nodes: which of them has a key, and the connections to each."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from .wire import NOT_NOW, Refused, Wire, only_reads
 T = TypeVar("T")
 Address = tuple[str, int]
 Cursor = tuple[Address | None, bytes]
-"""How far a scan is: the node, and the cursor there."""
+"""How far a scan has come: the node, and the cursor there."""
 
 MOST_IDLE = 16
-"""Connections to a node that are kept for later."""
+"""Idle connections to a node that are kept at most."""
 
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
-"""What redis-py says of an option in a URL that no connection has, or that cannot have its value: an object, say."""
+"""What redis-py raises for a URL's option that does not exist, or cannot have its value: an object, say."""
 
 ANSWERED = (*NOT_NOW, Lost, Refused)
 """Errors after which no answer is on its way."""
 
 AWAY_FOR = 5.0
-"""Seconds for which a node of a Cluster that was waited for in vain is asked nothing for which nobody waits."""
+"""Seconds for which a node of a Cluster that did not answer is asked only what a caller waits for."""
 
 
 class Nodes:
-    """``patience``: seconds that a server is waited for, and a Cluster that moves slots."""
+    """``patience``: seconds to wait for a server, or for a Cluster that moves slots."""
 
     def __init__(self, url: str, patience: float) -> None:
         self.what = described(url)
         self.patience = patience
         self.longest = patience + 1
-        """Seconds that an answer is waited for, but for one to a large batch."""
+        """Seconds to wait for an answer, except to a large batch."""
         self._class, self._settings = _connecting(url)
         self._settings |= {"socket_timeout": self.longest, "socket_connect_timeout": patience}
         self._home: Address | None = None
@@ -59,7 +59,7 @@ class Nodes:
         self.is_cluster = False
 
     def open(self) -> None:
-        """Find out what it is that the URL names, or raise StoreUnavailable."""
+        """Find out what the URL names, or raise StoreUnavailable."""
 
         def look(wire: Wire) -> None:
             self.is_cluster = wire.info("cluster").get("cluster_enabled") == "1"
@@ -81,7 +81,7 @@ class Nodes:
             raise
 
     def each(self, use: Callable[[Wire], T]) -> list[T]:
-        """Use a connection to every server, for what may be repeated; nodes of a Cluster that are away are left out."""
+        """Use a connection to every server, for repeatable work; leave out a Cluster's nodes that are away."""
         answers = []
         for address in self._all():
             try:
@@ -93,9 +93,10 @@ class Nodes:
         return answers
 
     def check_reachable(self, keys: Keys) -> None:
-        """Raise StoreUnavailable where the node of these keys, one of a Cluster, was waited for in vain a moment ago.
+        """Raise StoreUnavailable if the node of these keys, one of a Cluster, did not answer a moment ago.
 
-        Asked before what nobody waits for: else each tube there would cost a wait. A call that comes through ends that.
+        Asked before work that no caller waits for: else each tube there would cost a wait. A call that
+        succeeds ends that.
         """
         if self._away:
             self._check_not_away(self._address(keys))
@@ -105,7 +106,7 @@ class Nodes:
         return self._address(keys) if self.is_cluster else None
 
     def scan(self, pattern: str, after: Cursor | None, count: int) -> tuple[list[bytes], Cursor | None]:
-        """Look at about ``count`` keys; return those of that pattern, and where to go on, if not at the end."""
+        """Look at about ``count`` keys; return those that match, and where to go on, ``None`` at the end."""
         nodes = self._all()
         address, cursor = after or (nodes[0], b"0")
         cursor, keys = self.call(
@@ -120,7 +121,7 @@ class Nodes:
         return keys, (further[0], b"0") if further else None
 
     def _all(self) -> list[Address | None]:
-        """One server, or those of the Cluster that have slots."""
+        """The one server, or the Cluster's nodes that have slots."""
         return [*sorted(set(self._slots.values()))] if self.is_cluster else [None]
 
     def call(
@@ -134,9 +135,9 @@ class Nodes:
     ) -> T:
         """Use a connection to the node that has these keys, or to the one ``at`` that address.
 
-        ``within``: seconds after which an answer that has not come counts as lost, where these are fewer than usual.
-        OutcomeUnknown when it is lost in the middle, unless ``use`` may be repeated, which is done then.
-        StoreUnavailable when there is none; Refused where the server says no.
+        ``within``: seconds after which a missing answer counts as lost, if that is sooner than usual.
+        OutcomeUnknown when the connection is lost in the middle, unless ``use`` may be repeated, and then is.
+        StoreUnavailable when there is no connection; Refused when the server says no.
         """
         tries = losses = 0
         until = real_monotonic() + self.patience
@@ -161,7 +162,7 @@ class Nodes:
             except NOT_NOW as error:
                 failure: Exception = error
                 self._heed(error, address)
-                if isinstance(error, exceptions.ClusterDownError):  # or it has left the Cluster
+                if isinstance(error, exceptions.ClusterDownError):  # or that node has left the Cluster
                     self._look_round(address)
                 if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
                     self._note_away(address, until)
@@ -185,9 +186,9 @@ class Nodes:
                 pause_after(tries)
 
     def connect(self, keys: Keys, patience: float) -> Wire:
-        """Open one more connection to that node, which the caller keeps; Lost where that fails.
+        """Open one more connection to that node, which the caller keeps; Lost if that fails.
 
-        An answer there is waited for no longer than for ``patience`` seconds.
+        It waits no longer than ``patience`` seconds for an answer.
         """
         patience = min(patience, self.patience)
         wire = self._connect(self._address(keys), patience)
@@ -195,11 +196,11 @@ class Nodes:
         return wire
 
     def note_away(self, keys: Keys, until: float) -> None:
-        """Note that there was no answer from the node of these keys, if it was waited for until then."""
+        """Note that the node of these keys has not answered, if ``until`` has passed."""
         self._note_away(self._address(keys), until)
 
     def heed(self, error: Exception, keys: Keys) -> None:
-        """Note what the node of these keys has said to who waits there."""
+        """Note what the node of these keys has said to a connection that waits there."""
         self._heed(error, self._address(keys))
 
     def close(self) -> None:
@@ -209,7 +210,7 @@ class Nodes:
             self._forget_idle(address)
 
     def _heed(self, error: Exception, address: Address | None) -> None:
-        """Note who has a key, as a node says, or that it is no master any more."""
+        """Note which node has a slot, if the error says so, or that this one is no longer a master."""
         if isinstance(error, exceptions.MovedError):
             self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
         if only_reads(error):
@@ -220,7 +221,7 @@ class Nodes:
             raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
 
     def _note_away(self, address: Address | None, until: float) -> None:
-        """A node of a Cluster has not answered for as long as a server is waited for."""
+        """Note that a node of a Cluster is away, if it has not answered until then."""
         now = real_monotonic()
         if self.is_cluster and now > until:
             self._away[address] = now + AWAY_FOR
@@ -241,7 +242,7 @@ class Nodes:
             raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
 
     def _connect(self, address: Address | None, within: float | None = None) -> Wire:
-        """Open a connection. ``within``: seconds for each step of that, where these are fewer than usual."""
+        """Open a connection. ``within``: seconds for each step of that, if these are fewer than usual."""
         settings = self._settings
         if within is not None:
             step = min(within, self.patience)
@@ -252,13 +253,13 @@ class Nodes:
             return Wire(self._class(**settings), self.longest)
         except NOT_NOW:
             raise
-        except OSError as error:  # redis-py reads its own version from a file for each, and may open none
+        except OSError as error:  # redis-py reads its version from a file each time, and may open none
             raise Lost(str(error), was_sent=False) from error
         except (exceptions.RedisError, *UNFIT) as error:
             said = str(error)
             if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
                 said = f"there is no option {unknown[1]!r}{suggestion(unknown[1], (), OURS)}"
-            elif isinstance(error, UNFIT):  # before 8, redis-py takes some as they come
+            elif isinstance(error, UNFIT):  # before 8, redis-py takes some unchecked
                 said = f"an option cannot have the value that it has there ({said})"
             raise BadOption(f"bad store URL: {said}", option="url") from error
 
@@ -272,7 +273,7 @@ class Nodes:
             self._forget_idle(address)
 
     def _forget_idle(self, address: Address | None) -> None:
-        """One connection was lost, or leads to who is no master any more, so these probably are and do too."""
+        """Close idle connections: one was lost, or leads to no master, so probably these are or do too."""
         idle = self._idle.get(address, [])
         with suppress(IndexError):
             while True:
@@ -289,7 +290,7 @@ class Nodes:
         return self._home[0] if self._home is not None else ""
 
     def _learn_slots(self, wire: Wire) -> bool:
-        """Note who has what, unless that node knows of nothing: it has left the Cluster, or begins anew."""
+        """Note who has which slots, unless that node knows none: it has left the Cluster, or starts anew."""
         slots: dict[int, Address] = {}
         replicas: set[Address] = set()
         for first, last, *nodes in wire.command("CLUSTER", "SLOTS"):
@@ -303,7 +304,7 @@ class Nodes:
         return bool(slots)
 
     def _look_round(self, lost: Address | None) -> None:
-        """Ask the other nodes who has what that one had; where no master answers, one that has taken over may."""
+        """Ask other nodes who has that one's slots: masters, then replicas, which may have taken over."""
         masters = {*self._slots.values(), self._home} - {lost}
         for address in (*masters, *self._replicas - masters):
             try:
@@ -318,11 +319,11 @@ class Nodes:
 
 
 def _connecting(url: str) -> tuple[type[AbstractConnection], dict[str, Any]]:
-    """What a connection is made of: redis-py's class and its settings, by a URL; BadOption where it can be none."""
+    """What a connection is made of, by a URL: redis-py's class and settings. BadOption for an unfit URL."""
     try:
-        # with its default, 3, redis-py adds settings that 2 does not know where hiredis is not installed
+        # with its default, 3, redis-py adds settings that 2 does not know if hiredis is not installed
         pool = ConnectionPool.from_url(url, protocol=2)
-    except UNFIT as error:  # its message may show a part of the password, but for one
+    except UNFIT as error:  # all its messages but one may show a part of the password
         if unfit := re.match(r"Invalid value for \W(\w+)\W in connection URL", str(error)):
             raise _unfit(unfit[1]) from None
         raise no_url() from None
@@ -341,9 +342,9 @@ def _connecting(url: str) -> tuple[type[AbstractConnection], dict[str, Any]]:
     if not settings.keys() & {"lib_name", "lib_version"}:
         settings |= _client_info()
     if issubclass(kind, SSLConnection):
-        # redis-py 6.0 would check the name also where no certificate is asked for, which Python refuses
+        # redis-py 6.0 would check the host's name even if no certificate is required, which Python refuses
         settings.setdefault("ssl_check_hostname", settings.get("ssl_cert_reqs") != "none")
-        # else OpenSSL asks for it on the terminal, and waits
+        # else OpenSSL asks for the password on the terminal, and waits
         settings.setdefault("ssl_password", "")
     return kind, settings
 
@@ -354,12 +355,12 @@ def _unfit(option: str) -> BadOption:
 
 @cache
 def _client_info() -> dict[str, Any]:
-    """What a server is told of redis-py. Made once: it would look up its own version for each connection, for 2 ms."""
+    """What a server is told of redis-py. Made once: looking up its version for each connection takes 2 ms."""
     try:
         from redis.driver_info import DriverInfo
     except ImportError:  # before 7.2
         return {}
     try:
         return {"driver_info": DriverInfo()}
-    except OSError as error:  # as where no further file can be opened
+    except OSError as error:  # as when no more files can be opened
         raise StoreUnavailable(f"redis-py cannot be used: {error}") from error

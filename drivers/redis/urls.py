@@ -1,4 +1,4 @@
-"""The URL of a Redis server: what can be one, what of it is ours, and how it is shown without its passwords."""
+"""The URL of a Redis server: what is valid, which options are ours, how to show it without passwords."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SECRETS = ("password", "ssl_password")
 """What may be secret in a URL's query: the password, and that of the client's own key."""
 
 _DATABASE = re.compile(r"[0-9]*/?")
-"""What may be the path."""
+"""What the path may be."""
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL in which a password's / ? or # seems to end it: its beginning would be taken for a host and port.
+    """Refuse a URL with a / ? or # in its password: what is before that would be taken for host and port.
 
-    Also one whose path is no number, in whose place redis-py would silently take the database 0.
+    Also refuse one whose path is no number: redis-py would silently take the database 0 instead.
     """
     try:
         urlsplit(url)
@@ -43,7 +43,7 @@ def check_url(url: str) -> None:
 
 
 def no_url() -> BadOption:
-    """The error of such a URL, without a word of it."""
+    """The error for such a URL, which repeats nothing of it."""
     return BadOption(
         "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
         "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
@@ -52,9 +52,9 @@ def no_url() -> BadOption:
 
 
 def parsed(url: str) -> tuple[str, float]:
-    """The URL without what is ours in its query, and the seconds of ``dead_after``, which may be there.
+    """The URL without the options that are ours, and the seconds of ``dead_after``, one of these.
 
-    The protocol is always 2, whatever it says.
+    The protocol is always 2, whatever the URL says.
     """
     check_url(url)
     base, _, query = url.partition("?")
@@ -64,7 +64,7 @@ def parsed(url: str) -> tuple[str, float]:
 
 
 def described(url: str) -> str:
-    """A server for the reader of a message, by a URL that was checked: without what may be secret in it."""
+    """A server's name for messages, by a URL that was checked: without what may be secret in it."""
     parts = urlsplit(url)
     return f"Redis at {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 

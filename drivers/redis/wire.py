@@ -1,7 +1,7 @@
 """One connection to a Redis server, through redis-py's: scripts by hash, each one round trip.
 
-It is used below redis-py's client, whose EVALSHA takes several times as long (194 µs against 45), and which tries again
-by itself where nobody knows whether the first try was done.
+It uses redis-py's connection without its client, whose EVALSHA takes several times as long (194 µs against
+45), and which retries by itself when nobody knows whether the first try was done.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ NOT_NOW = (
 )  # fmt: skip
 """Errors of a server that will do it later, or whose successor will.
 
-ASK names the node to which keys are being moved. That could do nothing before it has all keys of a script, of which
-some never exist: it says TRYAGAIN. When it has them, the first node says MOVED, which redis-py derives from ASK.
+ASK names the node to which keys are being moved. To ask that one is no use: until it has all keys of a
+script, some of which never exist, it says TRYAGAIN. When it has them, the first node says MOVED, whose
+error redis-py derives from that of ASK.
 """
 
 
 NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError
-"""What redis-py raises where no answer comes any more, or none that can be read."""
+"""What redis-py raises when no answer will come any more, or none that can be read."""
 
 
 class Refused(Exception):
@@ -53,33 +54,33 @@ NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
 """What our scripts say; see tube.lua."""
 
 WRONG_TYPE = "WRONGTYPE"
-"""What a server says of a key of another type than it must be: of one tube, mostly."""
+"""What a server says of a key of the wrong type, mostly one of a single tube."""
 
 FAILED = "FAILED"
-"""A script met what cannot be: something else that is stored is not there, say."""
+"""A script met what cannot be: something is missing that the rest implies, say."""
 
 _LUA = re.compile(r"(?<!@)\buser_script:\d+: ")
-"""Lua names the place so; a server does so too where a command failed, but with an @ before it."""
+"""How Lua names the place of an error; a server names that of a failed command so too, after an @."""
 
 IS_FULL = "max number of clients"
-"""In what a server says that has no more connections: one that is in use may be given back."""
+"""What a server says when it takes no more connections: one that is in use may soon be given back."""
 
 MANY, EACH = 2000, 0.0002
-"""From so many arguments on, the seconds that a server is given for each of them: a task takes it 30 to 60 µs.
+"""From how many arguments on a server gets time for each, and how many seconds: a task takes it 30 to 60 µs.
 
-A task that is put is two, and one of an answer counts as much.
+A task that is put is two arguments; a task of an answer counts as two.
 """
 
 MOST = 1_000_000
-"""For so many tasks of an answer at most a server is given time: who asks for all that there is may mean a few."""
+"""The most tasks of an answer that a server is given time for: a call for all there are may mean a few."""
 
 
 LARGE = 1 << 20
-"""Bytes of a command from which it may be more than a server takes: the least ``proto-max-bulk-len``."""
+"""Bytes from which a command may be more than a server takes: the least ``proto-max-bulk-len``."""
 
 
 class Wire:
-    """Used by one thread at a time. ``longest``: seconds that an answer is waited for, once it is open."""
+    """Used by one thread at a time. ``longest``: seconds to wait for an answer, once it is open."""
 
     def __init__(self, connection: Any, longest: float) -> None:
         self._connection = connection
@@ -91,7 +92,7 @@ class Wire:
         except (exceptions.AuthenticationError, exceptions.ResponseError) as error:
             self.close()
             raise _refused(error) from error
-        except (exceptions.RedisError, OSError, UnicodeError) as error:  # a host's name may be none
+        except (exceptions.RedisError, OSError, UnicodeError) as error:  # a host's name may be invalid
             self.close()
             if IS_FULL in str(error):
                 raise exceptions.TryAgainError(str(error)) from error
@@ -102,7 +103,7 @@ class Wire:
         self._timeout = connection.socket_timeout
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument], most: int = 0) -> Any:
-        """Run a script, and return what it answers: text as bytes. ``most``: tasks that there may be in that."""
+        """Run a script, and return what it answers: text as bytes. ``most``: the most tasks in that."""
         self._give_time(max(len(given), 2 * min(most, MOST)))
         self._send(_evalsha(script, keys, given))
         answer = self.receive()
@@ -116,12 +117,12 @@ class Wire:
     def evaluate_durably(
         self, script: Script, keys: Keys, given: Sequence[Argument], patience: float, most: int = 0
     ) -> Any:
-        """Run a script, and wait in the same round trip until the server has what it did on disk."""
+        """Run a script, and wait in the same round trip until its changes are on the server's disk."""
         self._give_time(max(len(given), 2 * min(most, MOST)))
         until = real_monotonic() + patience
         answer, waited = self._both(_evalsha(script, keys, given) + _waitaof(patience))
         if isinstance(answer, exceptions.NoScriptError):
-            # It may have waited already, for what was written before.
+            # WAITAOF may have waited already, for what was written before.
             again = _command("EVAL", script.text, len(keys), *keys, *given)
             answer, waited = self._both(again + _waitaof(until - real_monotonic()))
         if isinstance(answer, exceptions.RedisError):
@@ -140,15 +141,15 @@ class Wire:
             raise _refused(answer)
         return answer
 
-    # For who waits for several answers
+    # For callers that wait for several answers
 
     def send(self, *commands: Sequence[Argument]) -> None:
-        """Send commands at once, whose answers are received later."""
+        """Send commands in one go; their answers are received later."""
         self._give_time(0)
         self._send(b"".join(_command(*words) for words in commands))
 
     def receive(self) -> Any:
-        """Wait for the next answer; what was refused is an answer too."""
+        """Wait for the next answer; a refusal is returned like any other."""
         try:
             return self._connection.read_response(disable_decoding=True)
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
@@ -162,7 +163,7 @@ class Wire:
 
     @property
     def run_id(self) -> str:
-        """Of the server: another after each start."""
+        """The server's run id: another after each start."""
         if not self._run_id:
             self._run_id = self.info("server")["run_id"]
         return self._run_id
@@ -190,7 +191,7 @@ class Wire:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing has come that nobody asked for: the end of the connection, say."""
+        """Whether nothing has come unasked, such as the end of the connection."""
         return not self._poll.poll(0)
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class Wire:
             self._connection.disconnect()
 
     def limit_wait(self, seconds: float | None) -> None:
-        """Wait for an answer no longer than that from now on; ``None``: as long as for any."""
+        """From now on wait no longer than that for an answer; ``None``: as long as usual."""
         self._patience = self._usual if seconds is None else min(seconds, self._usual)
 
     def _give_time(self, arguments: int) -> None:
@@ -216,11 +217,11 @@ class Wire:
         return answer, None if self.is_lost else self.receive()
 
     def _send(self, commands: bytes, *, may_be_done: bool = False) -> None:
-        """A part of a command is never done; the first of two that are sent at once may be."""
+        """Send commands. A server never does a part of one; but of two, it may do the first alone."""
         try:
             if len(commands) < LARGE:
                 self._connection.send_packed_command((commands,), check_health=False)
-            else:  # after a failure redis-py closes at once, and nobody can read what the server said
+            else:  # redis-py closes right after a failure, and what the server said is lost
                 self._connection._sock.sendall(commands)
         except (exceptions.RedisError, OSError) as error:
             said = self._last_words() if isinstance(error, ConnectionError) else None
@@ -230,7 +231,7 @@ class Wire:
             raise Lost(str(error), was_sent=may_be_done) from error
 
     def _last_words(self) -> Any:
-        """What the server said before it closed the connection in the middle of a command: that it is too large."""
+        """What the server said before it closed the connection in mid-command: that this is too large."""
         with suppress(Lost):
             return self.receive()
         return None
@@ -265,7 +266,7 @@ def _not_redis(asked: str, answer: object) -> Refused:
 
 
 def only_reads(error: Exception) -> bool:
-    """Whether a server says that it is no master any more. Who waits there hears UNBLOCKED."""
+    """Whether a server says that it is no longer a master. A connection that waits there gets UNBLOCKED."""
     said = error.error if isinstance(error, Refused) else error
     is_replica = isinstance(said, exceptions.ReadOnlyError | exceptions.MasterDownError)
     return is_replica or re.search("READONLY|^UNBLOCKED", str(said)) is not None
