@@ -339,7 +339,7 @@ def _ms(text: bytes) -> int | None:
 
 
 def _lease(token: int, task: Task | None, mine: UUID | None) -> int:
-    """The token that a session presents; 0, which no lease has, if another session, of any store, took the task."""
+    """The token to present; 0, which no lease has, if another session, of whatever store, took the task."""
     return token if task is None or mine is None or task.owner in (mine, None) else 0
 
 

@@ -126,7 +126,7 @@ class RedisTube:
 
     @staticmethod
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is stored: the URL without its password, the tube's number there, the id before its first."""
+        """Return what is stored: the URL without password, the tube's number, and the id before its first."""
         url = given.get("url")
         if not isinstance(url, str) or url.partition("://")[0] not in ("redis", "rediss", "unix"):
             raise BadOption(
@@ -142,7 +142,7 @@ class RedisTube:
     # Life
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
-        """Make it. One of its name may have been dropped since its options were checked, and the last id read."""
+        """Make it. One of its name may have been dropped since its options gave the last id."""
         check_pri(tube.options.get("pri", 0))
         self._redis.after = max(tube.options["after"], self._store.last_given())
         self._do(self._redis.make)

@@ -17,16 +17,16 @@ TUBE_KEYS = (
 """The keys of a tube, in the order in which its scripts get them; tube.lua says what each is."""
 
 NEVER = "never"
-"""The key after these, which does not exist, so that no script ends in the middle; see tube.lua."""
+"""The key after these, which never exists, so that no Cluster breaks off a script; see tube.lua."""
 
 PLAIN_KEYS = TUBE_KEYS[:8]
-"""What a put, a take and an ack get of these where the tube has no features: the last does not exist there.
+"""The keys that put, take and ack get if the tube has no features: the last does not exist there.
 
 Each key costs 0.3 µs a call.
 """
 
 QUEUE_KEYS = ("tubes", "sessions", "connections", "roll", "last")
-"""The same of a queue; see queue.lua."""
+"""The keys of a queue, in that order; see queue.lua."""
 
 
 Argument = str | bytes | int
@@ -82,12 +82,12 @@ class Keys(tuple[str, ...]):
         return cls(f"{{{namespace}}}", QUEUE_KEYS)
 
     def named(self, name: str) -> str:
-        """One of them, by what it is called in tube.lua or queue.lua."""
+        """One of them, by its name in tube.lua or queue.lua."""
         return f"{self.tag}:{name}"
 
     @cached_property
     def packed(self) -> bytes:
-        """As a script is sent them."""
+        """As they are sent with a script."""
         return packed([len(self), *self])
 
 
@@ -138,4 +138,4 @@ FORGET_SESSIONS = Script("forget_sessions")
 ADD_SESSION = Script("add_session")
 
 OF_PLAIN = (PUT, TAKE, ACK)
-"""Those that begin with plain.lua."""
+"""The scripts that begin with plain.lua."""

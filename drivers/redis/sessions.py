@@ -9,7 +9,7 @@ from typing import NamedTuple
 SESSION = re.compile(r"[0-9]+ ([0-9]+|-)")
 CONNECTION = re.compile(r"(\S+) (\S+)( .*)?", re.DOTALL)
 ROLL = re.compile(r"\S+ \S+ \S+ ([0-9]{1,9})")
-"""Their entries, see queue.lua."""
+"""The patterns of their entries, see queue.lua."""
 
 
 class Connection(NamedTuple):
@@ -20,15 +20,15 @@ class Connection(NamedTuple):
 
 
 class Sessions(NamedTuple):
-    """What there was at one instant, by id."""
+    """All that there were at one instant, by id."""
 
     ends: dict[str, int | None]
     """When each session is over; ``None`` while it has connections."""
     connections: dict[str, Connection]
     every: dict[str, float]
-    """Seconds between two beats of a connection, of those that were called."""
+    """Seconds between two beats of a connection, for those on the roll."""
     unreadable: list[tuple[str, str]]
-    """Where, and of what id, there are entries that nobody can read. They are in nobody's way."""
+    """The key and the id of each entry that nobody can read. They are in nobody's way."""
 
     @classmethod
     def of(cls, sessions: Sequence[bytes], connections: Sequence[bytes], roll: Sequence[bytes]) -> Sessions:
@@ -45,12 +45,12 @@ class Sessions(NamedTuple):
             else:
                 read.unreadable.append(("connections", id))
         for id, stored in pairs(roll):
-            if entry := ROLL.fullmatch(stored):  # what cannot be read is written anew
+            if entry := ROLL.fullmatch(stored):  # an unreadable one is written anew
                 read.every[id] = int(entry[1]) / 1000
         return read
 
     def known(self, session: str) -> tuple[int | None, list[str]] | None:
-        """When it is over, and its connections; ``None``: it is not there."""
+        """When a session is over, and its connections; ``None``: it is not there."""
         if session not in self.ends:
             return None
         return self.ends[session], [id for id, each in self.connections.items() if each.session == session]
@@ -60,17 +60,17 @@ class Sessions(NamedTuple):
         return {each.session for each in self.connections.values()}
 
     def lonely(self) -> list[str]:
-        """Those that have none any more, and of which nobody has noticed yet that they end."""
+        """The sessions that have no connection left, and that nobody has ended yet."""
         connected = self.connected()
         return sorted(id for id, ends in self.ends.items() if ends is None and id not in connected)
 
     def is_over(self, session: str, now: int) -> bool:
-        """Whether it has outlived its last connection for as long as it may."""
+        """Whether a session has outlived its last connection for as long as it may."""
         ends = self.ends[session]
         return ends is not None and ends <= now
 
 
 def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
-    """What a script answers as one flat list."""
+    """The pairs that a script answers as one flat list."""
     texts = [text.decode(errors="replace") for text in flat]
     return zip(texts[::2], texts[1::2], strict=True)

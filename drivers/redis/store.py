@@ -52,10 +52,10 @@ from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 T = TypeVar("T")
 
 HOSTED = "tubes_hosted"
-"""Namespace of all tubes of the type ``redis`` on a server: their sessions are apart from those of its stores."""
+"""Namespace of all tubes of the type ``redis`` on a server: their sessions are not those of its stores."""
 
 MOMENT = 0.05
-"""Seconds for which the stores of a process that look at the sessions again and again go by one answer."""
+"""Seconds for which a process's stores, which look at the sessions again and again, share one answer."""
 
 NO_TRANSACTIONS = (
     "a Redis store has no transactions over several calls: each call is one by itself, and take(ack=task) acks and "
@@ -66,7 +66,7 @@ log = Log("tubes.redis")
 
 
 class NotAdmitted(Exception):
-    """The session may not take from a tube, yet or any more."""
+    """The session may not, or may no longer, take from a tube."""
 
     def __init__(self, driver: RedisDriver) -> None:
         self.driver = driver
@@ -77,9 +77,9 @@ class Again(Exception):
 
 
 class Spared(threading.local):
-    """How many the last script of this thread did not call in other processes, since as many wait here.
+    """How many calls to other processes this thread's last script spared, since as many wait here.
 
-    ``wake``, which comes after it, calls those here, and others in the place of who has left meanwhile.
+    ``wake``, which follows it, calls those here, and other processes in place of those that have left since.
     """
 
     count = 0
@@ -88,8 +88,8 @@ class Spared(threading.local):
 class RedisStore(Renewable):
     """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
 
-    ``dead_after``: seconds without a sign of life after which a process is taken for dead, also by those whose own is
-    shorter. Everything else in the query is for redis-py. A node of a Cluster stands for all of it.
+    ``dead_after``: seconds without a sign of life after which a process is taken for dead, also by processes
+    whose own is shorter. Everything else in the query is for redis-py. Any node of a Cluster stands for all.
     """
 
     default_durability = "normal"
@@ -147,9 +147,9 @@ class RedisStore(Renewable):
             raise
 
     def _tells_how_it_syncs(self, wire: Wire) -> bool:
-        """Whether a server says how it writes to its disk; NotSupported where it does not write there.
+        """Whether a server says how it writes to its disk; NotSupported if it does not write there.
 
-        Where that is unsaid, a first write shows it. Before one WAITAOF has nothing to wait for.
+        If it does not say, a first write shows it: before one, WAITAOF has nothing to wait for.
         """
         try:
             wire.command("WAITAOF", 1, 0, 1)
@@ -157,7 +157,7 @@ class RedisStore(Renewable):
             raise self._not_durable(str(error)) from error
         try:
             _, sync = wire.command("CONFIG", "GET", "appendfsync")
-        except (Refused, ValueError):  # most users may not ask
+        except (Refused, ValueError):  # most users are not allowed to ask
             return False
         if sync == b"no":
             raise self._not_durable("its appendfsync is no")
@@ -180,7 +180,7 @@ class RedisStore(Renewable):
         )
 
     def _warn(self) -> None:
-        """Say once what this server may lose, or one of the Cluster."""
+        """Warn once of what this server, or one of the Cluster, may lose."""
         if self._url in _warned:
             return
         nodes = self._hub.nodes
@@ -212,14 +212,14 @@ class RedisStore(Renewable):
         keys = driver.keys_of(script)
 
         def use(wire: Wire) -> Any:
-            if driver.is_temporary and script is not scripts.OPEN:  # which makes what the run is noted in
+            if driver.is_temporary and script is not scripts.OPEN:  # which makes the hash that has the run
                 self._hub.empty_after_restart(wire, driver)
             elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience, most)
             return wire.evaluate(script, keys, given, most)
 
         try:
-            # to open a tube a second time changes nothing; all the same a tube that was created is to be on the disk
+            # opening a tube again changes nothing, so it may be repeated; yet a new tube must be on the disk
             return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable or script is scripts.OPEN)
         except Refused as error:
             if error.code == NO_SESSION:
@@ -258,7 +258,7 @@ class RedisStore(Renewable):
                 raise translated(error, self._hub.nodes, self._keys) from error
 
     def hold(self, of: RedisDriver | RedisStore) -> threading.RLock:
-        """Return the lock of a tube's commits, or of all, held: callbacks come in that order."""
+        """Take the lock on a tube's commits, or on all, and return it: callbacks come in that order."""
         lock = self._orders.get(of) or self._orders.setdefault(of, threading.RLock())
         longest = self._hub.nodes.longest
         if not lock.acquire(timeout=longest):
@@ -325,7 +325,7 @@ class RedisStore(Renewable):
     # The catalogue
 
     def _after_of(self, tube: int) -> int:
-        """The id after which a tube's begin."""
+        """The id after which a tube's ids begin."""
         return self._after.get(tube, 0)
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
@@ -356,9 +356,9 @@ class RedisStore(Renewable):
     def _add_tube(self, tube: TubeRecord) -> bool:
         """Add it to the catalogue, unless its name is taken there.
 
-        Where the tube's node goes away after that, its entry stays: others may have found it, and opened the tube.
+        If the tube's node goes away after that, the entry stays: others may have opened the tube by it.
         """
-        self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # changes nothing; fails where nobody can write
+        self._run_on(tube.id, scripts.UNWAIT, "-", "t", 0)  # changes nothing; fails if nobody can write there
         given = tube.name, tube.id, written_entry(tube)
         after: bytes = self._evaluate(self._keys, scripts.ADD_TUBE, given, is_durable=self._is_durable)
         if after:
@@ -371,7 +371,7 @@ class RedisStore(Renewable):
         self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """There are no transactions here that another's step could come into."""
+        """Nothing to do: there are no transactions here into which another step could come."""
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
         if tube.id in tx.looked:
@@ -386,16 +386,16 @@ class RedisStore(Renewable):
         return True
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
-        """When time does something next in these tubes, by their ids; without those that ``_read_each`` leaves out."""
+        """When something is next due in these tubes, by their ids; ``_read_each`` leaves some out."""
         firsts = self._read_each(tubes, "due", "ZRANGE", 0, 0, "WITHSCORES")
         return {tube: due_ms(first[1]) if first else None for tube, first in firsts.items()}
 
     def _read_each(
         self, tubes: Sequence[TubeRecord], key: str, command: str, *given: Argument
     ) -> dict[int, Any]:
-        """What a command answers of a key of each of these tubes, by their ids: one round trip to each node.
+        """Ask a command of one key of each of these tubes, by their ids: one round trip to each node.
 
-        Without those of a node that is away, and of a tube that has moved, or whose key is of another type.
+        A tube is left out if its node is away, if it has moved, or if its key is of the wrong type.
         """
         of_node: dict[object, list[tuple[int, Keys]]] = {}
         for tube in tubes:
@@ -419,7 +419,7 @@ class RedisStore(Renewable):
         return answers
 
     def _finish_drop(self, tube: TubeRecord) -> None:
-        """Who dropped it may have died, or not have got the answer, before it was taken out of the catalogue."""
+        """Take a dropped tube out of the catalogue: who dropped it may have died first, or got no answer."""
         keys = Keys.of_tube(self._namespace, tube.id)
 
         def is_marked(wire: Wire) -> Any:
@@ -429,7 +429,7 @@ class RedisStore(Renewable):
             self.remove_tube(None, tube)
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
-        """Run a tube's script that may be run twice, and asks for nothing of the tube's type."""
+        """Run a tube's script that may be run twice, and does not depend on the tube's type."""
         keys = Keys.of_tube(self._namespace, tube)
         return self._evaluate(keys, script, ("", self.clock.now_ms(), 0, *given))
 
@@ -452,7 +452,7 @@ class RedisStore(Renewable):
         return bool(self._ask(scripts.IS_ALIVE, self._connection, self.session))
 
     def _admit(self, driver: RedisDriver) -> None:
-        """Let this session take from a tube, where it is alive; where not, the next try is a new session's."""
+        """Let this session take from a tube, if it is alive; if not, the next try is a new session's."""
         try:
             self._admit_if_alive(driver)
         except Refused as error:
@@ -470,8 +470,9 @@ class RedisStore(Renewable):
             return
         sessions = self._sessions()
         if session in sessions.ends and not sessions.is_over(session, self.clock.now_ms()):
-            return  # another thread has only left it, or gone on in it by another connection
-        # It ended meanwhile, and may have been rescued here before: another thread may hold what nobody looks for.
+            return  # another thread has only left it, or goes on in it on another connection
+        # It ended meanwhile, and this tube may have been rescued before: another thread may hold tasks here
+        # that nobody would look for.
         while self._evaluate(driver.keys, scripts.RELEASE_OWNER, (*given, STEP_LIMIT)):
             pass
 
@@ -481,7 +482,7 @@ class RedisStore(Renewable):
                 return
             self._end_sessions(self.clock.now_ms())
             self._resume()
-            with self._resuming:  # who proves life asks whether this connection is of this session
+            with self._resuming:  # prove_life asks whether this connection is of this session
                 ttr_ms = self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms())
                 if ttr_ms is None:
                     raise NoSuchSession(uuid.UUID(session))
@@ -502,18 +503,18 @@ class RedisStore(Renewable):
             self.read(lambda tx: self._resume())
 
     def _resume(self) -> None:
-        """This process was taken for dead: what it held is others'. Go on in a new session."""
+        """If this process was taken for dead, and others have what it held, go on in a new session."""
         with self._resuming:
             session = self.session
             is_over = not (self._left or self._is_closed or self._is_alive())
-            if is_over and session == self.session:  # else a signal's handler has seen to it meanwhile
+            if is_over and session == self.session:  # else a signal's handler has done so meanwhile
                 self.lost_sessions.add(session)
                 self._begin_session(self._new_session())
 
     def _beat(self) -> None:
         """Called by the listener every few seconds.
 
-        A connection that died without a word must not hold up the next beat for as long as a server is waited for.
+        A connection that died silently must not hold up the next beat for as long as a server is waited for.
         """
         if self._left or self._is_closed or self._is_stale:
             return
@@ -535,7 +536,7 @@ class RedisStore(Renewable):
             )
 
     def _dead(self, sessions: Sessions) -> list[tuple[str, str]]:
-        """Connections whose beat has not changed for too long, since this process began to look; with that beat."""
+        """Connections whose beat has not changed for too long while this process looked; with that beat."""
         beats = {id: each.beat for id, each in sessions.connections.items()}
         silent = self._beats.see(beats, sessions.every)
         return [(id, beat) for id, beat in silent if id != self._connection]
@@ -544,9 +545,9 @@ class RedisStore(Renewable):
         return Sessions.of(*self._evaluate(self._keys, scripts.SESSIONS, (), within=within))
 
     def _sessions_lately(self, *, within: float | None = None) -> Sessions:
-        """The same as a moment ago, if one of the stores of this process on that server has asked then.
+        """The sessions as of a moment ago, if a store of this process on that server asked then.
 
-        A queue has one for each tube of the type ``redis``, and each of these is a connection in the answer.
+        A queue has a store for each tube of the type ``redis``, each of which is a connection in the answer.
         """
         now, seen = real_monotonic(), self._hub.seen
         if seen is None or now - seen[0] > MOMENT:
@@ -558,7 +559,7 @@ class RedisStore(Renewable):
             return False
 
         def look() -> bool:
-            self._hub.nodes.check_reachable(self._keys)  # a take from another node does not wait for that one
+            self._hub.nodes.check_reachable(self._keys)  # a take from another node must not wait for that one
             return self.read(lambda tx: self._sees_deaths(tx, thoroughly, lately))
 
         return self._beats.suspects(look, thoroughly=thoroughly, away=StoreError)
@@ -586,7 +587,7 @@ class RedisStore(Renewable):
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> dict[int, set[str]]:
         """The sessions that may hold tasks, since they may take, by tubes' ids.
 
-        Where a node of a Cluster is away, or the tube's list is damaged, nobody can tell, and nobody takes.
+        A tube is left out if its node of a Cluster is away, or its list is damaged: nobody takes there then.
         """
         holders = {tube: _texts(ids) for tube, ids in self._read_each(tubes, "sessions", "SMEMBERS").items()}
         for tube in tubes:
@@ -603,7 +604,7 @@ class RedisStore(Renewable):
         return holders
 
     def _orphans(self, tx: Any) -> list[str]:
-        """Sessions that may take somewhere, and are not known. Whoever is let in anywhere was known before."""
+        """Unknown sessions that may take somewhere. A session is known before any tube admits it."""
         admitted = set[str]().union(*self.holders(tx, self.tubes(tx)).values())
         known = self._sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
@@ -618,18 +619,18 @@ class RedisStore(Renewable):
     # Waking and counting
 
     def _waiting(self, tube: int) -> int:
-        """How many can be called here, as the script is told that this thread runs next; see ``Spared``."""
+        """How many can be called here: this thread's next script is told so; see ``Spared``."""
         self._spared.count = count = self.waiters.uncalled(tube)
         return count
 
     def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
-        if not (self.waiters.line or self._spared.count):  # mostly, and every put comes here
+        if not (self.waiters.line or self._spared.count):  # the usual case, and every put comes here
             return
         spared = 0
-        if key > 0:  # who waits for room elsewhere was called by the script that made it, whoever waits here
+        if key > 0:  # for room, the script has called other processes, whoever waits here
             spared, self._spared.count = min(count, self._spared.count), 0
         called = self.waiters.wake(key, count, leases)
-        self._call_others(key, spared - called)  # for those who have left since
+        self._call_others(key, spared - called)  # for those that have left since
 
     def call_instead(self, key: Key, count: int) -> None:
         self._call_others(key, count - self.waiters.wake(key, count))
@@ -645,7 +646,7 @@ class RedisStore(Renewable):
             try:
                 self._add_calls(*each)
             except OutcomeUnknown:
-                deltas.remove(each)  # once more would count twice what was counted
+                deltas.remove(each)  # sent again, it might be counted twice
                 raise
             except StoreError as error:  # of that tube alone?
                 if not (self._hub.nodes.is_cluster or type(error) is StoreError):
@@ -673,7 +674,7 @@ class RedisStore(Renewable):
     # Examining
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
-        """What ``tubes.doctor`` looks at. Whose beat stands still is seen in a deep look alone: it takes its time."""
+        """What ``tubes.doctor`` looks at. Only a deep look finds beats that stand still: that takes time."""
         if self._namespace == HOSTED:
             raise NotSupported(
                 "what tubes of the type redis keep in Redis has its catalogue in their queues' own stores"
@@ -697,7 +698,7 @@ class RedisStore(Renewable):
         )
 
     def _numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
-        """The numbers of the tubes to which the next keys belong, about so many; and where to go on."""
+        """The numbers of the tubes to which about the next ``limit`` keys belong, and where to go on."""
         place = re.compile(rf"{{{self._namespace}:({NUMBER})}}:")
         keys, after = self._hub.nodes.scan(f"{{{self._namespace}:*", after, limit)
         found = [place.match(key.decode(errors="replace")) for key in keys]
@@ -714,17 +715,17 @@ class RedisStore(Renewable):
 
     def forked(self) -> None:
         super().forked()
-        Hub.forget_all()  # a hook of the program's may use the queue before the hub's own hook is called
+        Hub.forget_all()  # the program's own hook may use the queue before the hub's hook is called
 
 
 _COUNT = re.compile("0|[1-9][0-9]{0,17}")
-"""What a server can add to, which others may have overwritten; see rules.lua."""
+"""A count that a server can add to, unless others have overwritten it; see rules.lua."""
 
 _warned: set[str] = set()
 
 
 def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
-    """What is answered to each, refusals too, in one round trip."""
+    """The answers to all of these, refusals too, in one round trip."""
     wire.send(*commands)
     return [wire.receive() for _ in commands]
 
@@ -734,5 +735,5 @@ def _texts(ids: Iterable[bytes]) -> set[str]:
 
 
 def _persistence(wire: Wire) -> dict[str, str]:
-    wire.command("PING")  # is refused while it loads; INFO is answered then, without a word of the AOF
+    wire.command("PING")  # refused while it loads, when INFO would answer without a word of the AOF
     return wire.info("persistence")
