@@ -81,7 +81,7 @@ class Nodes:
             raise
 
     def each(self, use: Callable[[Wire], T]) -> list[T]:
-        """Use a connection to every server, for repeatable work; leave out a Cluster's nodes that are away."""
+        """Use a connection to every server, for repeatable work; skip a Cluster's nodes that are away."""
         answers = []
         for address in self._all():
             try:
