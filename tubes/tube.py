@@ -134,7 +134,8 @@ class Tube(Takes):
         try:
             while True:
                 remaining = deadline.left()
-                is_first, is_called = waiters.heed(self._room, signal)
+                is_first, is_newly_called = waiters.heed(self._room, signal)
+                is_called |= is_newly_called
                 tried = self._clock.now_ms()
                 if is_first or remaining == 0.0:
                     self.expire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from faults.harness import Connect, Ended, EventfulClock, eventually
@@ -12,6 +13,7 @@ from sleeper import is_asleep, number_known
 from slow import slow_but
 
 import tubes
+from tubes.clock import Signal
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
 from tubes.waiting import room
@@ -128,6 +130,48 @@ def test_who_is_called_for_room_as_it_is_ended_has_another_process_called(
         clock.then = be_called_and_end
         waiting.store.waiters.wake_first(room(tube.record.id))
         assert isinstance(put.exception(), Ended)
+    assert other.communicate(timeout=20)[0] == "late\n"
+
+
+def test_a_call_for_room_is_not_forgotten_while_an_earlier_put_tries(
+    deaf: None,
+    connect: Connect,
+    url: str,
+    asleep: Callable[..., Process],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second in line was called too, waited for the first one to go, and is ended as it tries."""
+    clock = FakeClock()
+    queue, waiting = connect(sweep=False), connect(sweep=False, clock=clock)
+    tube = queue.create_tube("jobs", "limfifottl", capacity=2)
+    tube.put_many(["full", "too"])
+    key, waiters, late = room(tube.record.id), waiting.store.waiters, waiting.tube.jobs
+    heed, commit = waiters.heed, late._commit
+    heeded: list[tuple[bool, bool]] = []
+
+    def heed_noting(key: int, signal: Signal) -> tuple[bool, bool]:
+        answer = heed(key, signal)
+        heeded.append(answer)
+        return answer
+
+    def commit_or_end(step: Any) -> Any:
+        if waiters.count(key) == 1:  # the first one has gone
+            raise Ended
+        eventually(lambda: (False, True) in heeded)
+        return commit(step)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(late.put, "first", timeout=60)
+        eventually(lambda: is_asleep(waiting))
+        second = threads.submit(late.put, "second", timeout=60)
+        eventually(lambda: clock.waiting == 2)
+        other = asleep(queue, url, "jobs", "late")
+        eventually(lambda: number_known(waiting, key) != 0)
+        monkeypatch.setattr(waiters, "heed", heed_noting)
+        monkeypatch.setattr(late, "_commit", commit_or_end)
+        tube.ack_many(tube.take_many(2, timeout=0))
+        assert first.result().data == "first"
+        assert isinstance(second.exception(), Ended)
     assert other.communicate(timeout=20)[0] == "late\n"
 
 
