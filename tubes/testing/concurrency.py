@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tubes.clock import pause
 from tubes.errors import StoreUnavailable, TubeBusy
 from tubes.queue import Queue
 from tubes.task import State, Task
@@ -57,6 +58,7 @@ class InHand:
             with self._lock:
                 assert not self._grouped or task.utube not in self._groups, f"{task.utube!r} is in two hands"
                 self._groups.add(task.utube)
+            pause(0)  # the other threads take meanwhile
             with self._lock:
                 self._groups.discard(task.utube)
                 self.done.append(task.id)
