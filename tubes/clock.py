@@ -1,4 +1,4 @@
-"""The only module that reads a clock (but for the demo).
+"""The only module that reads a clock.
 
 A store's clock of record tells the time that is stored (milliseconds since the epoch); the monotonic
 clock measures waits. Both are injected, so that a test can advance a ``tubes.testing.FakeClock``.

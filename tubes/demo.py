@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import tubes
+from tubes.clock import pause, real_monotonic
 from tubes.demo_site import Report
 
 STUCK_AFTER = 20.0
@@ -194,12 +194,12 @@ def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Wo
 
 def _watch(tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]) -> float:
     """Report the crawl's progress until it ends or is stuck; kill one worker meanwhile. Return seconds."""
-    begun = moved = time.monotonic()
+    begun = moved = real_monotonic()
     fetched, asked = 0, False
     while any(worker.is_running for worker in crew):
-        time.sleep(LOOK_EVERY)
+        pause(LOOK_EVERY)
         report = site.ask("look")
-        now = time.monotonic()
+        now = real_monotonic()
         if report.fetched > fetched:
             fetched, moved = report.fetched, now
         elif now - moved > STUCK_AFTER:
@@ -211,7 +211,7 @@ def _watch(tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Call
         running = sum(worker.is_running for worker in crew)
         ready = tube.statistics()["tasks"]["ready"]
         on_progress(Crawl(fetched, site.pages, fetched / (now - begun), running, ready, note))
-    return time.monotonic() - begun
+    return real_monotonic() - begun
 
 
 def _kill_held(crew: Sequence[_Worker], report: Report) -> str:
