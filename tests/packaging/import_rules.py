@@ -36,9 +36,6 @@ DRIVER_API = (
 STORE_LIBRARIES = ("sqlalchemy", "alembic", "sqlite3", "redis", "psycopg", "asyncpg", "aiosqlite")
 """Databases and the libraries that talk to them: the framework names none."""
 
-PROGRAMS = ("tubes.cli", "tubes.demo", "tubes.demo_site")
-"""Programs that stand on the framework. They may look at a clock to show progress; no task depends on it."""
-
 CLOCK_CALLS = ("now", "utcnow", "today")
 """``datetime.now()`` and its like. Stored time is called ``now_ms`` and comes in as an argument."""
 
@@ -68,7 +65,7 @@ def broken_rules(root: Path) -> list[str]:
             why = _forbidden_import(found)
             if why:
                 problems.append(f"{path.relative_to(root)}:{found.line}: {found.names[-1]}: {why}")
-        if module not in ("tubes.clock", *PROGRAMS):
+        if module != "tubes.clock":
             for line, call in clock_calls(tree):
                 problems.append(
                     f"{path.relative_to(root)}:{line}: {call}: a clock is read only in tubes.clock"
@@ -125,7 +122,7 @@ def _forbidden_import(found: Found) -> str | None:
 
     if brings("drivers", "migrations"):
         return "the import names are tubes.drivers and tubes.migrations"
-    if brings("time") and module not in ("tubes.clock", *PROGRAMS):
+    if brings("time") and module != "tubes.clock":
         return "a clock is read only in tubes.clock"
     if brings("apscheduler") and module != "tubes.sweeper":
         return "the scheduler is known to tubes.sweeper alone"

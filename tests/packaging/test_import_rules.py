@@ -57,7 +57,7 @@ WRONG = {
     ),
     "the framework imports a database": ("tubes/queue.py", "import sqlite3"),
     "a program imports a driver": ("tubes/demo.py", "from tubes.drivers import fifo"),
-    "a module whose name begins like a program's reads the clock": ("tubes/democracy.py", "import time"),
+    "a program reads a clock": ("tubes/demo.py", "import time\ntime.monotonic()"),
     "the framework imports Redis": ("tubes/queue.py", "from redis.asyncio import Redis"),
     "another module than the sweeper imports the scheduler": (
         "tubes/queue.py",
@@ -87,7 +87,6 @@ RIGHT = {
         "tubes/clock.py",
         "import time\nfrom datetime import datetime, UTC\ntime.time_ns()\ndatetime.now(UTC)",
     ),
-    "the demo shows how long it took": ("tubes/demo.py", "import time\ntime.monotonic()"),
     "the sweeper knows the scheduler": ("tubes/sweeper.py", "import apscheduler.schedulers.background"),
     "the bridge knows greenlets": ("tubes/bridge.py", "from greenlet import getcurrent"),
     "a driver knows the driver API": (
