@@ -328,13 +328,16 @@ class Tube(Takes):
         kicked = 0
         while kicked < most:
             limit = min(most - kicked, STEP_LIMIT)
-            changes = self._run(lambda tx, n=limit: self.driver.kick(tx, n, now=self._clock.now_ms()), unit)  # type: ignore[misc]
-            kicked += len(changes)
-            if len(changes) < limit:
+            count = self._kick_some(limit, unit)
+            kicked += count
+            if count < limit:
                 break
         if not kicked:
             self._check_exists(unit)
         return kicked
+
+    def _kick_some(self, limit: int, unit: Unit | None) -> int:
+        return len(self._run(lambda tx: self.driver.kick(tx, limit, now=self._clock.now_ms()), unit))
 
     def peek(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""

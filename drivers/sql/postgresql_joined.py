@@ -10,12 +10,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tubes.errors import BadOption, NoSuchTube
+from tubes.errors import BadOption
 
 from .joined import JoinedTx, driver_connection
 from .postgresql_errors import translated
 from .postgresql_wire import FAILED_BEFORE, FAILING, HAS_TRIGGERS, LOST_CODES, Refused, without_triggers
 from .statements import Row, Statement
+from .tx import inserted_ids
 
 Identity = tuple[str, int, int | None]
 
@@ -85,18 +86,11 @@ class PostgresJoinedTx(JoinedTx):
             return super().insert(statement, given)
         self._keep(given[0][0])
         columns = [[*column] for column in zip(*given, strict=True)]
-        ids = [row[0] for row in self.rows(batch, *columns)]
-        if len(ids) < len(given):
-            raise NoSuchTube("(dropped)")
-        return ids
+        return inserted_ids(self.rows(batch, *columns), len(given))
 
     def only_insert(self, statement: Statement, given: Row) -> int:
         self._keep(given[0])
-        rows = self.rows(statement, *given)
-        if not rows:
-            raise NoSuchTube("(dropped)")
-        id: int = rows[0][0]
-        return id
+        return inserted_ids(self.rows(statement, *given), 1)[0]
 
     def _keep(self, tube: int) -> None:
         """Make sure that a row's tube was not dropped since the snapshot, and is not before the commit."""

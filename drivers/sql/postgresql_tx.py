@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from tubes.errors import NoSuchTube
-
 from ..retries import Lost
 from .lending import Lender
 from .postgresql_wire import BEGIN, ENDED, FAILED_BEFORE, FAILING, Refused, Result, Wire
 from .statements import Row, Statement
+from .tx import inserted_ids
 
 T = TypeVar("T")
 
@@ -82,12 +81,10 @@ class PostgresTx:
         batch = statement.batch
         if len(given) == 1 or batch is None:
             self.begin()
-            ids = [row[0] for result in self._pipeline(statement, given) for row in result.rows]
+            rows = [row for result in self._pipeline(statement, given) for row in result.rows]
         else:
-            ids = [row[0] for row in self.only_rows(batch, *map(list, zip(*given, strict=True)))]
-        if len(ids) < len(given):
-            raise NoSuchTube("(dropped)")
-        return ids
+            rows = self.only_rows(batch, *map(list, zip(*given, strict=True)))
+        return inserted_ids(rows, len(given))
 
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
         return self._execute(statement, given).rows
@@ -96,11 +93,7 @@ class PostgresTx:
         return self._execute(statement, given).count
 
     def only_insert(self, statement: Statement, given: Row) -> int:
-        rows = self._execute(statement, given).rows
-        if not rows:
-            raise NoSuchTube("(dropped)")
-        id: int = rows[0][0]
-        return id
+        return inserted_ids(self._execute(statement, given).rows, 1)[0]
 
     def only_many(self, statement: Statement, given: Sequence[Row]) -> None:
         """One pipeline is one transaction, unless one was begun."""

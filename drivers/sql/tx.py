@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tubes.errors import NoSuchTube
+
 from .statements import Row, Statement
 
 
@@ -24,3 +26,10 @@ class SqlTx(Protocol):
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]: ...
     def only_run(self, statement: Statement, *given: Any) -> int: ...
     def only_insert(self, statement: Statement, given: Row) -> int: ...  # the id; 0: nothing was inserted
+
+
+def inserted_ids(rows: Sequence[Row], wanted: int) -> list[int]:
+    """The ids that an INSERT … RETURNING answered. NoSuchTube if it inserted fewer rows: their tube is gone."""
+    if len(rows) < wanted:
+        raise NoSuchTube("(dropped)")
+    return [row[0] for row in rows]

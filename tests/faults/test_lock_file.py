@@ -257,7 +257,9 @@ def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
     assert heard(other) == "[]"
 
 
-def test_what_cannot_be_opened_although_it_may_be_is_an_error(public: Path, process: Callable[..., Any]) -> None:
+def test_what_cannot_be_opened_although_it_may_be_is_an_error(
+    public: Path, process: Callable[..., Any]
+) -> None:
     """A folder has the log's name; the tries in which it seemed that another user was making it count, too."""
     db, folder = public / "queue.db", public / "queue.db-wal"
     tubes.connect(f"sqlite:///{db}").close()
