@@ -14,7 +14,7 @@ PATIENCE = 0.5
 """Seconds that living processes get to settle what others left, or to finish what they have half done."""
 
 MOST_PAYLOADS = 4_000_000
-"""Most bytes of payloads that are read at once, unless a single payload is larger."""
+"""The most bytes of payloads that are read at once, unless a single payload is larger."""
 
 FeaturesOf = Callable[[TubeRecord], Features | None]
 
@@ -91,7 +91,7 @@ class LonelySessions(SessionsCheck):
 class DeadOwners(StoreCheck[S]):
     """Tasks held by a session that is missing, that has ended, or whose processes are dead.
 
-    ``is_alive`` tells whether a connection's process lives; ``watch`` in how many seconds all are known.
+    ``is_alive`` tells whether a connection's process lives. ``watch``: seconds until that is known of all.
     """
 
     name = "owners"

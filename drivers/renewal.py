@@ -1,4 +1,4 @@
-"""How a store is closed, and how one that was open when its process forked is opened anew in the child."""
+"""How a store is closed, and how one that was open when its process forked is opened again in the child."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Renewable(ABC):
         self._renewing = threading.RLock()
         self._is_renewing = False
         self._failed: StoreUnavailable | None = None
-        """Why it could not be opened anew the last time."""
+        """Why the last attempt to open it again failed."""
         self._is_unwanted = False
-        """Whether a signal handler closed it in the very thread that was opening it anew."""
+        """Whether a signal handler closed it in the very thread that was opening it again."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -49,7 +49,7 @@ class Renewable(ABC):
             self._renew_in_turn()
 
     def _renew_in_turn(self) -> None:
-        """Have one thread open the store anew, and call it meanwhile; the others wait for the outcome."""
+        """Let one thread, whose own calls get through, open the store again; others wait for the outcome."""
         failed = self._failed
         with self._renewing:
             if self._is_stale and not self._is_renewing:
@@ -87,7 +87,7 @@ class Renewable(ABC):
         if self._is_closed:
             return
         self._is_closed = True
-        with self._renewing:  # another thread may be opening it anew, and would leave that open
+        with self._renewing:  # another thread may be opening it again, and would leave that open
             self._is_unwanted = self._is_renewing
             is_open = not (self._is_stale or self._is_renewing)
         if is_open:

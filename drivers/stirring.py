@@ -55,14 +55,14 @@ class Stirred(ABC):
         try:
             guarded(self._thread.start)
         except BaseException:
-            if self._thread.is_alive():  # a signal's handler has raised
+            if self._thread.is_alive():  # a signal handler has raised
                 self.stop()
             else:
                 self._stir.close()
             raise
 
     def stop(self) -> None:
-        """End the thread and wait for it, unless it is the caller."""
+        """End the thread, and wait for it unless it is the caller."""
         self._is_over = True
         self._stir.set()
         if self._thread is not threading.current_thread():

@@ -56,7 +56,7 @@ class Beats(Generic[C]):
 
     A long gap between two looks means that this process, or all of them, could not run: silence before the
     gap does not count. Long is ``dead_after`` less one beat: a connection that was about to beat at the look
-    before the gap had then been silent for one beat.
+    before the gap had already been silent for one beat.
     """
 
     def __init__(self, dead_after: float) -> None:
