@@ -66,7 +66,7 @@ UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 """What Python raises for a row that no verb has written."""
 
 LONGEST_UTUBE = 2500
-"""Most bytes of a sub-queue's name in PostgreSQL: an index entry holds 2704, with the other columns."""
+"""The most bytes of a sub-queue's name in PostgreSQL: an index entry holds 2704, with the other columns."""
 
 
 class SqlDriver:
@@ -93,7 +93,7 @@ class SqlDriver:
         self._reads_acks = features.timed or statements.is_shared
         """Whether a batch ack reads what it has acked: the tasks' times, and on a server which they were."""
         self._ready_front = 0 if grouped else 1
-        """The ``front`` of a task back from aside: in a sub-queue a trigger decides who stands there."""
+        """The ``front`` of a task back from aside: in a sub-queue a trigger decides what stands there."""
         self._choose_statements(newest)
 
     def _choose_statements(self, newest: bool) -> None:
@@ -199,7 +199,7 @@ class SqlDriver:
         return [*settled, *(Change(TAKE, row, row[DUE]) for row in rows)]
 
     def _take_plain_one(self, tx: SqlTx, owner: str | None, now: int) -> Sequence[Change]:
-        """Take from a tube without options."""
+        """Take from a tube whose tasks have no options."""
         rows = tx.only_rows(self._sql.take_plain, owner, now, self._tube)
         if not rows:
             return ()
@@ -207,7 +207,7 @@ class SqlDriver:
         return (self._taken_plain(rows[0], blob if text is None else decode(text), owner, now),)
 
     def _take_plain(self, tx: SqlTx, limit: int, owner: str | None, now: int) -> Sequence[Change]:
-        """Take several from a tube without options."""
+        """Take several from a tube whose tasks have no options."""
         if self._sql.is_shared:
             rows = tx.only_rows(self._sql.take_plain_many, owner, now, self._tube, limit)
             rows.sort()  # RETURNING promises no order
@@ -395,7 +395,7 @@ class SqlDriver:
         return [row for id in ids for row in tx.only_rows(self._sql.peek, id, self._tube)]
 
     def tasks_by_state(self, tx: SqlTx, state: State, *, after: int, limit: int) -> Sequence[Row]:
-        """Walk the ids of all tubes as far as that is cheap; then look at all of this tube in the state."""
+        """Walk the ids of all tubes as far as that is cheap; then look at all of this tube in that state."""
         sql, near = self._sql, min(1_000 + 2 * limit, LARGEST_ID)
         rows = tx.rows(sql.by_state_near, self._tube, state.value, after, near, limit)
         if len(rows) == limit:
@@ -518,7 +518,7 @@ def _headroom(duration: int | None) -> int:
     return LONGEST_SUM_MS if duration is None else max(LONGEST_SUM_MS - duration, 0)
 
 
-_NUMBER: Any = (int, float)  # SQLite has a float where a sum exceeded 64 bits
+_NUMBER: Any = (int, float)  # SQLite stores a float if a sum exceeds 64 bits
 
 
 def _end_of_life(row: Row) -> int | None:
@@ -561,7 +561,7 @@ def _place(row: Row) -> int | None:
 
 
 def _is_lease(row: Row, token: int, task: Task | None) -> bool:
-    """Whether it is held by that very take. A rolled-back one leaves its number to the next, anybody's."""
+    """Whether it is held by that very take. A rolled-back take leaves its number to the next, by anybody."""
     if row[STATE] != "t" or row[ATTEMPTS] != token:
         return False
     return task is None or task.owner is None or row[OWNER] == task.owner.hex

@@ -38,7 +38,7 @@ from .statements import Statement, Statements, statements
 from .tx import SqlTx
 
 MOST_FRONTS = 1000
-"""Tasks in front of one sub-queue that one transaction repairs at most."""
+"""The most tasks in front of one sub-queue that one transaction repairs."""
 
 IsAlive = Callable[[Any, int], bool]
 """Whether the process of a connection lives, as far as a store that is open can tell."""
@@ -95,8 +95,9 @@ def sql_checks(
 ) -> Iterator[Check]:
     """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
 
-    Sessions come first, or their tasks would seem to be a dead session's. Then come what is stored, who
-    stands in front of it, and how it is counted. Once all that is right, the tasks of dead sessions go back.
+    Sessions come before tasks, or their tasks would seem to be a dead session's. Then comes what is stored,
+    which task stands in front of each sub-queue, and what is counted. Once all that is right, the tasks of
+    dead sessions go back.
     """
     if deep and not store.is_server:
         yield File(store)
@@ -328,10 +329,10 @@ def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
 def put_in_line(
     tx: SqlTx, looks: Looks, tube: int, utube: str, *, dry: bool, also: Facts | None = None
 ) -> bool:
-    """Put the right task in front of a locked sub-queue, and no other; tell whether that was not so.
+    """Put the right task in front of a locked sub-queue, and no other; tell whether anything was wrong.
 
-    The right one is the taken one, or else the best. Of several taken ones it is the first; the others are
-    given back. ``also``: a task of it that may not be where tasks are looked for.
+    The right one is the taken one, or else the best. Of several taken ones it is the one taken first; the
+    others are given back. ``also``: a task of that sub-queue that may not be where tasks are looked for.
     """
     members = _members(tx, looks, tube, utube)
     if also is not None:
@@ -421,7 +422,7 @@ class Tasks(SqlCheck):
         )
 
     def _stray(self, row: Facts) -> Iterator[Finding]:
-        """The finding for a task without a tube that no index has shown yet."""
+        """The finding for a task without a tube, or once for each tube that is not in the catalogue."""
         if row.tube is None:
             yield Finding(Kind.ORPHAN, f"task {row.id} is of no tube", None, task=row.id)
         elif row.tube not in self._told:
@@ -480,7 +481,7 @@ class Tasks(SqlCheck):
         else:
             new = row._replace(**wrong.columns)
             if new.utube is not None and new.front == 1 and (row.utube, row.front) != (new.utube, 1):
-                new = new._replace(front=0)  # until it is known who else stands there
+                new = new._replace(front=0)  # until it is known what else stands there
             new = set_row(tx, looks, row, **new._asdict())
         utube = row.utube if new is None else new.utube
         if utube is not None:
@@ -514,7 +515,7 @@ class Schema(SqlCheck):
 
 
 class Sequences(SqlCheck):
-    """The ids that were given last. A sequence that is behind, after a restore say, makes every put fail."""
+    """The ids given last. A sequence that is behind, after a restore say, makes puts or new tubes fail."""
 
     name = "ids"
 

@@ -110,7 +110,7 @@ class Looks:
     def _lines(self, first: str, *names: str) -> Statement:
         """Walk from sub-queue to sub-queue, past all that is in them."""
         task = self._task
-        # On a server a unique index keeps those with nothing behind right
+        # On a server a unique index takes care of sub-queues with nothing behind
         in_lines = "front = 0" if self._is_server else "front IS NOT NULL"
         there = f"FROM {task} AS t WHERE t.tube = :tube AND t.{in_lines}"
         of = f"FROM {task} AS m WHERE m.tube = :tube AND m.utube = walk.utube AND m.{WORKS}"
