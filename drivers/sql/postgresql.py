@@ -413,9 +413,9 @@ class PostgresStore(SqlStore):
             raise Refused(RETRIED[0], "another process has just created it") from error
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """Wait for everybody who is writing a task, in any tube: one put or taken now would be lost with it.
+        """Wait for everybody who is writing a task, in any tube: a task put or taken now would be lost.
 
-        It waits for a moment, again and again, since whoever asks for a table behind a waiter waits too. It
+        It waits for a moment, again and again, since whoever asks for the table after it waits, too. It
         waits longer once, for a vacuum: the server ends an autovacuum when somebody has waited that long, but
         not a user's vacuum, nor one against wraparound.
         """
@@ -521,7 +521,7 @@ class PostgresStore(SqlStore):
             if not wire.execute(self._sql.beat.text, (self._connection,)).count:
                 self._resume()
             self._see(wire.execute(self._sql.beats.text, ()).rows)
-        except BaseException:  # also if its disk is full or it is read-only: it refuses everybody's beats
+        except BaseException:  # also if the server's disk is full or it is read-only: then nobody can beat
             self._beats.forget()
             raise
         if wire.pooled:  # connections to a pooler outlive the server
@@ -584,7 +584,7 @@ class PostgresStore(SqlStore):
     # Tidying
 
     def tidy(self) -> None:
-        """Vacuum the tables of tasks where that pays."""
+        """Vacuum the tables of tasks for which that pays."""
         if self._is_closed or self._is_stale or self._left:
             return
         with suppress(Lost, Refused), self._pool.lent() as wire:  # whoever uses the next one deals with that

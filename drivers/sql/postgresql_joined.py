@@ -93,7 +93,7 @@ class PostgresJoinedTx(JoinedTx):
         return inserted_ids(self.rows(statement, *given), 1)[0]
 
     def _keep(self, tube: int) -> None:
-        """Make sure that a row's tube was not dropped since the snapshot, and is not before the commit."""
+        """Make sure that a row's tube was not dropped since the snapshot, nor will be before the commit."""
         if self._has_snapshot:
             self.execute(f"SELECT 1 FROM {self._tubes} WHERE id = {int(tube)} FOR KEY SHARE")
 

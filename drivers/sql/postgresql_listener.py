@@ -30,7 +30,7 @@ from ..stirring import Stirred
 from .postgresql_wire import Refused, Wire
 
 SAY_EVERY = 5.0
-"""Seconds between two announcements of a process that it waits."""
+"""Seconds between two announcements by a process that it waits."""
 
 FLOOR = 0.5
 """Seconds between two looks of a process that waits and is not called."""
@@ -42,7 +42,7 @@ KNOWN_FOR = 2 * SAY_EVERY + FLOOR
 """Seconds for which an announcement counts."""
 
 SOON = 0.02
-"""Seconds from a process's announcement to its next look: before others heard it, they called nobody."""
+"""Seconds from a process's announcement to its next look: until others heard it, they called nobody."""
 
 CONNECT_AFTER = 0.2
 """Seconds until a store without waiters opens a second connection; one used for a moment never does."""
@@ -54,7 +54,7 @@ WAITING = "waiting"
 PASSED_ON = "passed on"
 
 MOST_KEYS = 400
-"""Keys that an announcement names at most: a notification must not exceed 8,000 bytes."""
+"""The most keys that an announcement names: a notification must not exceed 8,000 bytes."""
 
 log = Log("tubes.postgresql")
 
@@ -205,7 +205,7 @@ class Listener(Stirred):
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """Wake one waiter of each line, unless another listener has done so since the announcement."""
+        """Wake one waiter of each line, unless another listener of this process has just done so."""
         said, floor = self._said, POOLED_FLOOR if self._is_pooled else FLOOR
         if said.looked_at < now - floor or said.looked_at < said.at + SOON <= now:
             said.looked_at = now
@@ -215,7 +215,7 @@ class Listener(Stirred):
     def _is_to_announce(self, now: float) -> bool:
         """Whether the last announcement of this process is too old, or lacks room that is waited for.
 
-        The listener that made it goes on doing so: other processes take each one that does for a process.
+        The listener that made it makes the next, too: to others, each listener that does is one process.
         """
         said = self._said
         every = SAY_EVERY if said.by in (None, self) else SAY_EVERY + FLOOR
@@ -232,7 +232,7 @@ class Listener(Stirred):
                 self._send(wire, str(key))
 
     def _next_waiting(self, key: Key, count: int) -> list[int]:
-        """So many of the processes that are known to wait for that, the one called longest ago first."""
+        """Up to ``count`` processes that are known to wait for ``key``, those called longest ago first."""
         self._forget_the_silent()
         known = [process for process, said in self._waiting.items() if key in said.keys][:count]
         for process in known:

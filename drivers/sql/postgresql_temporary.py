@@ -5,7 +5,7 @@ from __future__ import annotations
 from .postgresql_wire import BEGIN, Wire
 
 LIFT = "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')"
-"""Lifts limits for a transaction that may exceed them with many tasks, and without which no queue works."""
+"""Lifts time limits until the transaction ends: it may take long, and no queue works without it."""
 
 
 def empty_temporary(wire: Wire, namespace: str) -> None:

@@ -58,7 +58,7 @@ class PostgresTx:
         self._wire.simple("COMMIT")
 
     def may_be_done(self, lost: Lost) -> bool:
-        """Whether it may have been committed: it was lost at COMMIT, or at a transaction of one statement."""
+        """Whether it may have been committed: COMMIT, or a transaction of one statement, was under way."""
         return lost.was_sent and (self.is_committing or not self.is_open)
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
@@ -102,7 +102,7 @@ class PostgresTx:
     def _check_stands(self) -> None:
         """Raise unless the transaction can be committed.
 
-        COMMIT itself would silently do nothing or roll back. If it was lost, nobody would know what it did.
+        COMMIT itself would silently do nothing or roll back. If it were lost, nobody would know what it did.
         """
         wire = self._wire
         if not wire.still_stands():

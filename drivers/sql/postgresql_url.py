@@ -22,7 +22,7 @@ _TORN = re.compile(r"[^:]*://[^:/@]*:[^@]*\?[^@]*=[^@]*@")
 
 
 def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
-    """Return the URL without our options, ``dead_after`` in seconds, and ``pooled``, ``None`` for auto."""
+    """Return the URL without our options; ``dead_after``, in seconds; ``pooled``, ``None`` for auto."""
     try:
         if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
             raise ValueError

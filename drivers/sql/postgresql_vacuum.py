@@ -16,12 +16,12 @@ DEAD = 10_000
 """A table with so many dead rows is vacuumed; a take leaves one, and an ack another."""
 
 REST = 50
-"""The pause before the next vacuum, as a multiple of the last one's time. So at most a fiftieth of the time
-is spent, even if tables are huge or an old transaction keeps all dead rows. It is more only if
+"""The pause before the next vacuum, as a multiple of the last one's time. So vacuums take at most a
+fiftieth of the time, even if tables are huge or an old transaction keeps all dead rows; more only if
 ``LONGEST_REST`` cuts the pause short."""
 
 LONGEST_REST = 60.0
-"""Seconds that this pause lasts at most, and after a vacuum that failed."""
+"""The longest such pause, and the one after a vacuum that failed, in seconds."""
 
 LONGEST = 2.0
 """Seconds that a vacuum may hold up the sweep, and a close. A table that takes longer is left to autovacuum."""

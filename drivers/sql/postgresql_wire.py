@@ -100,7 +100,7 @@ CANCEL_WITHIN = 5.0
 """Seconds that a cancel request may take to reach the server."""
 
 NOT_SUPPORTED = "0A000"
-"""What the server says, for one, if a statement's result no longer has the types that were prepared."""
+"""What the server says, for instance, if a statement's result no longer has the types that were prepared."""
 
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or by the role's or the database's setting at connection time."""
@@ -315,7 +315,7 @@ class Wire:
     def _notice(self, text: str) -> None:
         """Look at a user's statement. Asking the server after each of them would cost a round trip."""
         if self._pg.transaction_status == pq.TransactionStatus.IDLE:
-            raise StoreError(ENDED)  # else this would be committed at once, or begin another
+            raise StoreError(ENDED)  # else this is committed at once, or begins another transaction
         if TRIGGERS_SETTING in text.lower():
             self._may_lack_triggers = True
 
@@ -363,7 +363,7 @@ class Wire:
         for other in before:
             pg.send_query_params(other.encode(), None)
         if name is None:
-            # a new one each time: that it was prepared may go unnoticed; without a name it is soon forgotten
+            # a new name each time: that it was prepared may go unnoticed; without a name it is soon forgotten
             name = b"" if self.pooled else next(self._names).encode()
             pg.send_prepare(name, text.encode())
         for row in rows:
