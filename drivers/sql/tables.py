@@ -1,8 +1,8 @@
 """The tables of a namespace, as SQLAlchemy sees them. ``migrations/`` makes them, with triggers and indexes.
 
-The key column is the task's ``front``. A task that may be taken now, or that is taken, stands in front (1); a
-ready task that waits behind another of its sub-queue does not (0); a buried or delayed one stands aside
-(NULL). At most one task of a sub-queue stands in front, and triggers keep it so: when a task leaves the
+The central column is the task's ``front``. A task that may be taken now, or that is taken, stands in front
+(1); a ready task that waits behind another of its sub-queue does not (0); a buried or delayed one stands
+aside (NULL). At most one task of a sub-queue stands in front, and triggers keep it so: when a task leaves the
 front, they bring up the best one from behind. A take therefore costs the same however much lies in busy
 sub-queues. The indexes:
 
@@ -12,7 +12,8 @@ sub-queues. The indexes:
 * ``member`` (tube, utube, front desc, pri, id): a sub-queue, first the task in front, then those behind it;
   on PostgreSQL two indexes, ``first``, which is unique, and ``behind``;
 * ``aside``  (tube, state, pri, id) where front is null: what a kick brings back;
-* ``due``    (tube, due_ms) of all that are not taken: what the sweeper looks for. A taken task's deadline is its place.
+* ``due``    (tube, due_ms) of all that are not taken: what the sweeper looks for. A taken task's deadline is
+  its place.
 """
 
 from __future__ import annotations
