@@ -1,4 +1,4 @@
-"""How a step keeps others from changing what it is about to change, if they can write meanwhile (on PostgreSQL).
+"""How a step keeps others that write meanwhile, as on PostgreSQL, from changing what it is about to change.
 
 All steps lock in one order, so that they cannot deadlock: first the count of what a bounded tube holds, then
 sub-queues, then tasks, both sorted. What is found in another order is locked only if nobody has it.
