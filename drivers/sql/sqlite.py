@@ -46,7 +46,7 @@ from .store import SqlStore
 T = TypeVar("T")
 
 OLDEST = (3, 35, 0)
-"""The version of SQLite that knows all that the statements use: RETURNING came last."""
+"""The first version of SQLite with all that the statements use: RETURNING came last."""
 
 PAGE_SIZE = 1024
 """Of a new file. A small task dirties a few pages, and a commit writes each of them whole: at 1024 instead of
@@ -359,7 +359,7 @@ class SqliteStore(SqlStore):
             raise
 
     def _empty_temporary(self, tx: SqliteTx) -> None:
-        any_type = TubeType(Features(bounded=True))  # so that any bound gets its room back
+        any_type = TubeType(Features(bounded=True))  # bounded, so that a capacity gets its room back
         for tube in self.tubes(tx):
             if tube.temporary:
                 SqlDriver(any_type, tube, self._sql).drop(tx)
@@ -469,7 +469,7 @@ class SqliteStore(SqlStore):
         tx.many(self._sql.add_calls, rows)
 
     def _add_last_calls(self, db: sqlite3.Connection) -> None:
-        """Store what other threads have done since the queue began to close. It waits for no lock again."""
+        """Store what other threads have done since the queue began to close, without waiting for the lock again."""
 
         def store(deltas: list[Deltas]) -> None:
             db.execute("BEGIN IMMEDIATE")
@@ -564,8 +564,8 @@ class SqliteStore(SqlStore):
 
         SQLite remembers for the whole process which locks it has on a file. A child inherits that memory but
         not the locks: it would believe that it holds some, and lose what it writes when the parent closes the
-        file; and it would wait for ever for what other threads of the parent hold. SQLite forgets it
-        when its last connection is closed.
+        file; and it would wait for ever for what other threads of the parent hold. SQLite forgets it when its
+        last connection is closed.
         """
         if self._shared is None or self._is_closed or self._is_stale:
             return
@@ -593,7 +593,7 @@ class SqliteStore(SqlStore):
             self._prepare()
             self._check_writes()
             self._reader = self._connect()
-        except Exception:  # the next call says why, or opens it anew, in another session
+        except Exception:  # the next call says why, or opens it again, in another session
             self._is_stale = True
             self._locks.let_go(self._connection)
             self.writer.db.close()
@@ -661,7 +661,7 @@ def _check_writable(path: str, what: str) -> None:
 
 
 def _is_kept_out(error: StoreUnavailable) -> bool:
-    """Tell whether a file could not be opened, or not for writing."""
+    """Tell whether a file could not be opened, or only for reading."""
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         return base_code(cause) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)

@@ -1,9 +1,9 @@
 """How a commit reaches consumers that wait in other processes: a board in shared memory, and a bell.
 
-A process whose threads wait for tasks, or for room, *arms* its slot of the board, which says what they wait for, and
-sleeps at its bell, a local datagram socket. A process that commits tasks picks as many armed slots as there
-are tasks and rings for those processes alone. One that is called and no longer wants the task calls the next.
-It is the same with room.
+A process whose threads wait for tasks, or for room, *arms* its slot of the board, which says what they wait
+for, and sleeps at its bell, a local datagram socket. A process that commits tasks picks as many armed slots
+as there are tasks and rings for those processes alone. One that is called and no longer wants the task calls
+the next. It is the same with room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORD = 2**64
 _INSTANT = struct.Struct("<d")
 _ALL_ALIVE_AT = SLOTS * (1 + _WORDS.size)
 BOARD_SIZE = _ALL_ALIVE_AT + _INSTANT.size
-"""Bytes: one a slot that says whether it is armed; then three words a slot: for what, connection, and bell;
+"""Bytes: one per slot, whether it is armed; then three words per slot: for what, connection, and bell;
 then when all connections were last seen alive."""
 
 FLOOR = 0.15

@@ -1,6 +1,6 @@
 """Locks on bytes of a file that belong to an open descriptor, and who has a byte locked. For 64-bit Linux.
 
-A POSIX lock belongs to the process, and does not conflict with that process's own. A descriptor's lock does.
+A POSIX lock belongs to the process, and never conflicts with another of that process. A descriptor's does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns sqlite3's errors into ours, once."""
+"""Turns sqlite3's errors into ours, in one place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AFTER_WRITING = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE, sqli
 """Errors of a commit that is complete in the log: syncing the log failed, or its index in memory cannot grow.
 
 SQLite then forgets the commit. But if all processes that had the file open are killed, the next one reads the
-log anew and finds a complete commit there, unless another has overwritten it.
+log again and finds a complete commit there, unless another has overwritten it.
 """
 
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")

@@ -4,8 +4,8 @@ SQLite shows by a POSIX lock on the database that a process has it open, and the
 the log. But such a lock is dropped as soon as *any* descriptor of the file is closed in that process: by a
 copy, a checksum, an upload. The next process that opens and closes it then takes itself for the last, and
 removes a log that is still written to. So we lock the same bytes once more, by a lock that belongs to one
-descriptor: see docs/decisions/a-second-lock-on-the-database.md. The byte behind them says who may checkpoint:
-see sqlite_log.py.
+descriptor: see docs/decisions/a-second-lock-on-the-database.md. Whoever copies the log locks the byte behind
+them: see sqlite_log.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Hold:
         self._set(fcntl.F_UNLCK, SHARED_FIRST, SHARED_SIZE)
 
     def written(self) -> int:
-        """When the database itself was last written to, in ns: only a checkpoint does that."""
+        """When the database itself was last written to, in ns: only copying the log does that."""
         return 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
 
     def claim(self, who: object) -> bool:

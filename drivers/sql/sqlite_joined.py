@@ -41,7 +41,7 @@ class SqliteJoinedTx(JoinedTx):
             sa.event.listen(connection, "before_cursor_execute", _notice_its_end)
 
     def begin(self) -> None:
-        """Get the lock, if it has not been got yet."""
+        """Get the lock, unless it is held already."""
         if not self._is_locked:
             self.execute(self._lock)
             self._is_locked = True

@@ -54,7 +54,7 @@ class Listener:
             self._checks.remove(check)
 
     def stop(self) -> None:
-        """End the thread and wait for it, unless it is the caller."""
+        """End the thread, and wait for it unless it is the caller."""
         with self._entering:
             self.is_over = True
         self._wanted.set()

@@ -70,8 +70,8 @@ class LockFile:
         """Open the file; if that fails, nothing has changed.
 
         A symbolic link in its place is not followed, as SQLite follows none to its log, and a file with a
-        second name is not used. Otherwise whoever may write to the folder could make this user create,
-        lengthen and write into any of their own files.
+        second name is not used. Otherwise anybody with write access to the folder could have any file of this
+        user's created, lengthened and written into.
         """
         with self._counting:
             for kept in self._kept:

@@ -52,7 +52,7 @@ class LogCopying:
 
     @contextmanager
     def after_commit(self, db: sqlite3.Connection) -> Iterator[None]:
-        """Let SQLite copy the log after the commit in this block, unless another is at it."""
+        """Let SQLite copy the log after the commit in this block, unless another is copying it."""
         self._left = COMMITS_BETWEEN
         seen, self._seen = self._seen, None
         with self.alone() as self._may_copy:
@@ -109,7 +109,7 @@ class LogCopying:
 
 
 def copy_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
-    """Copy the log to its end while nobody can write; tell whether readers let it in so many seconds."""
+    """Copy the log to its end while nobody can write; tell if readers let it in ``patience`` seconds."""
     try:
         db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
         is_busy: int = db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()[0]

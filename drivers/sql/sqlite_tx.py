@@ -121,7 +121,7 @@ class SharedTx(SqliteTx):
             self._db.execute("RELEASE member")
 
     def undo(self) -> None:
-        """Undo what this member did, unless it was a single statement: that stands, as it does on its own."""
+        """Undo what this member did, unless it was a single statement: that stands, as it would alone."""
         if self.is_open:
             self._db.execute("ROLLBACK TO member")
             self._db.execute("RELEASE member")

@@ -41,7 +41,7 @@ COMPANY_COMES_IN = 0.0004
 """Seconds that the first in line waits at most for those that shared the last commit: that saves fsyncs."""
 
 LONGEST_WAIT = 0.1
-"""Seconds after which a thread in line looks by itself, in case the one to stir it was interrupted."""
+"""Seconds after which a thread in line looks by itself, in case the one to wake it was interrupted."""
 
 FIRST_NAP, LONGEST_NAP, NAPS_FOR = 0.001, 0.004, 0.05
 """Seconds that a thread sleeps between tries if another has the writer and commits are not shared; after
@@ -79,8 +79,8 @@ def lasts(is_inside: Callable[[], bool]) -> bool:
 class _Member:
     """A thread in the line, with its ``work``; without, it wants the writer for itself and shares no commit.
 
-    It waits until it ``leads``, since the turn is its own, or ``is_settled``: a leader has run its work,
-    which has a ``result`` or an ``error``, or must be run again (``retry``).
+    It waits until it ``leads`` (the turn is its own) or ``is_settled``: a leader has run its work, which
+    has a ``result`` or an ``error``, or must be run again (``retry``).
     """
 
     __slots__ = (

@@ -44,7 +44,7 @@ SESSION_ENDED = "TB001"
 """The SQLSTATE with which a server refuses a take by a session that was taken for dead."""
 
 SNAPSHOT_TOO_OLD = "TB002"
-"""The SQLSTATE with which a server refuses to change a sub-queue in a transaction that has one snapshot for all."""
+"""The SQLSTATE with which a server refuses to change a sub-queue in a transaction with a single snapshot."""
 
 Condition = sa.ColumnElement[bool]
 
@@ -194,8 +194,8 @@ class Statements:
     def _write_ranked_puts(self, grouped: dict[str, Any]) -> None:
         """With priorities too: nothing is put while a worse task waits in front, which must step back first.
 
-        A row is ignored if its attempts are NULL. A condition would make it an INSERT … SELECT, whose rows
-        SQLite stores twice if it reads the table itself.
+        A row is ignored if its attempts are NULL. A condition would make it an INSERT … SELECT, whose row
+        SQLite writes twice if it reads the table itself.
         """
         task, ahead = self._task, sa.alias(self._task, "ahead")
 
@@ -211,7 +211,7 @@ class Statements:
         self.step_back = self._make(step_back, "tube", "utube", "pri")
 
     def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
-        """Insert a task if its tube is there. On a server, triggers decide who stands in front."""
+        """Insert a task if its tube is there. On a server, triggers decide what stands in front."""
         task = self._task
         if not self._is_server:
             return self._make(sa.insert(task).values(values), *names)
@@ -582,7 +582,7 @@ class Statements:
         is_lonely = sa.and_(c.ends_ms.is_(None), ~has_connection)
         end_lonely = sa.update(session).where(is_lonely).values(ends_ms=bind("now") + c.ttr_ms)
         is_over = c.ends_ms <= bind("now")
-        if self._is_server:  # two may leave one at once, and each still see the other there
+        if self._is_server:  # two connections may leave one at once, and each still see the other
             is_over = sa.or_(is_over, is_lonely)
         self.over = self._make(sa.select(c.id).where(is_over), "now")
         if not self._is_server:
@@ -690,7 +690,7 @@ def _in_range(table: sa.FromClause) -> Condition:
 
 
 def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[Any]:
-    """With a literal offset: SQLAlchemy would else make it one more parameter on SQLite."""
+    """With a literal offset: otherwise SQLAlchemy makes it one more parameter on SQLite."""
     return query.limit(limit).offset(ZERO)
 
 
