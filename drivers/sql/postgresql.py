@@ -82,7 +82,7 @@ SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class _Text(sa.Text):
-    """Casts what is compared with a text column to text: for a varchar, others may have a closer operator."""
+    """Casts to text what is compared with a text column: for varchar, users may have made a closer operator."""
 
     render_bind_cast = True
 

@@ -469,7 +469,7 @@ class SqliteStore(SqlStore):
         tx.many(self._sql.add_calls, rows)
 
     def _add_last_calls(self, db: sqlite3.Connection) -> None:
-        """Store what other threads have done since the queue began to close, without waiting for the lock again."""
+        """Store what other threads did since the queue began to close, without waiting for the lock again."""
 
         def store(deltas: list[Deltas]) -> None:
             db.execute("BEGIN IMMEDIATE")
