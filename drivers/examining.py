@@ -1,4 +1,4 @@
-"""What the examiners of all stores do alike: sessions, tasks of the dead, tubes that were lost, payloads."""
+"""What the examiners of all stores have in common: sessions, tasks of dead ones, lost tubes, payloads."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class _Text(sa.Text):
-    """Casts to text what is compared with a text column: for varchar, users may have made a closer operator."""
+    """Casts to text what is compared with a text column: for varchar, users may have a closer operator."""
 
     render_bind_cast = True
 

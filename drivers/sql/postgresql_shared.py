@@ -1,4 +1,4 @@
-"""What all queues of a process on one PostgreSQL database share: counts, who waits, and spare connections."""
+"""What all queues of a process on one PostgreSQL database share: counts, waiters, and spare connections."""
 
 from __future__ import annotations
 

@@ -554,7 +554,7 @@ class SqliteStore(SqlStore):
         self._shared = None
 
     def _release(self, shared: SharedFile | None) -> None:
-        """Leave the file: one user less."""
+        """Leave the file, as one of its users."""
         if shared is not None:
             shared.listener.remove_check(self._suspects_deaths_waiting)
             shared.release(self)

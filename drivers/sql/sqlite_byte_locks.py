@@ -1,4 +1,4 @@
-"""Locks on bytes of a file that belong to an open descriptor, and who has a byte locked. For 64-bit Linux.
+"""Locks on bytes of a file that belong to an open descriptor, and which process has one. For 64-bit Linux.
 
 A POSIX lock belongs to the process, and never conflicts with another of that process. A descriptor's does.
 """

@@ -141,7 +141,7 @@ class SharedFile:
                 self.hold.let_go()
 
     def release(self, user: object) -> None:
-        """One queue less; the last one closes it."""
+        """One queue leaves; the last to leave closes it."""
         with self._all_lock:
             self._closing.discard(user)
             self._users -= 1
