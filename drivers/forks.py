@@ -23,7 +23,7 @@ _connections: weakref.WeakKeyDictionary[HasSocket, int] = weakref.WeakKeyDiction
 """The connections, and the process that made each."""
 
 _ended: list[int] = []
-"""The descriptor of a socket whose other end is closed: a child gets it in place of the parent's sockets."""
+"""The descriptor of a socket whose other end is closed: a child gets it in place of each inherited socket."""
 
 _inherited: list[HasSocket] = []
 """In a child, the parent's connections. They are kept so that nothing closes them: a thread that the child

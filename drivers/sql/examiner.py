@@ -95,9 +95,9 @@ def sql_checks(
 ) -> Iterator[Check]:
     """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
 
-    Sessions come before tasks, or their tasks would seem to be a dead session's. Then comes what is stored,
-    which task stands in front of each sub-queue, and what is counted. Once all that is right, the tasks of
-    dead sessions go back.
+    Sessions come first, or what they hold would seem to be a dead session's. Then comes what is stored, which
+    task stands in front of each sub-queue, and what is counted. Once all that is right, the tasks of dead
+    sessions go back.
     """
     if deep and not store.is_server:
         yield File(store)

@@ -413,7 +413,7 @@ class PostgresStore(SqlStore):
             raise Refused(RETRIED[0], "another process has just created it") from error
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
-        """Wait for everybody who is writing a task, in any tube: a task put or taken now would be lost.
+        """Wait for all who are writing a task, in any tube: one put or taken now would be lost with the tube.
 
         It waits for a moment, again and again, since whoever asks for the table after it waits, too. It
         waits longer once, for a vacuum: the server ends an autovacuum when somebody has waited that long, but

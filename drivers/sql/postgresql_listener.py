@@ -42,7 +42,7 @@ KNOWN_FOR = 2 * SAY_EVERY + FLOOR
 """Seconds for which an announcement counts."""
 
 SOON = 0.02
-"""Seconds from a process's announcement to its next look: until others heard it, they called nobody."""
+"""Seconds from a process's announcement to its next look: until others hear it, they call nobody."""
 
 CONNECT_AFTER = 0.2
 """Seconds until a store without waiters opens a second connection; one used for a moment never does."""
@@ -215,7 +215,7 @@ class Listener(Stirred):
     def _is_to_announce(self, now: float) -> bool:
         """Whether the last announcement of this process is too old, or lacks room that is waited for.
 
-        The listener that made it makes the next, too: to others, each listener that does is one process.
+        The listener that made it makes the next, too: other processes count each one that does as a process.
         """
         said = self._said
         every = SAY_EVERY if said.by in (None, self) else SAY_EVERY + FLOOR
