@@ -1,5 +1,5 @@
 -- Removes a tube with all its tasks, unless some are taken. A mark is kept for a day, so that no process that still
--- knows the tube makes it anew.
+-- knows the tube makes it again.
 --
 -- include tube
 -- KEYS: those of a tube, see tube.lua.

@@ -1,4 +1,4 @@
--- For the doctor: tells which values in the key last are no numbers, and sets one of them anew.
+-- For the doctor: tells which values in the key last are no numbers, and sets one of them right.
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.

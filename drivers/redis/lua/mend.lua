@@ -7,11 +7,11 @@
 -- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
 -- cannot be read · 7 1 to repair it, 0 to look only · 8 the last id that tubes gave before this one was made.
 -- Reply: 1 if it is still wrong; 0 if not, and then nothing is written.
--- Cost: O(log n), and the length of the payload if its record is made anew.
+-- Cost: O(log n), and the length of the payload if the record is rebuilt.
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
 local rule, id, t = wrong(where, what)
 if broken == 'payload' and not rule and t and t.kind == 'j' then rule = broken end
-if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task was removed with another member
+if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task was removed by way of another member
 if rule ~= broken then return 0 end
 if ARGV[7] ~= '1' then return 1 end
 even_when_full()
