@@ -66,7 +66,7 @@ log = Log("tubes.redis")
 
 
 class NotAdmitted(Exception):
-    """The session may not, or may no longer, take from a tube."""
+    """The session may not take from a tube yet, or no longer may."""
 
     def __init__(self, driver: RedisDriver) -> None:
         self.driver = driver
@@ -212,7 +212,7 @@ class RedisStore(Renewable):
         keys = driver.keys_of(script)
 
         def use(wire: Wire) -> Any:
-            if driver.is_temporary and script is not scripts.OPEN:  # which makes the hash that has the run
+            if driver.is_temporary and script is not scripts.OPEN:  # which makes the hash that holds the run
                 self._hub.empty_after_restart(wire, driver)
             elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience, most)
@@ -393,7 +393,7 @@ class RedisStore(Renewable):
     def _read_each(
         self, tubes: Sequence[TubeRecord], key: str, command: str, *given: Argument
     ) -> dict[int, Any]:
-        """Ask a command of one key of each of these tubes, by their ids: one round trip to each node.
+        """Return a command's answer for one key of each tube, by their ids: one round trip to each node.
 
         A tube is left out if its node is away, if it has moved, or if its key is of the wrong type.
         """
@@ -419,7 +419,7 @@ class RedisStore(Renewable):
         return answers
 
     def _finish_drop(self, tube: TubeRecord) -> None:
-        """Take a dropped tube out of the catalogue: who dropped it may have died first, or got no answer."""
+        """Take a tube out of the catalogue, if it was dropped by one that then died, or got no answer."""
         keys = Keys.of_tube(self._namespace, tube.id)
 
         def is_marked(wire: Wire) -> Any:
@@ -503,7 +503,7 @@ class RedisStore(Renewable):
             self.read(lambda tx: self._resume())
 
     def _resume(self) -> None:
-        """If this process was taken for dead, and others have what it held, go on in a new session."""
+        """If this process was taken for dead, so that others have what it held, go on in a new session."""
         with self._resuming:
             session = self.session
             is_over = not (self._left or self._is_closed or self._is_alive())
@@ -627,7 +627,7 @@ class RedisStore(Renewable):
         if not (self.waiters.line or self._spared.count):  # the usual case, and every put comes here
             return
         spared = 0
-        if key > 0:  # for room, the script has called other processes, whoever waits here
+        if key > 0:  # not for room: there the script has called others, whoever waits here
             spared, self._spared.count = min(count, self._spared.count), 0
         called = self.waiters.wake(key, count, leases)
         self._call_others(key, spared - called)  # for those that have left since

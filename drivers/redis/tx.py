@@ -30,8 +30,8 @@ class RedisTx:
     def begin(self) -> None:
         """Keep one order for all tubes.
 
-        A step of a driver that is not the store's own begins so: it may run no script, which would keep the
-        order of its tube.
+        A step of a driver that is not the store's own begins so, since it may run no script, and only a
+        script keeps the order of its tube.
         """
         if self._held is not None:
             self._held.append(self._store.hold(self._store))

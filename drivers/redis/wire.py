@@ -80,7 +80,7 @@ LARGE = 1 << 20
 
 
 class Wire:
-    """Used by one thread at a time. ``longest``: seconds to wait for an answer, once it is open."""
+    """Used by one thread at a time. ``longest``: seconds to wait for an answer, once connected."""
 
     def __init__(self, connection: Any, longest: float) -> None:
         self._connection = connection
