@@ -71,7 +71,7 @@ class Reach:
         self._node = node
 
     def check(self) -> None:
-        """Raise StoreUnavailable if one has. Asked before work that no caller waits for.
+        """Raise StoreUnavailable if one has got none. Asked before work that no caller waits for.
 
         Otherwise each tube there would cost a wait.
         """
@@ -142,7 +142,7 @@ class RedisTube:
     # Life
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
-        """Make it. One of its name may have been dropped since its options gave the last id."""
+        """Make it. A tube of its name may have been dropped since its options noted the last id."""
         check_pri(tube.options.get("pri", 0))
         self._redis.after = max(tube.options["after"], self._store.last_given())
         self._do(self._redis.make)
@@ -313,7 +313,7 @@ class RedisTube:
         return self._reach.call(lambda: self._store.transact(lambda tx: step(tx, *args, **kwargs)))
 
     def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a step; if the server has lost everything, make the tube anew first, unless it was dropped."""
+        """Do a step; if the server has lost everything, make the tube again first, unless it was dropped."""
         try:
             return self._do(step, *args, **kwargs)
         except NoSuchTube:

@@ -57,7 +57,7 @@ class Hub:
                 nodes.open()  # outside the lock: only its own users wait for a server that hangs
                 try:
                     guarded(cls._make, server, nodes, entered)
-                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is left
+                except (OSError, RuntimeError) as error:  # no more descriptors, or threads, can be had
                     nodes.close()
                     raise StoreUnavailable(f"nobody can listen to {nodes.what}: {error}") from error
                 if entered[0].nodes is not nodes:
@@ -117,4 +117,4 @@ class Hub:
             self._emptied[driver] = wire.run_id
 
 
-os.register_at_fork(after_in_child=Hub.forget_all)  # also one that no store has yet, but was about to
+os.register_at_fork(after_in_child=Hub.forget_all)  # also one that a thread has not given to a store yet

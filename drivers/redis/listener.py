@@ -36,7 +36,7 @@ SAID_FOR = 2.0
 """Seconds for which a process is believed to wait after it has said so."""
 
 REST = 0.002
-"""Seconds that a connection rests after a call: the called waiter's take is to reach the server first."""
+"""Seconds that a connection rests after a call: the called waiter's take should reach the server first."""
 
 RECONNECT_EVERY = 0.25
 """Seconds between two tries to connect again."""

@@ -221,7 +221,7 @@ class Nodes:
             raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
 
     def _note_away(self, address: Address | None, until: float) -> None:
-        """Note that a node of a Cluster is away, if it has not answered until then."""
+        """Note that a node of a Cluster is away, if ``until`` has passed without its answer."""
         now = real_monotonic()
         if self.is_cluster and now > until:
             self._away[address] = now + AWAY_FOR
@@ -273,7 +273,7 @@ class Nodes:
             self._forget_idle(address)
 
     def _forget_idle(self, address: Address | None) -> None:
-        """Close idle connections: one was lost, or leads to no master, so probably these are or do too."""
+        """Close idle connections: one was lost, or its node is no longer a master, so these are no better."""
         idle = self._idle.get(address, [])
         with suppress(IndexError):
             while True:
@@ -290,7 +290,7 @@ class Nodes:
         return self._home[0] if self._home is not None else ""
 
     def _learn_slots(self, wire: Wire) -> bool:
-        """Note who has which slots, unless that node knows none: it has left the Cluster, or starts anew."""
+        """Note who has which slots, unless that node knows none: it has left the Cluster, or starts afresh."""
         slots: dict[int, Address] = {}
         replicas: set[Address] = set()
         for first, last, *nodes in wire.command("CLUSTER", "SLOTS"):
