@@ -173,8 +173,8 @@ def redis_checks(
 ) -> Iterator[Check]:
     """The checks of a store. ``watch``: seconds until it is known which processes live.
 
-    Sessions come first, or their tasks would seem to be dead ones'; then tubes, their tasks, and the heads of
-    sub-queues. When all that is right, the tasks of the dead are given back.
+    Sessions come first, or their tasks would seem to belong to dead ones; then tubes, their tasks, and the
+    heads of sub-queues. When all that is right, the tasks of the dead are given back.
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
@@ -230,7 +230,7 @@ class Unreadable(RedisCheck):
 
 
 class Last(RedisCheck):
-    """What new tubes count on from: how many were created, and the last id that a dropped one gave."""
+    """What new tubes go on from: how many were created, and the last id that a dropped one gave."""
 
     name = "last"
 
@@ -396,7 +396,7 @@ def type_of(survey: Survey) -> str:
 
 
 class Types(RedisCheck):
-    """Keys of the wrong type: each verb that comes to one fails, and some verbs never do."""
+    """Keys of the wrong type: a verb fails when it uses one, and some verbs use none of them."""
 
     name = "types"
 

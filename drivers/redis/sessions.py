@@ -45,7 +45,7 @@ class Sessions(NamedTuple):
             else:
                 read.unreadable.append(("connections", id))
         for id, stored in pairs(roll):
-            if entry := ROLL.fullmatch(stored):  # an unreadable one is written anew
+            if entry := ROLL.fullmatch(stored):  # an unreadable one is rewritten
                 read.every[id] = int(entry[1]) / 1000
         return read
 
