@@ -39,7 +39,7 @@ class Agreement(Suite):
         )
 
     def die(self, queue: Queue) -> None:
-        """End a connection without a word, as SIGKILL would: the store closes before its session is left.
+        """End a connection without a word, as SIGKILL would: the store closes without leaving its session.
 
         On a server others would notice after seconds, too long for a machine: there the queue just closes.
         """

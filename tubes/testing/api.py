@@ -193,7 +193,7 @@ class Api(Suite):
         assert tube.tasks(State.TAKEN, after=held.id) == []
 
     def test_every_state_is_listed_by_id_and_in_pages(self, tube: Tube) -> None:
-        """Whatever the order of a take, or in which the tasks fall due."""
+        """Whatever the order in which the tasks are taken, or fall due."""
         for state in STORED:
             if state is State.DELAYED and not self.features.timed:
                 continue

@@ -49,7 +49,7 @@ async def _connected(url: str, options: dict[str, Any]) -> aio.Queue:
 
 
 Call = tuple[Coroutine[Any, Any, Any], Future[Any]]
-"""What is to be awaited, and where its answer goes."""
+"""What to await, and where its answer goes."""
 
 
 _running: set[asyncio.Task[Any] | None] = set()
