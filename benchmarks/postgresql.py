@@ -65,7 +65,7 @@ def servers(url: str | None) -> Iterator[Sequence[Server]]:
 def analyze(url: str) -> None:
     """Do at once what autovacuum would do within a minute of so many puts.
 
-    Statements that were prepared on an empty table are then planned anew; without that, raw's take by a
+    Statements that were prepared on an empty table are then planned again; without that, raw's take by a
     hundred is three times as slow.
     """
     with psycopg.connect(conninfo(url), autocommit=True) as db:

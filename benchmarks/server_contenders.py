@@ -2,7 +2,7 @@
 
 A contender has one connection to its kind's own database, in which others of its kind may work at the same
 time. A whole loop is timed, so that an asynchronous client stays in one coroutine from its first task to its
-last. A contender without batches does their tasks one by one, as its users must.
+last. A contender without batches works one by one, as its users must.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ class Reach:
         self._node = node
 
     def check(self) -> None:
-        """Raise StoreUnavailable if one has got none. Asked before work that no caller waits for.
+        """Raise StoreUnavailable if a call there has just got no answer.
 
-        Otherwise each tube there would cost a wait.
+        Asked before work that no caller waits for: otherwise each tube there would cost a wait.
         """
         if real_monotonic() < self._hangs_until.get((self._url, self._node()), 0.0):
             raise StoreUnavailable(f"{described(self._url)} cannot be used: it did not answer a moment ago")
