@@ -300,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def race_sub_queues(type: str, each: int, fresh: Fresh, step: Step) -> dict[str, dict[str, float]]:
-    """Run small ones before and after large ones, whose run is cut into parts as long; return both medians."""
+    """Run small ones before and after large ones, whose run is cut into such parts; return both medians."""
     small = max(each // 15, 10)
     found: dict[str, dict[str, float]] = {}
     for way in WAYS:

@@ -21,7 +21,7 @@ def new_number() -> int:
 
 
 class Entry(NamedTuple):
-    """An entry of the catalogue: its place in the order, the tube, and the id after which its tasks' begin."""
+    """An entry of the catalogue: its place in the order, the tube, and the id before its tasks' first."""
 
     order: float
     tube: TubeRecord

@@ -38,7 +38,7 @@ def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
 
 
 def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
-    """The error that names a queue's key of the wrong type, if there is one: then no doctor can run either."""
+    """The error that names a queue's key of the wrong type, if there is one: then no doctor can run."""
 
     def types(wire: Wire) -> list[str]:
         return [wire.command("TYPE", key).decode() for key in keys]

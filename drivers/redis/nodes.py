@@ -290,7 +290,7 @@ class Nodes:
         return self._home[0] if self._home is not None else ""
 
     def _learn_slots(self, wire: Wire) -> bool:
-        """Note who has which slots, unless that node knows none: it has left the Cluster, or starts afresh."""
+        """Note who has which slots, unless that node knows none: it has left the Cluster, or starts empty."""
         slots: dict[int, Address] = {}
         replicas: set[Address] = set()
         for first, last, *nodes in wire.command("CLUSTER", "SLOTS"):

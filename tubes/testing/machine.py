@@ -307,7 +307,7 @@ class TubeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.ends or any(task.due for task in self.model.tasks.values()))
     @rule(seconds=st.sampled_from([0.5, 1, 1, 2, 3, 8]), sweeper=st.one_of(st.none(), who))
     def advance(self, seconds: float, sweeper: int | None) -> None:
-        """Let time pass, and sweep or not; do sweep if sessions are over by then: what they held comes back."""
+        """Let time pass, and sweep or not; do sweep if sessions are over by then, whose tasks come back."""
         self.clock.advance(seconds)
         self.model.now = self.clock.now_ms()
         if sweeper is not None or any(end <= self.model.now for end in self.model.ends.values()):

@@ -11,7 +11,7 @@
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
 local rule, id, t = wrong(where, what)
 if broken == 'payload' and not rule and t and t.kind == 'j' then rule = broken end
-if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task was removed by way of another member
+if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task went by way of another member
 if rule ~= broken then return 0 end
 if ARGV[7] ~= '1' then return 1 end
 even_when_full()
