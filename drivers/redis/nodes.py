@@ -273,7 +273,7 @@ class Nodes:
             self._forget_idle(address)
 
     def _forget_idle(self, address: Address | None) -> None:
-        """Close idle connections: one was lost, or its node is no longer a master, so these are no better."""
+        """Close idle connections: one was lost, or the node is a replica now; these may be no better."""
         idle = self._idle.get(address, [])
         with suppress(IndexError):
             while True:

@@ -419,7 +419,7 @@ class RedisStore(Renewable):
         return answers
 
     def _finish_drop(self, tube: TubeRecord) -> None:
-        """Take a tube out of the catalogue, if it was dropped by one that then died, or got no answer."""
+        """Take a tube out of the catalogue if a process dropped it, and then died, or got no answer."""
         keys = Keys.of_tube(self._namespace, tube.id)
 
         def is_marked(wire: Wire) -> Any:

@@ -3,8 +3,8 @@
 -- include tube
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 the last id given by tubes that were dropped before this one was made: ids never come again · 5 1
--- if it was made before, for a queue on another store: if it is lost, nobody knows which ids it gave, and they
--- go on after the time in ms.
+-- if it was made before, for a queue on another store: if it is lost, nobody knows which ids it gave, and
+-- they go on after the time in ms.
 -- Reply: 1, or 0 if it was dropped.
 -- Cost: O(1).
 if call('HEXISTS', META, 'dropped') == 1 then return 0 end

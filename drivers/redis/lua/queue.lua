@@ -20,7 +20,7 @@ local function even_when_full()
   call('HDEL', LAST, '-')
 end
 
--- A number in `last`; nothing if others have overwritten it with none, or with one that no id can follow.
+-- A number in `last`; nothing if others have put there no number, or one that no id can follow.
 local function last(what)
   local stored = call('HGET', LAST, what) or ''
   return #stored <= 15 and string.match(stored, '^%d+$')
