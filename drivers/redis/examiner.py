@@ -296,9 +296,6 @@ class Admissions(OwnersCheck):
     The list and the tasks are read in one script, so that no rescue can come in between.
     """
 
-    def patience(self) -> float:
-        return PATIENCE
-
     def _findings(
         self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
     ) -> Iterator[Finding]:
