@@ -47,9 +47,9 @@ BURY_TRIES = 100
 class Tube(Takes):
     """A named queue of tasks. ``queue.create_tube`` and ``queue.tube["NAME"]`` hand these out.
 
-    Every verb takes a task by its id or as the Task that a call returned. A Task that was taken stands
-    for that take: if somebody else has got it since, the verb raises LeaseLost. By id, ``ack``, ``release``
-    and ``touch`` check only the session, ``bury`` and ``delete`` nothing.
+    Every verb takes a task by its id or as the Task that a call returned. A Task that was taken stands for
+    that take: if it has been given to somebody else since, the verb raises LeaseLost. By id, ``ack``,
+    ``release`` and ``touch`` check only the session; ``bury`` and ``delete`` check nothing.
     """
 
     def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
@@ -98,7 +98,7 @@ class Tube(Takes):
 
         try:
             changes = self._run(step, unit)
-        except NoSuchTube as error:  # the store knows the tube by its number only
+        except NoSuchTube as error:  # the store knows the tube by its id only
             raise NoSuchTube(self.name) from error.__cause__
         return changes or guarded(self._put_when_room, step, len(items), timeout, unit)
 
@@ -280,13 +280,13 @@ class Tube(Takes):
                 return
         self._refuse(ref, unit)
 
-    # Administration: checks no ownership
+    # Administration: ownership is not checked
 
     def bury(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Put a task aside until it is kicked. Burying a buried one is harmless.
 
-        TaskNotFound when there is none. Given a Task that this session took, LeaseLost when that take no
-        longer holds it; NotTaken if another session took it (Tarantool: ``tube:bury``).
+        TaskNotFound when there is none. Given a taken Task whose take no longer holds it: LeaseLost if that
+        take was this session's, NotTaken if it was another's (Tarantool: ``tube:bury``).
         """
         ref = self._ref(task)
         unit = self._unit(unit, connection)
