@@ -99,7 +99,7 @@ class NewTask(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """Refers to a task. With a ``token`` it means that lease only; ``task`` is what the caller has of it."""
+    """Refers to a task. With a ``token`` it means that lease only; ``task`` is the Task given, if any."""
 
     id: int
     token: int | None = None
@@ -156,8 +156,8 @@ class Driver(Protocol):
       StoreUnavailable if it is, the second names it.
 
     A hosted driver may also have ``forked()``, called in a forked child; ``follow_session()``, called when
-    the queue's session or its ttr changes; and ``longest_wait()``, the seconds that a call waits for earlier
-    ones. See ``tubes.place``.
+    the queue's session or its ttr changes; and ``longest_wait()``, the most seconds that a call waits for
+    earlier ones. See ``tubes.place``.
     """
 
     features: Features
@@ -207,7 +207,7 @@ class Driver(Protocol):
     def release(
         self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
     ) -> Sequence[Change]:
-        """Give back those that ``owner`` holds: to their place, or delayed. A delay is added to the ttl."""
+        """Give back those that ``owner`` holds: to their old place, or delayed (added to the ttl)."""
         ...
 
     def bury(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
@@ -235,9 +235,9 @@ class Driver(Protocol):
         ...
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        """Make up to ``limit`` tasks of ``owner``, or of anybody if it is ``None``, ready (event RELEASE).
+        """Make ready up to ``limit`` tasks that ``owner`` holds; ``None``: that anybody does (event RELEASE).
 
-        An owner's tasks that others have locked are skipped; TasksLocked if only such tasks are left.
+        For one owner, tasks that others have locked are skipped; TasksLocked if only such tasks are left.
         """
         ...
 
@@ -265,7 +265,7 @@ class Driver(Protocol):
         ...
 
     def normalize_task(self, raw: Any) -> Task:
-        """Turn what the driver's own steps return into a Task. A tube does not call this for a Task."""
+        """Turn what the driver's own steps return into a Task; a Task stays as it is (tubes do not ask)."""
         ...
 
 
@@ -281,7 +281,7 @@ def api_methods() -> tuple[str, ...]:
 def check_driver(driver: object) -> None:
     """Raise IncompleteDriver, naming everything that a driver, or a driver class, lacks.
 
-    A factory that is not a class is not checked; the driver that it makes is, when a first tube is opened.
+    A factory that is not a class is not checked; each driver that it makes is.
     """
     if isinstance(driver, TubeType) or (callable(driver) and not isinstance(driver, type)):
         return
@@ -328,7 +328,7 @@ def ack_and_take_of(driver: Driver) -> Callable[..., Sequence[Change]] | None:
 
 def _annotated(kind: type) -> Collection[str]:
     """The names that a class annotates. The annotations themselves may be for type checkers alone."""
-    if sys.version_info >= (3, 14):  # which would evaluate them
+    if sys.version_info >= (3, 14):  # inspect would evaluate them there
         import annotationlib
 
         return annotationlib.get_annotations(kind, format=annotationlib.Format.FORWARDREF)
