@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class OpenTubes:
     """The tubes of one queue, by name.
 
-    Never wait for the store with the lock held: a thread that holds the store, in a transaction, may want it.
+    Never wait for the store with this lock held: a thread that is in a transaction may want the lock.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -119,7 +119,7 @@ class OpenTubes:
             tube.place.forked()
 
     def told(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
-        """What the store tells of many tubes at once (``next_dues``, ``holders``), by id, if it can."""
+        """What the store tells of many tubes at once (``next_dues``, ``holders``), by id: of those it can."""
         ask = getattr(self._store, what, None)
         asked = [tube.record for tube in tubes if tube.place.is_realised]
         if ask is None or not asked:

@@ -91,7 +91,7 @@ class Steps(OfOneProcess):
         return self.place.read(look) if unit is None else unit.read(look)
 
     def _commit(self, step: Step) -> Sequence[Change]:
-        """Run a step by itself, commit, publish. Callbacks are lined up then; the caller delivers them."""
+        """Run a step by itself, commit, publish. Callbacks are then in line; the caller delivers them."""
         if not self.place.is_realised:
             step = self._checking(step)
         changes = self.place.transact(step, self.line_up if self._listeners else None)

@@ -207,14 +207,14 @@ class Takes(Steps):
                 interruptible(clock.wait, signal, pause)
         finally:
             calls += waiters.leave(key, signal, [(task.id, task.attempts) for task in kept])
-            waiters.wake_first(key)  # there may be more tasks, and settling what is due is now its job
+            waiters.wake_first(key)  # there may be more tasks, and it must settle what is due from now on
             if calls > len(kept):
                 self._store.call_instead(key, calls - len(kept))
 
     def _try_in_line(
         self, limit: int, kept: list[Task], is_called: bool, is_first: bool, is_last: bool
     ) -> float | None:
-        """Take, if this waiter is to; if it got nothing, return the seconds until there may be something."""
+        """Take if it is this waiter's turn; if nothing came of it, return the seconds until something may."""
         try:
             if is_called:
                 self._take_now(limit, kept)

@@ -18,7 +18,7 @@ LEASES_KEPT = 100
 """Recent leases remembered for a line: at most so many takes may come between a put and its ``wake``."""
 
 A_MOMENT = 0.01
-"""Seconds for which one waiter that settles what is due may hold up others that would do the same."""
+"""Seconds for which whoever settles what is due may hold up others that would do the same."""
 
 HELD_UP = 0.1
 """Longest pause, in seconds, before another look at what is due but locked by an open transaction."""
@@ -30,11 +30,11 @@ def room(tube: int) -> Key:
 
 
 def seconds_until(due_ms: int, tried_ms: int, now_ms: int) -> float:
-    """Seconds until the next try at what is due at ``due_ms``, after a try at all due by ``tried_ms``.
+    """Seconds until the next try at what is due at ``due_ms``, after one at all that was due at ``tried_ms``.
 
-    What has become due since that try is done at once. What was due before it is held up. If others are just
-    settling the same, that takes a moment: it is tried again at once. An open transaction may hold it for
-    hours: the pause is then as long as it has been due (backoff), up to ``HELD_UP``.
+    What has become due since that try is done at once. What was due already must be held up. If others are
+    just settling the same, that takes a moment: it is tried again at once. An open transaction may hold it
+    for hours: the pause is then as long as it has been due (backoff), up to ``HELD_UP``.
     """
     if due_ms > tried_ms:
         return max(due_ms - now_ms, 0) / 1000
@@ -54,7 +54,7 @@ class Deadline:
         if self._at is None:
             return None
         left = self._at - self._clock.monotonic()
-        return left if left > 1e-6 else 0.0  # sums of floats are no more exact
+        return left if left > 1e-6 else 0.0  # sums of floats are no more exact than that
 
 
 class Waiters:
@@ -111,12 +111,12 @@ class Waiters:
         return is_called
 
     def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
-        """Call the first ``count`` in line that have not been called yet; return how many tasks that covers.
+        """Call the first ``count`` in line that have not been called yet; return how many are covered.
 
         ``leases`` are the next leases of the tasks that there are. If a consumer has already left the line
         with one, nobody is called for it, and it counts as covered: a waiter called in vain might be
-        overtaken by the next one called. For the same reason a single task wakes the first in line, whichever
-        waiter is called; a waiter that leaves with a task wakes the next.
+        overtaken by the next one called. For the same reason a single task wakes the first in line,
+        whichever waiter is called; one that leaves with a task wakes the next.
         """
         if key not in self.line:
             return 0
@@ -160,7 +160,7 @@ class Waiters:
             self.wake_one(key)
 
     def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
-        """Answer a wake-up before looking: clear the signal; return whether it is first, and was called."""
+        """Before a look, clear the signal; return whether it is first in line, and whether it was called."""
         with self._lock:
             signal.clear()
             called = signal in self._called
