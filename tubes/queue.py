@@ -87,7 +87,7 @@ def connect(
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
-        is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL prints like a str, and is not one
+        is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL prints like a str, but is not one
         given = shown(url) if is_text else f"a value of type {type(url).__name__}"
         if "@" in given:
             given = "this"  # there may be a password in it
@@ -312,7 +312,7 @@ class Queue(processes.OfOneProcess):
     def statistics(self, name: str | None = None) -> dict[str, Any]:
         """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).
 
-        The statistics of all leave out tubes whose own server is away, such as that of a tube of type
+        The statistics of all leave out tubes on a server of their own that is away, such as one of type
         ``redis``, and tubes whose driver fails.
         """
         if name is not None:
@@ -394,7 +394,7 @@ class Queue(processes.OfOneProcess):
     def _sweep(self, *, thoroughly: bool) -> tuple[int, list[int], list[Exception]]:
         """Do what is due.
 
-        Return the number of changes, when something is next due in each tube, and errors of single tubes.
+        Return the number of changes, when something is next due in each tube, and the errors of single tubes.
         """
         self.check_open()
         are_suspected = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)

@@ -129,7 +129,7 @@ class Store(Protocol):
         ...
 
     def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
-        """Tell cheaply whether a session may have ended, except for those in ``set_aside``.
+        """Tell cheaply whether a session may have ended that is not in ``set_aside``.
 
         ``thoroughly``: also whether unknown sessions hold tasks, at the cost of reading all taken ones.
         ``lately``: an answer that others got a moment ago will do, since this is asked again and again.
@@ -176,7 +176,7 @@ class Store(Protocol):
         ...
 
     def leave(self) -> bool:
-        """Leave the session, which ends with its last connection; return whether that may have been done."""
+        """Leave the session, which ends with its last connection; return whether this one may have left."""
         ...
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Store(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Raise StoreUnavailable when closed; in a forked child, open everything anew if not yet done."""
+        """Raise StoreUnavailable when closed; in a forked child, open everything again if not yet done."""
         ...
 
     def before_fork(self) -> None:
@@ -251,7 +251,7 @@ class Unit(OfOneProcess):
             self.is_open = False
 
     def forked(self) -> None:
-        """Called in a forked child: close it. A thread of the parent's may hold the lock, and is not here."""
+        """Called in a forked child: close it. A thread of the parent's, not here, may have held the lock."""
         self.is_open = False
         self._lock = threading.RLock()
 
