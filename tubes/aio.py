@@ -44,7 +44,7 @@ T = TypeVar("T")
 Undo = Callable[[PlainTube, Any, Any], object]
 
 MOST_THREADS = 8
-"""Most threads for a queue's calls, as many for each server that may hang alone; more calls take turns."""
+"""Most threads for a queue's calls, and as many for each server that may hang by itself; more take turns."""
 
 MOST_TRANSACTIONS = 12
 """Most transactions of a queue that are open or begin at once in one event loop, each in a thread of its own.
@@ -431,7 +431,7 @@ class Callbacks:
             self._loop.call_soon_threadsafe(self._add, listener, task, event, context=self._context)
 
     async def finish(self) -> None:
-        """Wait for the callbacks under way, unless the caller is one of them, or their loop is another."""
+        """Wait for the callbacks under way, unless the caller is one of them, or in another loop."""
         if asyncio.get_running_loop() is not self._loop:
             return
         while self._awaited is not None and self._awaited is not asyncio.current_task():

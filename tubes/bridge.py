@@ -38,7 +38,7 @@ HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 LETS_GO_AFTER = 0.25
 """Without a GIL: seconds after which a thread runs again while one of its answers is on its way.
 
-Such a Python frees an object that one thread made and another released only when the first one runs again.
+If one thread made an object and another let it go, such a Python frees it only when the first runs again.
 """
 
 STALE_NAPS = 64
@@ -59,8 +59,7 @@ def is_in_loop() -> bool:
 class Crew:
     """The threads of one queue: up to ``most`` that any call may use, and one for each open transaction.
 
-    Calls to a server that may hang by itself have up to ``most`` of their own, so that they hold up no
-    others.
+    Calls to each server that may hang by itself have as many of their own, so that they hold up no others.
     """
 
     def __init__(self, most: int) -> None:
@@ -232,7 +231,7 @@ class Worker:
         self._inbox.put(work)
 
     def rest(self) -> None:
-        """A call is over. Called before its caller is told, whose next call then gets this warm thread."""
+        """A call is over. Its caller is told after this, so that its next call can get this warm thread."""
         self.is_idle = self._inbox.empty()
 
     def line_length(self) -> int:
@@ -261,7 +260,7 @@ class Worker:
             self._inbox.put(lambda: None)
 
     def leave_behind(self) -> None:
-        """Wait no more for the calls of loops that do not run: nobody may ever receive their answers."""
+        """Wait no more for the calls of loops that do not run: perhaps nobody ever receives their answers."""
         for call in [*self.under_way]:
             if not call.loop.is_running():
                 self.forget(call)
@@ -354,7 +353,7 @@ class Nap:
 
 
 class Parcel(Generic[T]):
-    """What a call returned, on its way through the event loop to the caller. If it gets lost, it is undone.
+    """What a call returned, on its way through the event loop to the caller. If it is lost, it is undone.
 
     A loop that is closed drops what it still has to do, and tells nobody. So the loop alone refers to this
     object: if it is freed before it has arrived (see ``Call.receive``), nobody is left to receive it.
@@ -375,7 +374,7 @@ class Call(Generic[T]):
 
     event loop                            the thread, a Worker
     Crew.run makes it ─────────────────▶  _begin, a greenlet: _do
-    and awaits `answer`                   the work; where it waits, the thread goes on with others
+    and awaits `answer`                   the work; while it waits, the thread goes on with others
     _succeed, or _fail  ◀───────────────  _tell, with a Parcel or the error
     receive: it has arrived
 
@@ -409,7 +408,7 @@ class Call(Generic[T]):
             raise
 
     async def abandon(self) -> None:
-        """The caller was cancelled: end the call's wait, take back what it got, and wait for that a while."""
+        """The caller was cancelled: end the call's wait, take back what it got, and wait a while for that."""
         if self.answer.cancelled():
             self._worker.post(self._interrupt)
         elif self.answer.exception() is None:  # it came at the same moment
@@ -453,7 +452,7 @@ class Call(Generic[T]):
             self._undo_brought()
 
     def _tell(self, what: Callable[..., None], *args: Any) -> bool:
-        """Have something done by the event loop; tell whether there is one still."""
+        """Have something done by the event loop; tell whether there still is one."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(what, *args)
         return not self.loop.is_closed()  # it may have been closed before it could drop what it got
@@ -485,7 +484,7 @@ class Call(Generic[T]):
     def _succeed(self, parcel: Parcel[T]) -> None:
         if not self.answer.done():
             self.answer.set_result(parcel.result)
-            self.loop.call_soon(lambda: parcel)  # the loop keeps it until the caller was woken
+            self.loop.call_soon(lambda: parcel)  # the loop keeps it until the caller has been woken
 
     def receive(self) -> None:
         """The answer has arrived. Until the last line, it is taken back if a signal's handler raises."""
