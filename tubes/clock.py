@@ -95,7 +95,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
-        """Wait until the signal is set, at most ``timeout`` seconds of this clock; tell if it was set."""
+        """Wait until the signal is set, at most ``timeout`` seconds of this clock; tell whether it was."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Keeps Ctrl-C and other signals from coming where they would leave a lock held, or a taken task unnoticed.
+"""Keeps Ctrl-C and other signals from landing where they would leave a lock held, or a taken task unnoticed.
 
 Python runs a signal's handler in the main thread, between any two instructions, and a handler may raise, as
 Ctrl-C's does. A call into SQLite is one instruction: a signal that comes during a commit raises right after
@@ -123,9 +123,9 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         _guard.is_on = False
         try:
             for number, handler in given.items():
-                if getsignal(number) is _note:  # else another was set meanwhile
+                if getsignal(number) is _note:  # else another handler was set meanwhile
                     signal(number, handler)
-        except BaseException:  # by a handler that is back already
+        except BaseException:  # raised by a handler that is back already
             _restore(given)
             raise
         finally:
