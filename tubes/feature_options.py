@@ -62,7 +62,7 @@ _OF_CREATION = ("if_not_exists", "temporary", "on_task_change")
 
 
 def check_tube_options(options: Iterable[str], features: Features, own: Iterable[str], where: str) -> None:
-    """Refuse options that a tube with these features cannot have; ``own`` are those of the type's own."""
+    """Refuse options that a tube with these features cannot have; ``own`` are the type's own."""
     known = _supported(features, TUBE_OPTIONS).union(own)
     checked.check_names(options, _ALL_TUBE_OPTIONS.union(own), known, where, _OF_CREATION)
 
@@ -80,7 +80,7 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_options(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """The names of given options that the tube has with other values. ``asked``: the given ones as stored."""
+    """The names of given options that the tube has with other values. ``asked``: what would be stored."""
     has = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0, **stored}  # the defaults, unless stored
     names = {option: option.removesuffix("_ms") for option in asked}
     return [name for option, name in names.items() if name in given and has.get(option) != asked[option]]

@@ -24,7 +24,7 @@ LONGEST_SUM_MS = 2**60
 LARGEST_ID = 2**63 - 1
 
 _MARK = "\1"
-"""Precedes a sub-queue's stored name if that would else be the unnamed one's, or has a mark itself."""
+"""Precedes a sub-queue's stored name if that would otherwise be the unnamed one's, or begin with a mark."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
 
@@ -174,7 +174,7 @@ def iterated(option: str, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def payloads(datas: Iterable[Any]) -> list[Any]:
-    """The payloads of a batch; BadOption for a single payload, of which the parts would be stored."""
+    """The payloads of a batch; BadOption for a single payload, whose parts would be stored instead."""
     if isinstance(datas, Mapping | bytes | bytearray | memoryview):
         kind = type(datas).__name__
         raise BadOption(

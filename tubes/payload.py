@@ -21,7 +21,10 @@ _decode = msgspec.json.Decoder().decode
 _FOREIGN = (
     msgspec.MsgspecError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, BufferError,
 )  # fmt: skip
-"""What the fast codec and a foreign ``__eq__`` raise; a closer look says what is wrong. Timeouts pass."""
+"""What the fast codec and a foreign ``__eq__`` raise; a closer look says what is wrong.
+
+The error of a timeout is not among them: it must end the put.
+"""
 
 
 def encode(data: Any) -> tuple[str | bytes, Any]:
@@ -110,7 +113,7 @@ def parse(text: str | bytes) -> Any:
     """Return what a text means; ValueError if it is not JSON that Python can read."""
     try:
         return _decoded(text)
-    except RecursionError:  # the caller's stack leaves too little room: a thread of its own has it all
+    except RecursionError:  # the caller's stack leaves too little room: a new thread has a whole stack
         with ThreadPoolExecutor(1) as executor:
             parsed = executor.submit(_decoded, text)
         if isinstance(parsed.exception(), RecursionError):
