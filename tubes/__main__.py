@@ -1,4 +1,4 @@
-"""``python -m tubes`` is the command ``tubes``, where that is not on the PATH."""
+"""``python -m tubes`` is the command ``tubes``, for when that is not on the PATH."""
 
 from tubes.cli import main
 

@@ -116,7 +116,7 @@ class Check:
     doubtful: bool = False
     """Whether a look can catch others between two of their steps, so that ``mend`` must confirm findings."""
     rescues: ClassVar[bool] = False
-    """Whether ``Rescuer.rescue``, which every process runs for dead sessions, repairs it, not ``mend``."""
+    """Whether ``Rescuer.rescue``, which every process runs for the dead, repairs it instead of ``mend``."""
 
     def patience(self) -> float:
         """Seconds for which findings must last, since living processes may put them right by themselves."""
@@ -131,7 +131,7 @@ class Check:
         raise NotImplementedError
 
     def mend(self, tx: Any, finding: Finding, *, now: int, dry: bool) -> bool:
-        """Look again, keeping others from changing it. Tell whether it is still so; unless ``dry``, repair it.
+        """Look again, keeping others from changing it; tell if it is still so. Unless ``dry``, repair it.
 
         If that is too much for one transaction, repair a part of it: this is called until it has nothing to
         do.
@@ -255,10 +255,10 @@ class Doctor:
             after = look.after
 
     def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
-        """Mend it step by step; tell whether there was anything to mend. What others have locked is left to them.
+        """Mend it step by step; tell whether there was anything to mend.
 
-        There is nothing to mend if they have dropped the tube meanwhile. What cannot be mended, since
-        something else about it is damaged, is left to a person.
+        What others have locked is left to them; there is nothing to mend if they have dropped the tube. What
+        cannot be mended, since something else about it is damaged, is left to a person.
         """
 
         def step(tx: Any) -> bool:

@@ -174,7 +174,7 @@ class StoreUnavailable(StoreError):
 class StoreBusy(StoreError):
     """A lock was held or all connections were in use for too long, or the server ended the call.
 
-    Nothing was changed. A call that would wait for itself raises it at once.
+    Nothing was changed. A call that would wait for itself is refused with it at once.
     """
 
 

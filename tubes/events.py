@@ -64,7 +64,7 @@ class Deliveries:
     def _call_first(self) -> None:
         """Call the listeners of the first change. If this is ended early, the others are still called later.
 
-        What ends it is what a signal's handler raises, for Ctrl-C or an alarm: no error of the callback.
+        What ends it is what a signal's handler raises, for Ctrl-C or an alarm, not an error of a callback.
         """
         left, task, event = self.line[0]
         del self.line[0]  # no signal can come between: handlers run only where something is called

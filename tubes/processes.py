@@ -63,7 +63,7 @@ def _all_open() -> list[Queue]:
 
 
 def _with_all_open(act: Callable[[Queue], None]) -> None:
-    """Do something with every open queue, even if it raises for one of them, or a signal comes.
+    """Do something with every open queue, even if that raises for one of them, or a signal comes.
 
     A queue that came to rest before a fork and was not told to go on would block its callers for ever.
     """
@@ -90,7 +90,7 @@ _sees_to_exit = 0
 
 
 def see_to_exit() -> None:
-    """Have the queues closed in a multiprocessing child too, which skips the interpreter's exit functions."""
+    """Have the queues closed at a multiprocessing child's end: it skips the interpreter's exit functions."""
     global _sees_to_exit
     process = sys.modules.get("multiprocessing.process")
     if process is not None and _sees_to_exit != os.getpid() and process.parent_process() is not None:

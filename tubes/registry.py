@@ -95,7 +95,7 @@ def find_store(scheme: str) -> Callable[..., Any]:
         raise StoreUnavailable(
             f"the store for {scheme!r} needs a package that is not installed: {error}"
         ) from error
-    except (ImportError, OSError, AttributeError) as error:  # such as of a substitute for sqlite3
+    except (ImportError, OSError, AttributeError) as error:  # such as from a substitute for sqlite3
         raise StoreUnavailable(f"the store for {scheme!r} cannot be loaded: {error}") from error
 
 
@@ -136,7 +136,7 @@ def _entries(group: str) -> dict[str, EntryPoint]:
             raise StoreUnavailable(f"what is installed cannot be read: {error}") from error
         for entry in entries:
             other = found.setdefault(entry.name, entry)
-            if group == "tubes.drivers" and other.value != entry.value:  # else chance decides
+            if group == "tubes.drivers" and other.value != entry.value:  # else chance would decide
                 _unusable[entry.name] = f": two packages register it, as {other.value} and as {entry.value}"
         _found[group] = found
     return _found[group]

@@ -16,7 +16,7 @@ LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that keep finding tasks."""
 
 RESCUED_AT_ONCE = 10
-"""Ended sessions whose tasks are given back between two looks for more, chosen at random if there are more.
+"""Most ended sessions whose tasks are given back between two looks, chosen at random if there are more.
 
 When many processes see the same sessions end, as when a host with many workers dies, this divides the work.
 """
@@ -73,7 +73,7 @@ class Rescuer:
         """Release what these sessions hold, and forget them or set them aside.
 
         They are set aside while they may hold more: in a tube that is not open here, as its type is not
-        registered, until one is opened; or in a tube that has them in ``ended``, as tasks are locked or its
+        registered, until a tube is opened; or in one that has them in ``ended``, as tasks are locked or its
         server is away, until a sweep has given these back. The next look then finds and forgets them.
         """
         store, released = self._store, 0

@@ -67,7 +67,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
         return SWEEP_EVERY if wait is None else min(wait, SWEEP_EVERY)
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the thread; with ``wait``, wait for it, unless that is the caller."""
+        """End the thread; with ``wait``, wait for it, unless it is the caller."""
         if not wait or threading.current_thread() is self._thread:
             BlockingScheduler.shutdown(self)
         else:
@@ -75,7 +75,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
 
 
 class Sweeper:
-    """Calls ``work`` in a background thread. It returns the seconds to its next run; ``None``: no hurry."""
+    """Calls ``work`` in the background. ``work`` returns the seconds to its next run; ``None``: no hurry."""
 
     def __init__(self, work: Callable[[], float | None]) -> None:
         self._work = work

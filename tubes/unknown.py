@@ -15,7 +15,7 @@ retransmits it for about that long.
 """
 
 SOONEST = 1.0
-"""Seconds between the first looks. Each later one comes when the time since the take has doubled."""
+"""Seconds between the first looks. Each later one comes when the time since the newest take has doubled."""
 
 Taken = tuple[str, int]
 """A take: its session, and its millisecond."""
