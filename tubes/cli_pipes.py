@@ -201,7 +201,7 @@ class Taking:
         return printed
 
     def _print(self, tasks: list[Task]) -> int:
-        """Write lines until the reader lags or a signal comes; by a second one, what was written is acked."""
+        """Write lines until the reader lags or a signal comes; a second one finds what was written acked."""
         written = 0
         patient_until = real_monotonic() + PATIENCE
         try:

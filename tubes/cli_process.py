@@ -49,7 +49,7 @@ class Told(logging.Handler):
 
 
 def _fill_closed_places() -> None:
-    """Where standard files are closed (``tubes take jobs >&-``), open ones that refuse to be read or written.
+    """If standard files are closed (``tubes take jobs >&-``), open some that refuse to be read or written.
 
     Else the store's file would get their number, and what is printed would be written into it.
     """

@@ -45,7 +45,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row. Stored text may be anybody's, so it is shown literally: as no markup or terminal command."""
+    """Add a row. Stored text may be anybody's, so it is shown literally: no markup, no terminal command."""
     from rich.text import Text
 
     table.add_row(*(Text(printable(cell)) for cell in cells))

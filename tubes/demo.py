@@ -1,4 +1,4 @@
-"""``tubes demo``: a polite crawl by several processes, one of them killed in the middle of a page, and the proof.
+"""``tubes demo``: a polite crawl by several processes, one killed in the middle of a page, and the proof.
 
 The crawler is ``examples/crawler.py``, unchanged; the site is ``tubes.demo_site``, whose counts are reported.
 """
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callable[[Crawl], None]) -> Outcome:
-    """Crawl up to ``pages`` pages on ``hosts`` hosts with ``workers`` processes; kill one at a third of the way."""
+    """Crawl up to ``pages`` pages on ``hosts`` hosts with ``workers`` processes; kill one after a third."""
     with (
         TemporaryDirectory(prefix="tubes-demo-") as folder,
         tubes.connect(f"sqlite:///{folder}/crawl.db", durability="normal") as queue,
@@ -193,7 +193,7 @@ def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Wo
 
 
 def _watch(tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]) -> float:
-    """Report the crawl's progress until it ends or is stuck; kill one worker meanwhile. Return seconds."""
+    """Report the crawl's progress until it ends or is stuck; kill one worker; return the seconds taken."""
     begun = moved = real_monotonic()
     fetched, asked = 0, False
     while any(worker.is_running for worker in crew):

@@ -1,8 +1,8 @@
 """The web site that the demo crawls: the standard library's pydoc pages, on several hosts of this machine.
 
-It counts its requests itself, so what the demo reports of politeness is what the *server* saw.
-Runs as a process of its own, ``python -m tubes.demo_site HOSTS PAGES``; its only user is ``tubes.demo``, which
-writes questions to its standard input and reads a line of JSON for each.
+It counts its requests itself, so what the demo reports of politeness is what the *server* saw. It runs as a
+process of its own, ``python -m tubes.demo_site HOSTS PAGES``; its only user is ``tubes.demo``, which writes
+questions to its standard input and reads a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ModulePages(pydoc.HTMLDoc):
 
 
 class Library:
-    """What there is to serve: modules and classes of the standard library, rendered by pydoc when asked for."""
+    """What is served: modules and classes of the standard library, rendered by pydoc when asked for."""
 
     def __init__(self, pages: int) -> None:
         self.modules: dict[str, ModuleType] = {}
@@ -275,7 +275,7 @@ class Site:
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
-    """Tell whether a client has closed its end, or does ``within`` seconds. Ours send nothing after a request."""
+    """Whether a client has closed its end, or does so in ``within`` seconds. Ours send nothing after a request."""
     try:
         return bool(select.select([client], [], [], within)[0]) and not client.recv(1, socket.MSG_PEEK)
     except OSError:
