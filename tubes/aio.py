@@ -58,7 +58,7 @@ log = Log("tubes.events")
 def _of_tube(
     method: Callable[Concatenate[PlainTube, P], T], undo: Undo | None = None
 ) -> Callable[Concatenate[Tube, P], Coroutine[Any, Any, T]]:
-    """Make the awaited form of a Tube's verb. ``undo`` takes back what a cancelled call did, in the same unit."""
+    """Make the awaited form of a Tube's verb. ``undo`` undoes a cancelled call, in the same unit."""
 
     @wraps(method)
     async def verb(self: Tube, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Runs blocking calls for an event loop, in a few threads in which a call that waits for a signal steps aside.
+"""Runs blocking calls for an event loop in a few threads, where a call that waits for a signal steps aside.
 
 Each call is a greenlet of its thread. When it would block on a ``Signal`` it is parked, and the thread goes
 on with other calls; so a thousand waiting takes need no thread of their own. The code that runs there is the

@@ -77,7 +77,7 @@ class OpenTubes:
         return tube
 
     def open_all(self) -> list[Tube]:
-        """Open every tube whose type is registered here, in the order of their creation; forget those that are gone.
+        """Open every tube whose type is registered here, in order of creation; forget those that are gone.
 
         A tube is left out for as long as its type is not registered, its driver cannot be made here (a
         package that it needs is not installed, say), its entry cannot be read, or it is damaged itself. A

@@ -369,10 +369,10 @@ class Queue(processes.OfOneProcess):
     # Transactions
 
     def transaction(self) -> AbstractContextManager[Unit]:
-        """Make several calls one: each takes ``unit=``. Committed when the block ends, rolled back if it raises.
+        """Make several calls one: each takes ``unit=``. Commits when the block ends, rolls back if it raises.
 
-        Callbacks and wake-ups come after the commit, and never after a rollback. Statements of your own go through
-        ``unit.connection``. On SQLite other threads' writes wait.
+        Callbacks and wake-ups come after the commit, and never after a rollback. Statements of your own go
+        through ``unit.connection``. On SQLite other threads' writes wait.
         """
         return self._transactions.block()
 

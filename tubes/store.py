@@ -220,7 +220,7 @@ class Unit(OfOneProcess):
 
     @property
     def connection(self) -> Any:
-        """The transaction's connection, for statements of your own: in SQL stores, a SQLAlchemy ``Connection``.
+        """The transaction's connection, for your own statements: in SQL stores, a SQLAlchemy ``Connection``.
 
         Only the unit commits it and rolls it back; savepoints (``begin_nested``) are yours.
         """
