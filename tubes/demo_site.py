@@ -275,7 +275,7 @@ class Site:
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
-    """Whether a client has closed its end, or does so in ``within`` seconds. Ours send nothing after a request."""
+    """Whether a client closes its end within so many seconds, or has. Ours send nothing after a request."""
     try:
         return bool(select.select([client], [], [], within)[0]) and not client.recv(1, socket.MSG_PEEK)
     except OSError:
