@@ -1,4 +1,4 @@
-"""The schema, version by version, as Alembic migrations with a version table and a branch label of their own."""
+"""The schema, version by version, as Alembic migrations with their own version table and branch label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLES = ("tube", "task", "temporary_task", "session", "connection", "calls", "s
 
 
 def version_table(namespace: str) -> str:
-    """The table with the revision of a namespace's tables. BadOption if it is that of your own Alembic."""
+    """The table with the revision of a namespace's tables. BadOption if that is your own Alembic's."""
     if namespace.lower() == "alembic":
         raise BadOption(
             "bad namespace 'alembic': alembic_version is the table of the application's own migrations",

@@ -20,7 +20,7 @@ HIDDEN = """
         )
     )
 """
-"""The schemas of the search_path that have such a table, but that the server skips: it is denied USAGE."""
+"""The schemas of the search_path that have such a table, but are skipped: this role is denied USAGE."""
 
 
 def bring_up(
@@ -30,8 +30,8 @@ def bring_up(
 
     SchemaMismatch for a newer one, and for an older one or none if ``migrate`` is false; StoreUnavailable if
     this role cannot see it. The tables are made in the first schema of the ``search_path``. The connection
-    must not be in a transaction; this one is committed. It waits ``lock_timeout`` milliseconds for others
-    that migrate, 0: for ever.
+    must not be in a transaction; this one is committed. It waits at most ``lock_timeout`` milliseconds for
+    others that migrate; 0: for ever.
     """
     # After waiting for the lock, we must see what its holder did, whatever the database's default is.
     connection = connection.execution_options(isolation_level="READ COMMITTED")
@@ -67,7 +67,7 @@ def _check_not_hidden(connection: sa.Connection, namespace: str, what: str) -> N
 
 
 def _check_shows_rows(connection: sa.Connection, namespace: str, what: str) -> None:
-    """Raise StoreUnavailable if row level security hides the table's only row, as if there were none."""
+    """Raise StoreUnavailable if row level security hides the table's only row from this role."""
     table = f'"{version_table(namespace)}"'
     is_active = "SELECT pg_catalog.row_security_active(pg_catalog.to_regclass(:table))"
     if connection.scalar(sa.text(is_active), {"table": table}):

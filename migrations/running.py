@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def _own_alembic() -> Iterator[None]:
-    """Use Alembic, then give it back to a migration of the user's under way, such as an ``env.py``."""
+    """Use Alembic, then give it back to the user's migration that is under way, if any (an ``env.py``)."""
     from alembic import context, op
 
     with _alone:
@@ -61,7 +61,7 @@ def upgrade(connection: sa.Connection, namespace: str, version: str | None, what
 
 
 def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool) -> bool:
-    """Whether a schema is behind; SchemaMismatch for a newer one, and unless ``migrate`` for an older one or none.
+    """Whether a schema is behind; SchemaMismatch if it is newer, and unless ``migrate`` if older or missing.
 
     ``command`` is what the error tells the user to run.
     """

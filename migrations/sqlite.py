@@ -44,7 +44,7 @@ _made: tuple[str, list[str]] = ("", [])
 def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
     """Upgrade an empty or older database in one transaction; SchemaMismatch for a newer one.
 
-    An empty one is made by the statements that made an earlier one in this process: far faster than Alembic.
+    An empty one gets the statements that made an earlier one in this process: far faster than Alembic.
     """
 
     def step(tx: SqliteTx) -> None:
@@ -69,7 +69,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
 def _upgrade(writer: SqliteWriter, namespace: str, version: str | None, what: str) -> None:
     import sqlalchemy as sa
 
-    # What an application does to each SQLAlchemy connection, such as PRAGMA and BEGIN, is done to another one
+    # What an application does to each SQLAlchemy connection, such as PRAGMA and BEGIN, it does to another one
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as other:
         lent = _Lent(other)
         engine = sa.create_engine("sqlite://", creator=lambda: lent, poolclass=sa.StaticPool)

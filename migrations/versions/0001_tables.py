@@ -105,7 +105,7 @@ SQLITE_TRIGGERS = {
     "aside": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN old.front = 1 AND new.front IS NULL AND new.utube IS NOT NULL
         BEGIN """ + BEST_BEHIND.replace("{of}", "new") + """; END""",
-    # A task was kicked, or its delay is over: it goes to the front if no task is there, or a worse one.
+    # A task was kicked, or its delay is over: to the front, if no task is there, or a worse ready one.
     "back": """AFTER UPDATE OF ttr_ms ON {ns}_task
         WHEN new.front = 0 AND new.utube IS NOT NULL AND old.front IS NULL
         BEGIN
@@ -204,7 +204,7 @@ CREATE INDEX "{table}_due" ON "{table}" (tube, due_ms) WHERE due_ms IS NOT NULL 
 """
 
 POSTGRESQL_FUNCTIONS = (
-    # The key of a sub-queue's advisory lock. Whatever changes its front takes that, to see what others did.
+    # The key of a sub-queue's advisory lock, which whatever changes its front takes, to see what others did.
     """FUNCTION {schema}."{ns}_key"(tube bigint, utube text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT hashtextextended(utube, hashint8extended(tube, pg_catalog.hashtextextended('{ns}', @number@)))
 $$""",
