@@ -6,7 +6,7 @@ many: one task is a batch of one. A task that does not match is simply absent fr
 tube turns that into an error. A driver raises only for misuse and for what it does not support.
 
 Most types need no driver of their own: a ``TubeType`` names features and an order, and the queue's store
-realises it. A custom driver comes from any callable ``(store, tube) -> Driver``, usually its class.
+realises it. A driver of your own comes from any callable ``(store, tube) -> Driver``, usually its class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the drivers of tubes, starts and stops them, and reports what a custom driver raises."""
+"""Makes the drivers of tubes, starts and stops them, and reports what a driver of your own raises."""
 
 from __future__ import annotations
 

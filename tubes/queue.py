@@ -47,7 +47,7 @@ from tubes.waiting import room, seconds_until
 UNKNOWN_EVERY = 10.0
 """Seconds between two background looks for tasks of unknown sessions, each of which reads all taken tasks.
 
-Such tasks exist only if a server has lost part of what it stored, or a custom client breaks the rules.
+Such tasks exist only if a server has lost part of what it stored, or a client of your own breaks the rules.
 """
 
 LONGEST_WAIT = 2_000_000.0
