@@ -19,7 +19,7 @@ _found: dict[str, dict[str, EntryPoint]] = {}
 _unusable: dict[str, str] = {}
 """Types whose entry points cannot be used, and why.
 
-Loading is tried once, since every opening of tubes asks for it; if the process lacked something, again.
+Loading is tried once, since every opening of tubes asks for it; but again if the process lacked something.
 """
 
 

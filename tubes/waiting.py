@@ -111,12 +111,12 @@ class Waiters:
         return is_called
 
     def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
-        """Call the first ``count`` in line that have not been called yet; return how many are covered.
+        """Call the first ``count`` in line that are not called yet; return for how many there was somebody.
 
         ``leases`` are the next leases of the tasks that there are. If a consumer has already left the line
-        with one, nobody is called for it, and it counts as covered: a waiter called in vain might be
-        overtaken by the next one called. For the same reason a single task wakes the first in line,
-        whichever waiter is called; one that leaves with a task wakes the next.
+        with one, nobody is called for it, and it is counted too: a waiter called in vain might be overtaken
+        by the next one called. For the same reason a single task wakes the first in line, whichever waiter
+        is called; one that leaves with a task wakes the next.
         """
         if key not in self.line:
             return 0
