@@ -72,7 +72,8 @@ def connect(
 ) -> Queue:
     """Open a queue: ``sqlite:///file.db`` (relative), ``sqlite:////abs/file.db``, ``sqlite://`` (in memory).
 
-    Or on a server: ``postgresql+psycopg://user@host/database``, ``redis://host:6379/0`` (``rediss://``, ``unix://``).
+    Or on a server: ``postgresql+psycopg://user@host/database``, ``redis://host:6379/0`` (``rediss://``,
+    ``unix://``).
 
     ``durability``: ``full`` (what ``put`` returned survives a power cut), ``normal`` (survives a crash of the
     process, a power cut may lose the last moments) or ``off``; by default ``full``, and in Redis ``normal``.
@@ -83,7 +84,7 @@ def connect(
     background sweep; takes still settle what is due, and ``queue.sweep()`` does so at once. ``clock``:
     for tests.
 
-    Raises StoreUnavailable when the store cannot be used, SchemaMismatch when its schema is another version's.
+    Raises StoreUnavailable if the store cannot be used, SchemaMismatch if its schema is another version's.
     """
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:

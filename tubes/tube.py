@@ -65,10 +65,10 @@ class Tube(Takes):
         """Store a task and return it: ready, or delayed.
 
         ``data`` is anything that JSON can carry, or bytes; anything else is a TypeError. Options (seconds):
-        ``pri`` (0 first), ``ttl`` (``None``: lives for ever), ``ttr`` (a taken task comes back after it), ``delay``
-        (added to the ttl), ``utube`` (the sub-queue), ``timeout`` (how long to wait for room, default 0; then
-        TubeFull). What is not given comes from the tube, then from the type. An option that the type does not
-        support is NotSupported, an unknown one BadOption (Tarantool: ``tube:put``).
+        ``pri`` (0 first), ``ttl`` (``None``: lives for ever), ``ttr`` (a taken task comes back after it),
+        ``delay`` (added to the ttl), ``utube`` (the sub-queue), ``timeout`` (how long to wait for room,
+        default 0; then TubeFull). What is not given comes from the tube, then from the type. An option that
+        the type does not support is NotSupported, an unknown one BadOption (Tarantool: ``tube:put``).
         """
         carried = encode(data)
         if not options:
@@ -374,7 +374,7 @@ class Tube(Takes):
         return released
 
     def truncate(self) -> int:
-        """Remove all tasks, silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
+        """Remove all tasks silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
         removed = 0
         while count := guarded(self._truncate_some):
             removed += count
