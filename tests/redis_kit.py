@@ -21,7 +21,7 @@ scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 
 class SomeConnection:
-    """What somebody gives as ``connection=``, at either door."""
+    """What somebody gives as ``connection=``, in either API."""
 
     async def run_sync(self, work: Callable[[Any], Any]) -> Any:
         return work(self)

@@ -1,4 +1,4 @@
-"""The asyncio door: the same verbs as ``tubes.Queue`` and ``tubes.Tube``, awaited.
+"""The asyncio API: the same verbs as ``tubes.Queue`` and ``tubes.Tube``, awaited.
 
 >>> import asyncio, tubes.aio
 >>> async def main():

@@ -2,7 +2,7 @@
 
 Each call is a greenlet of its thread. When it would block on a ``Signal`` it is parked, and the thread goes
 on with other calls; so a thousand waiting takes need no thread of their own. The code that runs there is the
-plain door's and knows nothing of all this: while it holds a lock, its thread does nothing else.
+synchronous API's and knows nothing of all this: while it holds a lock, its thread does nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores for the tests of the asyncio door: what it promises, it promises on each."""
+"""Stores for the tests of the asyncio API: what it promises, it promises on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asyncio door: calls, waits, transactions and callbacks."""
+"""The asyncio API: calls, waits, transactions and callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both doors have the same verbs, with the same arguments, defaults, types and documentation."""
+"""Both APIs have the same verbs, with the same arguments, defaults, types and documentation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Through the asyncio door, on PostgreSQL: the type with most features.
+"""Through the asyncio API, on PostgreSQL: the type with most features.
 
-The door knows nothing of types. The other four are in tests/soak/test_awaited.py.
+It knows nothing of types. The other four are in tests/soak/test_awaited.py.
 """
 
 from postgres_kit import PostgresKit

@@ -1,4 +1,4 @@
-"""Plays a scenario through the asyncio door.
+"""Plays a scenario through the asyncio API.
 
 Its callbacks run in the event loop, which must not wait for the turn of a call, since that call waits for the loop.
 So what other connections report during a turn is kept until its end.
@@ -92,7 +92,7 @@ class AwaitedStage(Stage):
         return super()._waiters(facing._awaited._plain)
 
     def _statistics(self) -> dict[str, Stats]:
-        """After each step they are asked of the plain queue behind the door; a step that asks does so through it."""
+        """After each step they are asked of the queue behind it; a step that asks does so through the API."""
         home: Any = self._home
         stats = home._awaited._plain.statistics()
         return {name: Stats(each["tasks"], each["calls"]) for name, each in stats.items()}

@@ -268,7 +268,7 @@ def dealt(stores: int) -> list[list[Any]]:
 
 
 AWAITED, AWAITED_ON_POSTGRESQL, AWAITED_ON_REDIS = dealt(3)
-"""What is replayed through asyncio: the door knows nothing of types, and each replay costs twice as much there.
+"""What is replayed through asyncio: the API knows nothing of types, and each replay costs twice as much there.
 
 tests/soak has the others.
 """

@@ -1,4 +1,4 @@
-"""What the suite does not send through the asyncio door: types, and most of Tarantool's answers."""
+"""What the suite does not send through the asyncio API: types, and most of Tarantool's answers."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the suite does not send to a Redis Cluster: types, most of Tarantool's answers, the asyncio door; and races."""
+"""What the suite does not send to a Redis Cluster: types, most of Tarantool's answers, the asyncio API; and races."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The async twins of SQLAlchemy's connections and sessions are joined, through both doors."""
+"""The async twins of SQLAlchemy's connections and sessions are joined, through both APIs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_async_twins_are_unwrapped(place: Place) -> None:
 
 
 def test_an_async_scoped_session_is_its_session(place: Place) -> None:
-    """At the async door as a scoped_session is at the plain one."""
+    """In the asyncio API as a scoped_session is at the plain one."""
     place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
@@ -217,7 +217,7 @@ def test_many_tasks_join_transactions_of_their_own_at_once(place: Place) -> None
 
 
 def test_what_cannot_be_joined_is_refused(place: Place) -> None:
-    """A plain connection at the async door, an async one at the plain door, one that is not started."""
+    """A plain connection in the asyncio API, an async one in the synchronous API, one that is not started."""
     tube = place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
@@ -225,9 +225,9 @@ def test_what_cannot_be_joined_is_refused(place: Place) -> None:
             awaited = await queue.tube.jobs
             with place.engine.connect() as plain, pytest.raises(tubes.BadOption, match="AsyncConnection"):
                 await awaited.put("x", connection=plain)
-            for door in (awaited.put, tube.put):
+            for put in (awaited.put, tube.put):
                 with pytest.raises(tubes.BadOption, match="not started"):
-                    answer: Any = door("x", connection=engine.connect())
+                    answer: Any = put("x", connection=engine.connect())
                     await answer
             async with engine.connect() as connection:
                 with pytest.raises(tubes.BadOption, match="greenlet"):

@@ -1,4 +1,4 @@
-"""Runs the suites, which are written for the plain door, through the asyncio door."""
+"""Runs the suites, which are written for the synchronous API, through the asyncio API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ThroughAsyncio:
         return connect_awaited(url, clock=clock, sweep=False, durability="off", **options)
 
     def machine_settings(self) -> settings:
-        """Few sequences: the logic is that of the plain door, which has its own run of the kit."""
+        """Few sequences: the logic is that of the synchronous API, which has its own run of the kit."""
         return shortened(super().machine_settings())  # type: ignore[misc]  # the kit's
 
 
