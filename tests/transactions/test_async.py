@@ -83,7 +83,7 @@ def test_the_async_twins_are_unwrapped(place: Place) -> None:
 
 
 def test_an_async_scoped_session_is_its_session(place: Place) -> None:
-    """In the asyncio API as a scoped_session is at the plain one."""
+    """In the asyncio API as a scoped_session is in the synchronous one."""
     place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
