@@ -66,7 +66,7 @@ class Target:
         is_made = makes_file or path in ("", ":memory:")
         if not is_made and not Path(path).exists():
             raise tubes.StoreUnavailable(
-                f"there is no file {path}; 'tubes create' makes it with its first tube"
+                f"no such file: {path}; 'tubes create' creates it with its first tube"
             )
         migrate = None if is_made else False
         return tubes.connect(self.url, namespace=self.namespace, sweep=sweep, migrate=migrate)
@@ -130,7 +130,7 @@ in_session = click.option(
 
 def _name_of_tube(context: click.Context, argument: click.Parameter, name: str | None) -> str | None:
     if name is not None and "://" in name:  # not shown: it may hold a password
-        raise click.BadParameter("this is a store, which is named by --url")
+        raise click.BadParameter("this looks like a store's URL: pass it with --url")
     return name
 
 
@@ -191,18 +191,18 @@ def command(function: F) -> F:
 @click.option("--ttl", type=Seconds(), metavar="SECONDS", help="How long its tasks live.")
 @click.option("--ttr", type=Seconds(), metavar="SECONDS", help="A taken task comes back after this.")
 @click.option("--pri", type=int, metavar="N", help="Priority of its tasks, 0 first.")
-@click.option("--capacity", type=int, metavar="N", help="Most tasks that it holds.")
+@click.option("--capacity", type=int, metavar="N", help="Maximum number of tasks it holds.")
 @click.option(
     "--option",
     "own",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of the type's own, such as the url of a tube of type redis.",
+    help="An option specific to the type, such as url for redis.",
 )
 @click.option(
     "--temporary", is_flag=True, help="Its tasks do not outlive the last process that uses the store."
 )
-@click.option("--if-not-exists", is_flag=True, help="Be content with one that is there, of the same type.")
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if a tube of that name and type exists.")
 @as_json
 def create(
     name: str,
@@ -228,9 +228,9 @@ def create(
     for pair in own:
         option, is_pair, value = pair.partition("=")
         if not is_pair:
-            raise click.BadParameter(f"{pair!r} is no NAME=VALUE", param_hint="--option")
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--option")
         if option in inspect.signature(tubes.Queue.create_tube).parameters:  # such as temporary
-            raise click.BadParameter(f"{option!r} is no option of a type", param_hint="--option")
+            raise click.BadParameter(f"{option!r} is not an option of a type", param_hint="--option")
         given[option] = value
     with target.connect(makes_file=True) as queue:
         tube = queue.create_tube(name, type, temporary=temporary, if_not_exists=if_not_exists, **given)
@@ -243,7 +243,7 @@ def create(
 @click.option(
     "--state", type=click.Choice([state.name.lower() for state in STORED]), help="Only tasks in this state."
 )
-@click.option("--limit", type=Number(min=1), default=100, show_default=True, help="Most tasks of a state.")
+@click.option("--limit", type=Number(min=1), default=100, show_default=True, help="Maximum tasks per state.")
 @as_json
 def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the tubes, or the tasks of one.
@@ -263,7 +263,7 @@ def ls(name: str | None, state: str | None, limit: int, as_json: bool) -> None:
         tasks = sorted((task for some in found for task in some), key=lambda task: task.id)
         print_tasks(tasks, f"Tasks in {name} ({tube.type}), times in UTC", as_json)
         if any(len(some) == limit for some in found) and not as_json:
-            say(f"of a state, the first {limit} are shown; there may be more, see --limit and 'tubes stats'")
+            say(f"at most {limit} of each state are shown; there may be more, see --limit and 'tubes stats'")
 
 
 def list_tubes(queue: tubes.Queue, is_json: bool) -> None:
@@ -318,13 +318,13 @@ def exit_if_away(missing: Mapping[str, str]) -> None:
 @click.argument("data", required=False)
 @click.option("--pri", type=int, metavar="N", help="Priority, 0 first.")
 @click.option("--ttl", type=Seconds(), metavar="SECONDS", help="How long the task lives.")
-@click.option("--ttr", type=Seconds(), metavar="SECONDS", help="It comes back when it was taken for so long.")
+@click.option("--ttr", type=Seconds(), metavar="SECONDS", help="Once taken, it comes back after this.")
 @click.option("--delay", type=Seconds(), metavar="SECONDS", help="It becomes ready after this.")
 @click.option("--utube", metavar="NAME", help="The sub-queue.")
 @click.option(
     "--timeout", type=Seconds(), metavar="SECONDS", help="How long to wait for room in a full tube."
 )
-@click.option("--bytes", "as_bytes", is_flag=True, help="The input is base64 of payloads that are bytes.")
+@click.option("--bytes", "as_bytes", is_flag=True, help="Read base64; the payloads are the decoded bytes.")
 @as_json
 def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: Any) -> None:
     """Put one JSON value, or every line of input.
@@ -338,10 +338,10 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
       generate | tubes put jobs
       echo aGVsbG8= | tubes put jobs --bytes
 
-    Lines are stored as they come, up to 500 in a commit. A line that is no JSON is reported with its number and
-    not stored, the others are; the exit status is then 4. Empty lines are passed over.
+    Lines are stored as they come, up to 500 in a commit. A line that is not JSON is reported with its number
+    and not stored; the others are stored, and the exit status is then 4. Empty lines are skipped.
 
-    With --json, the tasks are printed as they are stored; else the id of a single one.
+    With --json, the tasks are printed as they are stored; without it, only the id of a task given as DATA.
     """
     given = {option: value for option, value in options.items() if value is not None}
     read = base64_payload if as_bytes else json_value
@@ -366,13 +366,13 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
 
 @command
 @name_argument
-@click.option("--count", type=Number(min=1), metavar="N", help="Most tasks.  [default: 1]")
-@click.option("--all", "take_all", is_flag=True, help="No limit: end when none has come within --timeout.")
+@click.option("--count", type=Number(min=1), metavar="N", help="Maximum number of tasks.  [default: 1]")
+@click.option("--all", "take_all", is_flag=True, help="No limit: end when no task has come within --timeout.")
 @click.option(
     "--timeout",
     type=Seconds(),
     metavar="SECONDS",
-    help="Wait so long for each; 0: do not wait.  [default: for ever]",
+    help="Longest wait for each task; 0: do not wait.  [default: for ever]",
 )
 @click.option("--ack", is_flag=True, help="Ack each task when it is printed.")
 @click.option(
@@ -388,7 +388,9 @@ def put(name: str, data: str | None, as_bytes: bool, as_json: bool, **options: A
     metavar="SECONDS",
     help=f"Without --ack: how long the tasks stay taken after this command.  [default: {KEPT_FOR:.0f}]",
 )
-@click.option("--json", is_flag=True, expose_value=False, help="Print JSON, one value a line: as always.")
+@click.option(
+    "--json", is_flag=True, expose_value=False, help="Print JSON, one value a line; take always does."
+)
 def take(
     name: str,
     count: int | None,
@@ -400,7 +402,7 @@ def take(
 ) -> None:
     """Take tasks and print them, a line of JSON each.
 
-    Takes from the tube NAME. A line has the task's id, its data, and the rest of it.
+    Takes from the tube NAME. A line has the task's id, its data, and all its other fields.
 
     \b
       tubes take jobs --ack
@@ -543,8 +545,8 @@ def delete(name: str, ids: tuple[int, ...], as_json: bool) -> None:
 def kick(name: str, count: int, as_json: bool) -> None:
     """Make buried tasks ready again.
 
-    Up to COUNT (default 1) of them; prints how many that were. COUNT is how many, and no task's id: those that are
-    next in order are kicked.
+    Kicks up to COUNT of them (default 1), those next in order, and prints how many it kicked. COUNT is a
+    number of tasks, not an id.
 
     \b
       tubes kick jobs 100
@@ -560,7 +562,8 @@ def kick(name: str, count: int, as_json: bool) -> None:
 def truncate(name: str, as_json: bool) -> None:
     """Remove all tasks of a tube, and keep the tube.
 
-    In whatever state they are, taken ones too; prints how many that were. No callback hears of it.
+    Removes them in whatever state they are, even taken ones, and prints how many there were. Callbacks
+    are not called.
     """
     with target.connect() as queue:
         removed = queue.get_tube(name).truncate()
@@ -590,8 +593,8 @@ def drop(name: str, as_json: bool) -> None:
 def stats(name: str | None, as_json: bool) -> None:
     """Show counts of tasks and calls.
 
-    How many tasks are in which state, and how often what was done: of all tubes, or of NAME. Calls that were
-    never made are left out of the table.
+    How many tasks are in each state, and how many calls of each kind there were: of all tubes, or of NAME.
+    Calls that were never made are left out of the table.
 
     \b
       tubes stats jobs --json | jq .tasks.ready
@@ -624,7 +627,7 @@ def print_statistics(chosen: dict[str, dict[str, Any]]) -> None:
 @command
 @click.argument("store", metavar="[URL]", required=False, callback=_set("url"), expose_value=False)
 @click.option("--deep", is_flag=True, help="Look at every task too, and at the pages of a SQLite file.")
-@click.option("--fix", is_flag=True, help="Repair what can be, and show what is left.")
+@click.option("--fix", is_flag=True, help="Repair what can be repaired, and show what is left.")
 @as_json
 def doctor(deep: bool, fix: bool, as_json: bool) -> None:
     """Look for damage in a store, and repair it.
@@ -658,8 +661,8 @@ def doctor(deep: bool, fix: bool, as_json: bool) -> None:
 def migrate(sql: bool, as_json: bool) -> None:
     """Bring the store's tables up to date.
 
-    A SQLite file is brought up whenever a program connects to it, or by 'tubes create'; here it can be done
-    beforehand. On PostgreSQL no other command does it. Redis has no tables.
+    A SQLite file is brought up to date whenever a program connects to it, or by 'tubes create'; this command
+    does it beforehand. On PostgreSQL no other command does it. Redis has no tables.
     """
     if sql:
         store = find_store(target.url.partition(":")[0])
@@ -695,7 +698,7 @@ def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None
     Several processes crawl; one is killed in the middle of a page, and nothing is lost.
 
     The site is Python's own documentation of its library, served on several hosts of this machine. No host may
-    get two requests at once, whatever the number of crawlers; the site itself counts.
+    get two requests at once, whatever the number of crawlers; the site itself keeps count.
     """
     from tubes import demo as crawl
     from tubes.demo_show import show, shown_live

@@ -69,4 +69,4 @@ class Visit:
             print_table(table)
         said = ", ".join(f"{self._counts[outcome]} {outcome}" for outcome in outcomes)
         unshown = self._counts.total() - len(self._shown)
-        write_line(said + (f"; {unshown} not shown, --json has all" if unshown else ""))
+        write_line(said + (f"; {unshown} not shown, --json shows all" if unshown else ""))

@@ -50,7 +50,7 @@ def json_value(text: str) -> Any:
     try:
         return parse(text)
     except json.JSONDecodeError as error:
-        hint = """; a text has quotes of its own, '"text"'""" if error.pos == 0 else ""
+        hint = """; text needs quotes of its own: '"text"'""" if error.pos == 0 else ""
         raise ValueError(f"not JSON ({error}){hint}") from error
 
 
@@ -99,8 +99,8 @@ class Putting:
         first = self._waiting[0][0] if self._waiting else self._next
         if isinstance(error, tubes.OutcomeUnknown):
             last = self._waiting[-1][0]
-            return f"whether lines {first} to {last} were, nobody knows; what follows them was not"
-        return f"line {first} and what follows it were not"
+            return f"lines {first} to {last} may or may not have been put; later lines were not"
+        return f"line {first} and later lines were not"
 
     def _add(self, number: int, raw: bytes) -> None:
         try:
@@ -224,4 +224,5 @@ class Taking:
         for task in printed:
             if task.id not in acked:
                 self.late = True
-                say(str(tubes.NotTaken(self._tube.name, task.id, "was printed, but its ttl or ttr was over")))
+                late = "was printed but not acked: its ttl or ttr was over"
+                say(str(tubes.NotTaken(self._tube.name, task.id, late)))

@@ -128,7 +128,7 @@ class _Site:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise tubes.StoreUnavailable("the demo's web site has ended by itself")
+            raise tubes.StoreUnavailable("the demo's web site ended unexpectedly")
         return json.loads(line)
 
 

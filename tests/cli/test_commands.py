@@ -164,8 +164,9 @@ def test_ls_says_when_there_may_be_more(tubes_: Command) -> None:
     for data in ("1", "2"):
         tubes_("put", "jobs", data)
     assert tubes_("ls", "jobs", "--limit", "3").err == ""
-    assert "the first 2 are shown" in tubes_("ls", "jobs", "--limit", "2").err
-    assert "the first 1 are shown" in tubes_("ls", "jobs", "--limit", "1", "--state", "ready").err
+    assert "at most 2 of each state are shown" in tubes_("ls", "jobs", "--limit", "2").err
+    said = tubes_("ls", "jobs", "--limit", "1", "--state", "ready")
+    assert "at most 1 of each state are shown" in said.err
     assert tubes_("ls", "jobs", "--limit", "1", "--json").err == ""
     tubes_("bury", "jobs", "1")
     assert tubes_("ls", "jobs", "--limit", "2").err == ""  # one of each state
@@ -404,12 +405,12 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (["create", "x", "fifoo"], USAGE, "did you mean 'fifo'?"),
         (["create", "x", "fifo", "--ttl", "3"], USAGE, "does not support 'ttl'"),
         (["create", "1x"], USAGE, "bad tube name '1x'"),
-        (["ls", "sqlite:///jobs.db"], USAGE, "a store, which is named by --url"),
-        (["create", "x", "redis", "--option", "url"], USAGE, "'url' is no NAME=VALUE"),
+        (["ls", "sqlite:///jobs.db"], USAGE, "a store's URL: pass it with --url"),
+        (["create", "x", "redis", "--option", "url"], USAGE, "'url' is not NAME=VALUE"),
         (["create", "x", "redis", "--option", "url=sqlite://"], USAGE, "redis://host:6379/0"),
         (["create", "x", "redis", "--option", "server=redis://"], USAGE, "no option 'server'"),
         (["put", "jobs", "{bad"], USAGE, "not JSON (Expecting property name"),
-        (["put", "jobs", "hello"], USAGE, """a text has quotes of its own, '"text"': hello"""),
+        (["put", "jobs", "hello"], USAGE, """text needs quotes of its own: '"text"': hello"""),
         (["put", "jobs", "NaN"], USAGE, "not a finite number"),
         (["put", "jobs", "1", "--delay", "1m"], USAGE, "'1m' is not a valid number of seconds"),
         (["kick", "jobs", "all"], USAGE, "'all' is not a valid number."),
@@ -428,9 +429,9 @@ def test_a_tube_whose_server_is_away_hides_no_other(
         (
             ["create", "mine", "fifo", "--option", "temporary=yes"],
             USAGE,
-            "'temporary' is no option of a type",
+            "'temporary' is not an option of a type",
         ),
-        (["create", "mine", "fifo", "--option", "self="], USAGE, "'self' is no option of a type"),
+        (["create", "mine", "fifo", "--option", "self="], USAGE, "'self' is not an option of a type"),
         (["--namespace", "my-shop", "ls"], USAGE, "bad namespace 'my-shop'"),
         (["--namespace", "my-shop", "migrate", "--sql"], USAGE, "bad namespace 'my-shop'"),
         (["--url", "nonsense", "ls"], USAGE, "sqlite:///tasks.db"),
@@ -460,7 +461,7 @@ def test_a_mistyped_path_is_told_and_makes_no_file(tubes_: Command, tmp_path: Pa
     for arguments in (["ls"], ["put", "jobs", "1"], ["take", "jobs"], ["stats"], ["kick", "jobs"]):
         said = tubes_("--url", f"sqlite:///{tmp_path}/mistyped.db", *arguments)
         assert said.status == UNAVAILABLE
-        assert "there is no file" in said.err and "mistyped.db" in said.err and "tubes create" in said.err
+        assert "no such file" in said.err and "mistyped.db" in said.err and "tubes create" in said.err
     assert tubes_("--url", f"sqlite+pysqlite:///{tmp_path}/mistyped.db", "ls").status == UNAVAILABLE
     said = tubes_("--url", f"sqlite:///{tmp_path}/\x1b[31m.db", "ls")
     assert "\\x1b[31m.db" in said.err and "\x1b" not in said.err  # it colours no terminal

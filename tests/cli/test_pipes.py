@@ -129,7 +129,7 @@ def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
         put = shell.run("put", "few", "--json", input=b"1\n2\n3\n\n5\n6\n")
         assert put.returncode == REFUSED
         assert [task["data"] for task in values(put.stdout)] == [1, 2, 3]
-        assert b"3 put; line 5 and what follows it were not" in put.stderr
+        assert b"3 put; line 5 and later lines were not" in put.stderr
         assert b"'few' is full" in put.stderr
 
 
@@ -149,7 +149,7 @@ def test_an_end_of_which_nobody_knows_is_told_with_its_lines(
     monkeypatch.setattr("tubes.cli_pipes.incoming", lines)
     with pytest.raises(tubes.OutcomeUnknown):
         Putting(jobs, parse, {}, False).run()
-    told = "whether lines 502 to 1001 were, nobody knows; what follows them was not"
+    told = "lines 502 to 1001 may or may not have been put; later lines were not"
     assert f"ended early, 500 put; {told}" in capfd.readouterr().err
 
 
@@ -360,7 +360,7 @@ def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) 
         eventually(lambda: jobs.statistics()["calls"]["ttr"] == 1)
         assert process.stdout is not None and process.stderr is not None
         assert len(json.loads(process.stdout.read())["data"]) == 1_000_000
-        assert b"was printed, but its ttl or ttr was over" in process.stderr.read()
+        assert b"was printed but not acked: its ttl or ttr was over" in process.stderr.read()
         assert process.wait(20) == REFUSED
         assert count(jobs, "ready") == 1
 
@@ -525,7 +525,7 @@ def test_ctrl_c_finds_each_line_either_put_and_counted_or_neither(shell: Shell, 
         if process.wait(20) == INTERRUPTED:
             break
     stored = count(jobs, "total")
-    assert f"{stored} put; line {stored + 1} and what follows it were not" in said
+    assert f"{stored} put; line {stored + 1} and later lines were not" in said
 
 
 def feed(pipe: Any, data: bytes) -> None:

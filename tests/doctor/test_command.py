@@ -69,7 +69,7 @@ def test_a_table_has_an_end_and_says_what_it_does_not_show(
     file.sql("UPDATE tubes_task SET front = 0 WHERE utube <> 'c'")
     monkeypatch.setattr("tubes.cli_doctor.MOST_SHOWN", 1)
     status, out, _ = said(file, file.url)
-    assert (status, out.splitlines()[-1]) == (1, "2 found; 1 not shown, --json has all")
+    assert (status, out.splitlines()[-1]) == (1, "2 found; 1 not shown, --json shows all")
     assert "sub-queue 'a'" in out and "sub-queue 'b'" not in out
     assert len(file.doctor().findings) == 2
 
