@@ -205,7 +205,7 @@ class Doctor:
             except Exception as error:
                 if not _is_of_damage(error):
                     raise
-                what = f"what is stored is so strange that {check.name} cannot be looked at: {error}"
+                what = f"{check.name} cannot be examined: the stored data is damaged ({error})"
                 yield [Finding(Kind.DAMAGE, what, None)]
                 return
             seen += look.seen
