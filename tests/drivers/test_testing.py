@@ -58,7 +58,7 @@ def test_a_class_for_one_type_is_not_made_of_one_for_another() -> None:
     class OfOne(tubes.testing.PrivateKit):
         type = "fifo"
 
-    with pytest.raises(TypeError, match="OfAnother, for 'utube', must not be made of OfOne"):
+    with pytest.raises(TypeError, match="OfAnother, for 'utube', must not derive from OfOne"):
 
         class OfAnother(OfOne):
             type = "utube"

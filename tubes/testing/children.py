@@ -69,7 +69,7 @@ class Child:
 
     def hear(self) -> Any:
         """Wait for the next thing that the child tells; EOFError when it has ended."""
-        assert self._pipe.poll(PATIENCE), "the child says nothing"
+        assert self._pipe.poll(PATIENCE), "no answer from the child process"
         return self._pipe.recv()
 
     def kill(self) -> None:

@@ -37,7 +37,7 @@ def together(*works: Callable[[], Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join(JOIN)
-    assert not any(thread.is_alive() for thread in threads), "somebody hangs"
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     if errors:
         raise errors[0]
 
@@ -56,7 +56,9 @@ class InHand:
         task = tube.take(0)
         while task is not None:
             with self._lock:
-                assert not self._grouped or task.utube not in self._groups, f"{task.utube!r} is in two hands"
+                assert not self._grouped or task.utube not in self._groups, (
+                    f"sub-queue {task.utube!r} has two taken tasks"
+                )
                 self._groups.add(task.utube)
             pause(0)  # the other threads take meanwhile
             with self._lock:

@@ -371,7 +371,7 @@ class TubeMachine(RuleBasedStateMachine):
     @invariant()
     def they_agree(self) -> None:
         """Both sessions, in turn, see the tasks and the statistics that the model has."""
-        assert not self.log, "an event that no verb of ours explains"
+        assert not self.log, "an event that none of these calls explains"
         tube = self._party(next(self.steps) % 2).tube
         found = [task for state in STORED for task in tube.tasks(state, limit=1000)]
         expected = [_meant(self.model.tasks[id]) for id in sorted(self.model.tasks)]
@@ -464,7 +464,7 @@ class TubeMachine(RuleBasedStateMachine):
         expected = _in_settled_order((event, task.id, _meant(task)) for event, task in changes)
         seen = _in_settled_order((event, task.id, _fields(task)) for event, task in self.log)
         self.log.clear()
-        assert seen == expected, "events differ: what was seen, what was meant"
+        assert seen == expected, "events differ: seen != expected"
         if answer is not None:
             wanted = [
                 _meant(task)

@@ -90,7 +90,7 @@ class Suite:
         """Refuse a class derived from another type's, which may have left out tests that this type needs."""
         for base in cls.__mro__:
             if getattr(base, "type", "") not in ("", cls.type):
-                raise TypeError(f"{cls.__name__}, for {cls.type!r}, must not be made of {base.__name__}")
+                raise TypeError(f"{cls.__name__}, for {cls.type!r}, must not derive from {base.__name__}")
 
     @classmethod
     def _read_type(cls) -> None:
@@ -293,7 +293,7 @@ class Log:
         states: dict[int, State | None] = {}
         for event, task in self.seen:
             step = (states.get(task.id), event, task.state)
-            assert step in TRANSITIONS, f"{step} is no legal move"
+            assert step in TRANSITIONS, f"{step} is not a legal move"
             states[task.id] = task.state
             if task.state is State.DONE:
                 assert (task.due_at, task.owner, task.token) == (None, None, None)
@@ -319,7 +319,7 @@ class Waiting:
     def end(self) -> Any:
         """Wait until it is back; return what it answers, or raise what it raised."""
         self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), "it still waits"
+        assert not self.thread.is_alive(), "the call still waits"
         if self.error is not None:
             raise self.error
         return self.got[0]
