@@ -3,14 +3,14 @@
 TubeError
 ├── UnknownDriver (LookupError)      no driver of that name is registered
 ├── IncompleteDriver (TypeError)     a driver lacks methods; names them all
-├── BadOption (ValueError)           an option, a name or an argument that cannot be
+├── BadOption (ValueError)           an option, a name or an argument that is not valid
 │   └── NotSupported                 the tube's type, or the store, cannot do that
 ├── TubeExists                       create_tube of a name that is taken
 ├── NoSuchTube (LookupError)
 ├── NoSuchSession (LookupError)
 ├── TaskNotFound (LookupError)
 ├── NotTaken                         this session does not hold that task
-│   └── LeaseLost                    it did, by that very take, and does no longer
+│   └── LeaseLost                    it did, by that very take, but no longer does
 ├── TubeFull                         no room came within the put's timeout
 ├── TubeBusy                         drop of a tube with taken tasks or waiting consumers
 ├── DuplicateKey                     a driver of your own has a task with this key
@@ -21,7 +21,7 @@ TubeError
     ├── OutcomeUnknown               the connection died during a commit, or the disk failed in it
     └── SchemaMismatch               the store's schema is not the one this version knows
 
-TubesWarning (UserWarning)           something that works, but hardly as meant
+TubesWarning (UserWarning)           something that works, but probably not as intended
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class LeaseLost(NotTaken):
 
     def __init__(self, tube: str, id: int, token: int) -> None:
         self.token = token
-        super().__init__(tube, id, f"is no longer held by take {token} of it")
+        super().__init__(tube, id, f"is no longer held by the take with token {token}")
 
 
 class TubeFull(TubeError):

@@ -60,7 +60,7 @@ def test_ordinary_except_works(error: tubes.TubeError, relative: type[Exception]
 def test_errors_carry_their_data_and_show_it() -> None:
     lost = tubes.LeaseLost("jobs", 7, 2)
     assert (lost.tube, lost.id, lost.token) == ("jobs", 7, 2)
-    assert str(lost) == "task 7 of tube 'jobs' is no longer held by take 2 of it"
+    assert str(lost) == "task 7 of tube 'jobs' is no longer held by the take with token 2"
     full = tubes.TubeFull("jobs", 10, 3)
     assert (full.tube, full.capacity, full.wanted) == ("jobs", 10, 3)
     assert "capacity 10, no room for 3 more" in str(full)
