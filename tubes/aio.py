@@ -84,7 +84,7 @@ async def _in_their_greenlet(
         connection = registry()
     if not hasattr(connection, "run_sync"):
         raise BadOption(
-            f"here a connection is an AsyncConnection or AsyncSession, not {shown(connection)}",
+            f"pass an AsyncConnection or AsyncSession here, not {shown(connection)}",
             option="connection",
         )
     if getattr(connection, "sync_connection", connection) is None:

@@ -205,7 +205,7 @@ def _hired() -> Worker:
     try:
         return Worker()
     except RuntimeError as error:
-        raise StoreUnavailable(f"there is no thread for this call: {error}") from error
+        raise StoreUnavailable(f"cannot start a thread for this call: {error}") from error
 
 
 class Worker:

@@ -26,7 +26,7 @@ def check_listener(listener: object) -> None:
         )
     if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(listener.__call__):
         raise BadOption(
-            f"{shown(listener)} is a coroutine function, which nobody would await here: tubes.aio calls such callbacks",
+            f"{shown(listener)} is a coroutine function, which nobody would await here: use tubes.aio for it",
             option="on_task_change",
             value=listener,
         )

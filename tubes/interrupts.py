@@ -152,7 +152,7 @@ def check_stack() -> None:
     except ValueError:  # the stack is not that deep; to ask costs 0.2 µs
         return
     raise RecursionError(
-        f"maximum recursion depth exceeded: a call to a store needs room for {NEEDED_CALLS} more"
+        f"maximum recursion depth exceeded: a call to a store needs room for {NEEDED_CALLS} more nested calls"
     )
 
 

@@ -155,7 +155,7 @@ def described_sub_queue(stored: str) -> str:
 def check_stored_options(options: object) -> dict[str, Any]:
     """Check a tube's options as a catalogue has them; ValueError for what tubes cannot have written there."""
     if not isinstance(options, dict):
-        raise ValueError(f"its options are no object, but {options!r}")
+        raise ValueError(f"its options are not an object, but {options!r}")
     for name, absent in (("pri", 0), ("capacity", 0), ("ttl_ms", None), ("ttr_ms", None)):
         value = options.get(name, absent)
         if value is not absent:

@@ -102,7 +102,7 @@ class Elsewhere(Place):
         longest = self._longest()
         if not self._in_order.acquire(timeout=longest):
             raise StoreUnavailable(
-                f"tube {self._tube.name!r}: a call before this one has been under way for {longest:g} s"
+                f"tube {self._tube.name!r}: waited {longest:g} s for an earlier call to finish"
             )
         try:
             done = step(None)

@@ -92,7 +92,7 @@ def connect(
         given = shown(url) if is_text else f"a value of type {type(url).__name__}"
         if "@" in given:
             given = "this"  # there may be a password in it
-        raise BadOption(f"a store is named by a URL such as sqlite:///tasks.db, not {given}", option="url")
+        raise BadOption(f"pass a store's URL, such as sqlite:///tasks.db, not {given}", option="url")
     if durability not in (None, *get_args(Durability)):
         raise BadOption(
             f"durability must be full, normal or off, not {shown(durability)}",
@@ -103,7 +103,8 @@ def connect(
         clock = SystemClock()
     elif isinstance(clock, type) or not isinstance(clock, Clock):
         raise BadOption(
-            f"a clock has now_ms(), monotonic() and wait(), as tubes.testing.FakeClock() has; {shown(clock)} is none",
+            "a clock must be an object with now_ms(), monotonic() and wait(), such as "
+            f"tubes.testing.FakeClock(), not {shown(clock)}",
             option="clock",
             value=clock,
         )
@@ -208,7 +209,7 @@ class Queue(processes.OfOneProcess):
         self.check_open()
         name = checked.tube_name(name)
         if not isinstance(type, str):
-            raise UnknownDriver(type, why=": a type is given by its name")
+            raise UnknownDriver(type, why=": pass a type's name")
         definition = find_driver(type)
         if on_task_change is not None:
             check_listener(on_task_change)
@@ -260,7 +261,7 @@ class Queue(processes.OfOneProcess):
     def get_tube(self, name: str) -> Tube:
         """Return a tube that exists; NoSuchTube if not, UnknownDriver if its type is not registered."""
         if not isinstance(name, str):
-            raise BadOption(f"a tube is given by its name, not {shown(name)}", option="name", value=name)
+            raise BadOption(f"pass a tube's name, not {shown(name)}", option="name", value=name)
         tube = self._open_tubes.get(name)
         if tube is not None and self.store.read(lambda tx: self.store.has_tube(tx, tube.record)):
             return tube
@@ -282,7 +283,7 @@ class Queue(processes.OfOneProcess):
         """Remove a tube and its tasks; TubeBusy while tasks are taken or consumers of this process wait."""
         dropped = tube if isinstance(tube, Tube) else self.get_tube(tube)
         if dropped._queue is not self:  # its id may belong to another tube here
-            raise BadOption(f"{dropped!r} is another queue's", option="tube", value=dropped)
+            raise BadOption(f"{dropped!r} belongs to another queue", option="tube", value=dropped)
         if guarded(self.store.waiters.count, dropped.record.id):
             raise TubeBusy(dropped.name, "consumers are waiting")
 
@@ -329,7 +330,7 @@ class Queue(processes.OfOneProcess):
                 if not tube.place.is_apart:
                     raise
             except Exception:
-                log.exception("the driver of %r cannot count", tube)
+                log.exception("the driver of %r cannot count its tasks", tube)
         return stats
 
     # Sessions
@@ -558,8 +559,8 @@ def _may_lose_tasks(options: Mapping[str, Any]) -> bool:
 
 def _warn_of_others(name: str, options: Sequence[str]) -> None:
     warnings.warn(  # without the values: a type's own option may be a URL with a password
-        f"tube {name!r} is there, with another {', '.join(options)} than is given here, and keeps what it has; to have "
-        "others, give them with each put, or make a tube of another name",
+        f"tube {name!r} already exists with a different {', '.join(options)}, which it keeps; "
+        "to use other values, give them with each put, or create a tube of another name",
         TubesWarning,
         stacklevel=3,
     )
@@ -567,8 +568,8 @@ def _warn_of_others(name: str, options: Sequence[str]) -> None:
 
 def _warn_of_no_ttr(name: str) -> None:
     warnings.warn(
-        f"tube {name!r} has a ttl and no ttr: a task that is still worked on when its ttl is over "
-        "vanishes; give a ttr, or a ttl that is longer than any work",
+        f"tube {name!r} has a ttl and no ttr: a task still being worked on when its ttl is over "
+        "vanishes; give a ttr, or a ttl longer than any task takes",
         TubesWarning,
         stacklevel=3,
     )

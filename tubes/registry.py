@@ -30,7 +30,7 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
     refused with IncompleteDriver, a type that is registered already with BadOption. Existing tubes of this
     type can be opened from now on (Tarantool: ``queue.register_driver``).
     """
-    tube_name(type, option="type", what="name of a type")
+    tube_name(type, option="type", what="type name")
     if not isinstance(driver, TubeType) and not callable(driver):
         raise BadOption(
             f"a driver is a TubeType or a callable (store, tube), not {shown(driver)}", value=driver
@@ -83,7 +83,7 @@ def find_store(scheme: str) -> Callable[..., Any]:
     entry = known.get(scheme.partition("+")[0])
     if not known:
         raise StoreUnavailable(
-            "no store is found: the metadata of tubes-queue (its .dist-info), which names them, is missing"
+            "no store found: the metadata of tubes-queue (its .dist-info), which names the stores, is missing"
         )
     if entry is None:
         raise BadOption(
@@ -133,7 +133,7 @@ def _entries(group: str) -> dict[str, EntryPoint]:
         try:
             entries = installed(group)
         except OSError as error:
-            raise StoreUnavailable(f"what is installed cannot be read: {error}") from error
+            raise StoreUnavailable(f"the installed packages cannot be read: {error}") from error
         for entry in entries:
             other = found.setdefault(entry.name, entry)
             if group == "tubes.drivers" and other.value != entry.value:  # else chance would decide

@@ -176,7 +176,7 @@ class Steps(OfOneProcess):
         """The transaction that a call is part of; ``None``: the call is one by itself."""
         if not self.place.is_transactional and not (unit is None and connection is None):
             raise NotSupported(
-                f"{self._described()} keeps its tasks where there are no transactions over several calls",
+                f"{self._described()} keeps its tasks in a store without transactions over several calls",
                 option="unit" if connection is None else "connection",
             )
         if connection is not None:

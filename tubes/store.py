@@ -229,7 +229,7 @@ class Unit(OfOneProcess):
     def check(self, store: Store) -> None:
         """Raise BadOption unless this is an open transaction of that store."""
         if self._store is not store:
-            raise BadOption("this transaction is another queue's", option="unit")
+            raise BadOption("this transaction belongs to another queue", option="unit")
         if not self.is_open:
             raise BadOption("this transaction is over", option="unit")
 

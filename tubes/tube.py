@@ -121,7 +121,7 @@ class Tube(Takes):
                 return changes
         self._check_exists(unit)
         if not self.features.bounded:
-            raise RuntimeError(f"the driver of {self!r} tells of nothing that it has stored")
+            raise RuntimeError(f"the driver of {self!r} returned no change for what it stored")
         if timeout == 0.0:
             raise TubeFull(self.name, self._capacity, wanted)
         return self._wait_and_put(step, wanted, timeout)
@@ -303,7 +303,7 @@ class Tube(Takes):
                 raise self._not_taken(ref)
             # it was buried at that moment, and has been kicked since
         raise RuntimeError(
-            f"the driver of {self!r} does not bury what is {stored.state.name.lower()}: {stored}"
+            f"the driver of {self!r} does not bury a {stored.state.name.lower()} task: {stored}"
         )
 
     def delete(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:

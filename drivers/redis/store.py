@@ -262,9 +262,7 @@ class RedisStore(Renewable):
         lock = self._orders.get(of) or self._orders.setdefault(of, threading.RLock())
         longest = self._hub.nodes.longest
         if not lock.acquire(timeout=longest):
-            raise StoreUnavailable(
-                f"{self._what}: a call before this one has been under way for {longest:g} s"
-            )
+            raise StoreUnavailable(f"{self._what}: waited {longest:g} s for an earlier call to finish")
         return lock
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:

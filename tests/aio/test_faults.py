@@ -51,7 +51,7 @@ async def test_where_no_more_threads_can_be_had_calls_take_turns_in_those_there_
         with no_new_threads(monkeypatch):
             tasks = await asyncio.gather(*(jobs.put(n) for n in range(3)))
             assert [task.data for task in tasks] == [0, 1, 2]
-            with pytest.raises(tubes.StoreUnavailable, match="no thread"):
+            with pytest.raises(tubes.StoreUnavailable, match="cannot start a thread"):
                 await connect("sqlite://")
 
 
@@ -65,7 +65,7 @@ async def test_where_no_more_threads_can_be_had_a_queue_is_closed_all_the_same(
     take = asyncio.create_task(jobs.take())
     await in_line(jobs, 1)
     with no_new_threads(monkeypatch):
-        with pytest.raises(tubes.StoreUnavailable, match="no thread"):
+        with pytest.raises(tubes.StoreUnavailable, match="cannot start a thread"):
             async with queue.transaction():
                 pass
         await queue.close()

@@ -66,7 +66,7 @@ class TestRedisInSqlite(ServerKit):
         with warnings.catch_warnings():
             warnings.simplefilter("error", tubes.TubesWarning)
             assert queue.create_tube(tube.name, self.type, if_not_exists=True, **self.options) is tube
-        with pytest.warns(tubes.TubesWarning, match="with another capacity than"):
+        with pytest.warns(tubes.TubesWarning, match="with a different capacity, which"):
             queue.create_tube(tube.name, self.type, if_not_exists=True, capacity=7, **self.options)
 
 

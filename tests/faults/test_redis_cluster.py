@@ -601,7 +601,7 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
                 thread.join(20)
         assert told[2:] == [(here.name, "meanwhile")]
         assert len(failed) == 4 and max(took for _, took in failed) < 4.5
-        assert any("before this one" in str(error) for error, _ in failed)
+        assert any("for an earlier call to finish" in str(error) for error, _ in failed)
 
 
 @pytest.mark.slow

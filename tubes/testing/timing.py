@@ -333,7 +333,7 @@ class Timing(Suite):
         def again(**options: Any) -> Tube:
             return queue.create_tube("both", self.type, if_not_exists=True, **self.options, **options)
 
-        with pytest.warns(TubesWarning, match="with another ttl, ttr than is given here"):
+        with pytest.warns(TubesWarning, match="already exists with a different ttl, ttr, which it keeps"):
             assert again(ttl=30, ttr=timedelta(seconds=6)) is tube
         assert (tube.put("x").ttl, tube.put("x").ttr) == (20, 5)
         with warnings.catch_warnings():
