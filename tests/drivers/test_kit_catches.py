@@ -782,7 +782,7 @@ def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester:
     ran = run(pytester, "test_a_task_that_was_taken_again")
     ran.stdout.fnmatch_lines(
         [
-            "E*AssertionError: ack(<Task jobs:* taken 'x'>) must raise LeaseLost; it answered <Task jobs:* done 'x'>"
+            "E*AssertionError: ack(<Task jobs:* taken 'x'>) must raise LeaseLost; it returned <Task jobs:* done 'x'>"
         ]
     )
 
@@ -801,7 +801,7 @@ def test_a_suite_of_a_driver_made_by_a_function_must_be_told_its_features(pytest
     )
     ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     ran.assert_outcomes(errors=1)
-    ran.stdout.fnmatch_lines([f"*say which features = Features(...) '{SOUND[PLAIN]}' has*"])
+    ran.stdout.fnmatch_lines([f"*set features = Features(...) to what '{SOUND[PLAIN]}' has*"])
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ class Suite:
         elif not hasattr(cls, "features"):
             declared = getattr(driver, "features", None)
             if not isinstance(declared, Features):
-                raise TypeError(f"{cls.__name__}: say which features = Features(...) {cls.type!r} has")
+                raise TypeError(f"{cls.__name__}: set features = Features(...) to what {cls.type!r} has")
             cls.features = declared
         if not isinstance(cls.features, Features):
             raise TypeError(f"{cls.__name__}: features must be Features(...), not {cls.features!r}")
@@ -237,7 +237,7 @@ def refusal(call: Callable[..., object], *given: Any, error: type[E], **options:
         return said
     named = [*map(repr, given), *(f"{name}={value!r}" for name, value in options.items())]
     raise AssertionError(
-        f"{getattr(call, '__name__', call)}({', '.join(named)}) must raise {error.__name__}; it answered {answer!r}"
+        f"{getattr(call, '__name__', call)}({', '.join(named)}) must raise {error.__name__}; it returned {answer!r}"
     )
 
 
@@ -272,7 +272,7 @@ def until(happened: Callable[[], Any]) -> None:
     """Wait for what another thread or process must do soon."""
     deadline = real_monotonic() + PATIENCE
     while not happened():
-        assert real_monotonic() < deadline, "it did not happen"
+        assert real_monotonic() < deadline, f"it did not happen within {PATIENCE:g} s"
         pause(0.001)
 
 
