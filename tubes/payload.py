@@ -144,6 +144,6 @@ def _check(value: Any, where: str) -> None:
             _check(item, f"{where}[{key!r}]")
     else:
         raise TypeError(
-            f"{where} cannot be carried as JSON: {type(value).__name__} is not None, bool, int, float, str, "
-            "list, tuple or dict (bytes are carried when they are the whole payload)"
+            f"{where} cannot be carried as JSON: {type(value).__name__} is not one of None, bool, int, float, "
+            "str, list, tuple, dict (bytes are carried when they are the whole payload)"
         )

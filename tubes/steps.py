@@ -109,7 +109,7 @@ class Steps(OfOneProcess):
         wrong = [change for change in changes if not _is_change(change)] if is_list else [changes]
         if wrong:
             raise RuntimeError(
-                f"the driver of {self!r} must answer a step with a list of Change, not with {wrong[0]!r}"
+                f"the driver of {self!r} must return a list of Change from a step, not {wrong[0]!r}"
             )
         return changes
 

@@ -302,5 +302,5 @@ class Unit(OfOneProcess):
 def check_unit(unit: Any, store: Store) -> None:
     """Raise BadOption unless the caller has passed an open transaction of that store."""
     if not isinstance(unit, Unit):
-        raise BadOption(f"a unit is what queue.transaction() gives, not {shown(unit)}", option="unit")
+        raise BadOption(f"pass the unit from queue.transaction(), not {shown(unit)}", option="unit")
     unit.check(store)

@@ -327,7 +327,7 @@ def test_a_unit_that_is_over_or_another_queue_s_is_refused(place: Place) -> None
     for call in (tube.put, tube.peek):
         with pytest.raises(tubes.BadOption, match="over"):
             call(1, unit=unit)
-    with pytest.raises(tubes.BadOption, match=r"what queue\.transaction\(\) gives"):
+    with pytest.raises(tubes.BadOption, match=r"pass the unit from queue\.transaction\(\), not"):
         tube.put("x", unit="a unit")  # type: ignore[arg-type]
     assert place.changes == [("put", "x")]
 

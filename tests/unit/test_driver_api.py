@@ -521,7 +521,7 @@ def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_liste
         for call in calls:
             clock.advance(1)  # what is taken in the millisecond of a take that fails would be given back
             driver.fails = True
-            with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* must answer .*, not with"):
+            with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* must return .*, not"):
                 call()
             driver.fails = False
         assert tube.statistics() == before and heard == []
