@@ -67,7 +67,7 @@ class UnknownSessions(SessionsCheck):
         return Look([self._finding(session) for session in self._store.unknown_sessions(tx)])
 
     def _finding(self, session: str) -> Finding:
-        what = f"session {session} has a connection and is not there itself"
+        what = f"session {session} is missing but has a connection"
         return Finding(Kind.SESSION, what, "add it", session=session)
 
     def mend(self, tx: Any, finding: Finding, *, now: int, dry: bool) -> bool:
@@ -117,7 +117,7 @@ class DeadOwners(StoreCheck[S]):
 
     def _why_dead(self, tx: Any, session: Known | None, now: int) -> str:
         if session is None:
-            return "which is not there"
+            return "which does not exist"
         ends_ms, connections = session
         if ends_ms is not None:
             return "which has ended" if ends_ms <= now else ""

@@ -48,19 +48,19 @@ class Told(NamedTuple):
 
 
 RULES = {
-    "ghost": Told(Kind.GHOST, "{where} leads to task {task}, which is not there", "take it out of {where}"),
+    "ghost": Told(Kind.GHOST, "{where} leads to task {task}, which does not exist", "take it out of {where}"),
     "astray": Told(
-        Kind.STATE, "task {task} stands in {where}, where it does not belong", "take it out of {where}"
+        Kind.STATE, "task {task} is in {where}, where it does not belong", "take it out of {where}"
     ),
-    "worse": Told(Kind.LINE, "in {line} task {task} stands in front and should not", "take it away there"),
-    "front": Told(Kind.LINE, "in {line} the first one does not stand in front", "put the right one there"),
-    "second": Told(Kind.LINE, "in {line} task {task} is taken, and another too", "give it back"),
+    "worse": Told(Kind.LINE, "in {line} task {task} stands in front but should not", "take it away from there"),
+    "front": Told(Kind.LINE, "in {line} the first task does not stand in front", "put the right one there"),
+    "second": Told(Kind.LINE, "in {line} task {task} is taken, and so is another", "give it back"),
     "orphan": Told(Kind.ORPHAN, "task {task} is not in {missing}, where it belongs", "give it its place"),
-    "lost": Told(Kind.ORPHAN, "there is a payload of task {task}, and no task", "bury it as one"),
+    "lost": Told(Kind.ORPHAN, "there is a payload of task {task}, but no task", "bury it as a task"),
     "empty": Told(Kind.GHOST, "task {task} has no payload", "remove it"),
     "payload": Told(
         Kind.PAYLOAD,
-        "task {task} has no JSON as its payload: {missing}",
+        "task {task} has a payload that is not JSON: {missing}",
         "keep it as bytes, and bury the task",
     ),
     "unreadable": Told(Kind.STATE, "the record of task {task} cannot be read", "bury it with a new one"),
@@ -69,19 +69,19 @@ RULES = {
     "extra": Told(
         Kind.STATE, "task {task} has an owner, or times, that it cannot have", "clear what it cannot have"
     ),
-    "due": Told(Kind.STATE, "task {task} has a wrong next time", "set it"),
-    "number": Told(Kind.DAMAGE, "in {where} stands {task!r}, which is no id", None),
+    "due": Told(Kind.STATE, "task {task} has a wrong due time", "correct it"),
+    "number": Told(Kind.DAMAGE, "{where} contains {task!r}, which is not an id", None),
     "next": Told(
         Kind.COUNT,
-        "the id of its next task is missing, was given before, or is none",
+        "the id of its next task is missing, invalid, or was given before",
         "go on after the last one",
     ),
     "undropped": Told(
         Kind.ORPHAN,
-        "it is marked as dropped, so that nobody can open it, and is still there",
-        "take off the mark",
+        "it is marked as dropped, so that nobody can open it, but still exists",
+        "remove the mark",
     ),
-    "uncounted": Told(Kind.COUNT, "how often {task!r} was called is no number", "count anew"),
+    "uncounted": Told(Kind.COUNT, "the count of {task!r} calls is not a number", "count from 0 again"),
 }
 """By the names that rules.lua gives them."""
 
@@ -238,8 +238,8 @@ class Last(RedisCheck):
         return Look([self._finding(which.decode()) for which in self._store.ask(scripts.LAST, "")])
 
     def _finding(self, which: str) -> Finding:
-        what = f"what the catalogue's key last says of {which} is no number"
-        return Finding(Kind.COUNT, what, "go on after the highest of the tubes that are there", key=which)
+        what = f"in the catalogue's key last, the value of {which!r} is not a number"
+        return Finding(Kind.COUNT, what, "go on after the highest of the existing tubes", key=which)
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         which: str = finding.key
@@ -299,7 +299,7 @@ class Admissions(OwnersCheck):
     def _findings(
         self, tx: RedisTx, tube: TubeRecord, holdings: Sequence[Holding], now: int
     ) -> Iterator[Finding]:
-        remedy = "add it there, so that it is seen to when it is dead"
+        remedy = "add it there, so that its tasks come back when it dies"
         for owner, tasks, is_admitted in holdings:
             if not is_admitted:
                 what = f"{tasks} taken by session {owner}, which is not on the tube's list"
@@ -357,7 +357,7 @@ class StrayTubes(RedisCheck):
 
     def _findings(self, tx: RedisTx, number: int) -> Iterator[Finding]:
         driver = self._store.driver(_unnamed(number))
-        whose = f"of tube number {number}, which is not in the catalogue, the"
+        whose = f"tube number {number} is not in the catalogue, and its"
         wrong = list(_wrong_types(tx, driver, whose, tube=None))
         yield from wrong
         if not wrong and Survey.of(tx, driver).has_keys:
@@ -407,7 +407,7 @@ class Types(RedisCheck):
 def _wrong_types(tx: RedisTx, driver: RedisDriver, whose: str, tube: str | None) -> Iterator[Finding]:
     found = [word.decode() for word in driver.look(tx, scripts.TYPES)]
     for key, is_now, right in zip(found[::3], found[1::3], found[2::3], strict=True):
-        what = f"{whose} key {key} is a {is_now}, and must be a {right}"
+        what = f"{whose} key {key} is a {is_now}, but must be a {right}"
         yield Finding(Kind.DAMAGE, what, None, tube=tube, key=key)
 
 
@@ -433,9 +433,9 @@ class Starts(RedisCheck):
         return Look(findings, seen=len(tubes))
 
     def _dropped(self, tube: TubeRecord) -> Finding:
-        what = "it was dropped, and is in the catalogue"
+        what = "it was dropped, but is still in the catalogue"
         return Finding(
-            Kind.GHOST, what, "remove it there", tube=tube.name, rule="dropped", key=("meta", b"", tube.id)
+            Kind.GHOST, what, "remove it from there", tube=tube.name, rule="dropped", key=("meta", b"", tube.id)
         )
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
@@ -472,7 +472,7 @@ class Counts(RedisCheck):
         ]
         if survey.tasks != 2 * survey.states:
             differ.insert(0, f"{survey.tasks} records and payloads and {survey.states} tasks in states")
-        what = f"there are {', '.join(differ)}: with --deep it is seen which"
+        what = f"there are {', '.join(differ)}: --deep shows which"
         return Look([Finding(Kind.COUNT, what, None, tube=self._tube.name)] if differ else (), seen=1)
 
     def _pairs(self, survey: Survey) -> Iterator[tuple[str, int, str, int]]:

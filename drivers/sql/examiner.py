@@ -174,7 +174,7 @@ def stray_tube(number: object) -> Finding:
     """Tasks of a tube that is not in the catalogue."""
     if not isinstance(number, int):
         return Finding(
-            Kind.ORPHAN, f"there are tasks of tube number {number!r}, which is none", None, key=number
+            Kind.ORPHAN, f"there are tasks of tube number {number!r}, which is not a number", None, key=number
         )
     what = f"there are tasks of tube number {number}, which is not in the catalogue"
     return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
@@ -210,7 +210,7 @@ class Counts(SqlCheck):
         stored, counted = self._counted(tx, tube.id, tube.temporary)
         findings = []
         if stored != counted:
-            what = f"it is said to hold {stored} tasks, and holds {counted}"
+            what = f"its count says {stored} tasks, but it holds {counted}"
             key = (tube.id, tube.temporary)
             findings.append(Finding(Kind.COUNT, what, "count them", tube=tube.name, key=key))
         return Look(findings, tube.id if further else None, seen=1)
@@ -246,7 +246,7 @@ class Calls(SqlCheck):
         return Look([self._finding(tube) for (tube,) in rows], seen=len(rows))
 
     def _finding(self, tube: int) -> Finding:
-        what = f"calls were counted of tube number {tube}, which is not there"
+        what = f"calls were counted for tube number {tube}, which does not exist"
         return Finding(Kind.ORPHAN, what, "remove the counts", rule="calls", key=tube)
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
@@ -266,8 +266,8 @@ class Uncounted(SqlCheck):
         return Look([self._finding(*each) for each in found], seen=len(found))
 
     def _finding(self, name: str | None, tube: int, event: str) -> Finding:
-        what = f"how often {event!r} was called is no number"
-        return Finding(Kind.COUNT, what, "count anew", tube=name, rule=event, key=tube)
+        what = f"the count of {event!r} calls is not a number"
+        return Finding(Kind.COUNT, what, "count from 0 again", tube=name, rule=event, key=tube)
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
         is_so = (finding.key, finding.rule) in tx.rows(self._store.looks().uncounted)
@@ -303,7 +303,7 @@ class Lines(SqlCheck):
             if heads > 1:
                 findings.append(self._finding(utube, "more than one task stands in front"))
             elif follows and not heads:
-                findings.append(self._finding(utube, "nobody stands in front, so that it is stuck"))
+                findings.append(self._finding(utube, "no task stands in front, so it is stuck"))
             elif is_worse:
                 findings.append(self._finding(utube, "a task stands in front of a better one"))
         return Look(findings, rows[-1][0] if len(rows) == limit else None, seen=len(rows))
@@ -424,7 +424,7 @@ class Tasks(SqlCheck):
     def _stray(self, row: Facts) -> Iterator[Finding]:
         """The finding for a task without a tube, or once for each tube that is not in the catalogue."""
         if row.tube is None:
-            yield Finding(Kind.ORPHAN, f"task {row.id} is of no tube", None, task=row.id)
+            yield Finding(Kind.ORPHAN, f"task {row.id} belongs to no tube", None, task=row.id)
         elif row.tube not in self._told:
             self._told.add(row.tube)
             yield stray_tube(row.tube)
@@ -437,7 +437,7 @@ class Tasks(SqlCheck):
                 if why:
                     remedy = "keep it as bytes, and bury the task"
                     found[id] = [
-                        Wrong("unreadable", Kind.PAYLOAD, f"has no JSON as its payload: {why}", remedy)
+                        Wrong("unreadable", Kind.PAYLOAD, f"has a payload that is not JSON: {why}", remedy)
                     ]
         return found
 
@@ -521,7 +521,7 @@ class Sequences(SqlCheck):
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         rows = tx.rows(self._store.looks().behind)
-        what = "{} {} is there, and lower ids are given to new ones"
+        what = "{} {} exists, but new ones would get lower ids"
         return Look(
             [Finding(Kind.COUNT, what.format(*row), "go on after it", rule=str(row[0])) for row in rows]
         )
@@ -569,6 +569,6 @@ class File(SqlCheck):
 def _of_file(text: str) -> Finding:
     """The finding for what SQLite has said of its file."""
     if found := OF_INDEX.search(text):
-        what = f"the index {found[1]} does not have what its table has"
-        return Finding(Kind.DAMAGE, what, "build it anew", rule=found[1])
+        what = f"the index {found[1]} does not match its table"
+        return Finding(Kind.DAMAGE, what, "rebuild it", rule=found[1])
     return Finding(Kind.DAMAGE, f"SQLite says: {text}", None, rule=text)

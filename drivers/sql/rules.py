@@ -89,10 +89,10 @@ def wrongs(row: Facts, features: Features | None, now: int) -> list[Wrong]:
     odd = no_numbers(row)
     found = []
     if odd:
-        what = f"has no number in {', '.join(odd)}"
+        what = f"has something other than a number in {', '.join(odd)}"
         if not set(odd) <= FOLLOWING:
             return [Wrong("number", Kind.STATE, what)]
-        found.append(Wrong("number", Kind.STATE, what, "set it anew", dict.fromkeys(odd)))
+        found.append(Wrong("number", Kind.STATE, what, "recompute it", dict.fromkeys(odd)))
         row = row._replace(**found[0].columns)
     for wrong in _impossible(row, now):
         found.append(wrong)
@@ -105,23 +105,23 @@ def _impossible(row: Facts, now: int) -> Iterator[Wrong]:
     right = min(now, LAST_MS - 1)  # counted from an earlier time, its ttl might be over at once
     for name, ms, verb in (("created_ms", row.created_ms, "put"), ("updated_ms", row.updated_ms, "changed")):
         if not FIRST_MS <= ms < LAST_MS:
-            what = f"was {verb} at {ms} ms, which is no time"
-            yield Wrong(name, Kind.STATE, what, "set that to now", {name: right})
+            what = f"was {verb} at {ms} ms, which is not a valid time"
+            yield Wrong(name, Kind.STATE, what, "set it to now", {name: right})
     for name, duration, word in (("ttl_ms", row.ttl_ms, "ttl"), ("ttr_ms", row.ttr_ms, "ttr")):
         if duration is not None and not 0 <= duration <= FARTHEST_MS:
-            what = f"has a {word} of {duration} ms, which nobody can give"
+            what = f"has an impossible {word} of {duration} ms"
             yield Wrong(name, Kind.STATE, what, "set it to never", {name: None})
     least = 1 if row.state == "t" else 0
     if not least <= row.attempts <= MOST_ATTEMPTS:
-        what = f"is {WORDS.get(row.state, 'there')} and was taken {row.attempts} times"
-        yield Wrong("attempts", Kind.STATE, what, f"set that to {least}", {"attempts": least})
+        what = f"is {WORDS.get(row.state, 'in an unknown state')} but has {row.attempts} attempts"
+        yield Wrong("attempts", Kind.STATE, what, f"set them to {least}", {"attempts": least})
 
 
 def _contradictions(row: Facts, features: Features | None) -> list[Wrong]:
     """What cannot all be true of a row at once."""
     if row.state not in WORDS:
         aside = {"state": "!", "front": None, "place": row.pri, "due_ms": row.end_ms, "owner": None}
-        what = f"is in state {row.state!r}, which there is not"
+        what = f"is in the unknown state {row.state!r}"
         return [Wrong("state", Kind.STATE, what, "bury it", aside)]
     if row.text_size is None and row.bytes_size is None:
         return [Wrong("payload", Kind.GHOST, "has no payload", "remove it", is_empty=True)]
@@ -176,8 +176,8 @@ def _times(row: Facts, features: Features | None) -> Iterator[Wrong]:
     right = _right_due(row, may_be_timed)
     place = right if row.state == "t" and may_be_timed else row.pri
     if right != due:
-        what = f"is {word} and its next time is {_instant(due)}, not {_instant(right)}"
-        yield Wrong("due", Kind.STATE, what, "set it", {"due_ms": right, "place": place})
+        what = f"is {word} and its due time is {_instant(due)}, not {_instant(right)}"
+        yield Wrong("due", Kind.STATE, what, "correct it", {"due_ms": right, "place": place})
     elif row.place != place and (features is not None or row.place != row.pri):
         what = f"is {word} and stands at {row.place} in the order, not at {place}"
         yield Wrong("place", Kind.STATE, what, "move it there", {"place": place})

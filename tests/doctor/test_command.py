@@ -29,7 +29,7 @@ def test_it_says_what_it_found_what_it_repaired_and_what_is_left(file: Patient) 
     for word in (
         "line",
         "jobs",
-        "in sub-queue 'a' nobody stands in front",
+        "in sub-queue 'a' no task stands in front",
         "put the right one there",
         "found",
     ):
@@ -53,7 +53,7 @@ def test_json_is_a_line_for_each_finding(file: Patient) -> None:
             "task": None,
             "utube": utube,
             "session": None,
-            "what": f"in sub-queue {utube!r} nobody stands in front, so that it is stuck",
+            "what": f"in sub-queue {utube!r} no task stands in front, so it is stuck",
             "remedy": "put the right one there",
             "repaired": False,
         }

@@ -316,7 +316,7 @@ def test_a_tube_number_that_is_none_takes_a_person_and_hides_no_lost_tube(file: 
         said = file.doctor(*options)
         assert (said.status, said.kinds) == (1, {"orphan"})
         assert {finding["remedy"] for finding in said.findings} == {None}
-        assert "tube number 'seven', which is none" in said.out
+        assert "tube number 'seven', which is not a number" in said.out
     assert drain(file.opened[0].tube.lost_7) == [0]
 
 
@@ -462,7 +462,7 @@ def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, file: P
     assert (calls["put"], calls["take"], calls["ack"]) == (0, 1, 1)
     said = file.doctor("--fix")
     assert (said.status, [(each["kind"], each["tube"]) for each in said.findings]) == (0, [("count", "jobs")])
-    assert "how often 'put' was called" in said.out
+    assert "the count of 'put' calls" in said.out
     damaged.put("more")
     queue.flush_counts()
     assert damaged.statistics()["calls"] == calls | {"put": 1}
@@ -652,7 +652,7 @@ def test_an_index_that_has_lost_something_is_built_anew(file: Patient, index: st
     assert file.doctor().status == 0
     said = file.doctor("--deep")
     assert (said.status, said.kinds) == (1, {"damage"})
-    told = f"the index {index} does not have what its table has"
+    told = f"the index {index} does not match its table"
     assert [finding["what"] for finding in said.findings] == [told]
     said = file.doctor("--deep", "--fix")
     assert said.status == 0
@@ -892,7 +892,7 @@ def test_a_finding_names_the_sub_queue_as_it_was_given() -> None:
             unit.connection.exec_driver_sql("UPDATE tubes_task SET front = 0")
         found = [*Doctor(queue, deep=True).examine()]
         assert [finding.utube for finding in found] == [None, "", "\1", "a"]
-        assert [finding.what.partition(" nobody")[0] for finding in found] == [
+        assert [finding.what.partition(" no task")[0] for finding in found] == [
             "in the unnamed sub-queue",
             "in sub-queue ''",
             "in sub-queue '\\x01'",

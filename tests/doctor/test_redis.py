@@ -367,7 +367,7 @@ def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: 
     for options in ([], ["--deep", "--fix"]):
         said = patient.doctor(*options)
         assert said.status == 1
-        assert f"its key {{tubes:{patient.number}}}:{key} is a string, and must be a " in said.out
+        assert f"its key {{tubes:{patient.number}}}:{key} is a string, but must be a " in said.out
     if key != "bell":
         with pytest.raises(tubes.StoreError, match="tubes doctor") as caught:
             tube.take(timeout=60)
@@ -400,7 +400,7 @@ def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, patient
     assert (calls["put"], calls["take"], calls["ack"]) == (0, 1, 1)
     said = patient.doctor("--fix")
     assert (said.status, [each["kind"] for each in said.findings]) == (0, ["count"] * 2)
-    assert "how often 'put' was called" in said.out
+    assert "the count of 'put' calls" in said.out
     damaged.put("more")
     queue.sweep()
     assert damaged.statistics()["calls"] == calls | {"put": 1}
@@ -790,7 +790,7 @@ def test_a_key_of_another_type_of_a_lost_tube_is_named_and_hides_no_other_lost_t
     patient.client.set("{tubes:77}:tasks", "torn")
     said = patient.doctor("--fix")
     assert (said.status, [each["kind"] for each in said.findings]) == (1, ["orphan", "damage"])
-    assert "the key {tubes:77}:tasks is a string, and must be a hash" in said.findings[1]["what"]
+    assert "and its key {tubes:77}:tasks is a string, but must be a hash" in said.findings[1]["what"]
     with tubes.connect(patient.url, sweep=False) as after:
         assert len(drain(after.tube[f"lost_{patient.number}"])) == 9
 
@@ -1117,7 +1117,7 @@ def test_json_is_a_line_for_each_finding(patient: Patient) -> None:
             "task": 1,
             "utube": "a",
             "session": None,
-            "what": "in sub-queue 'a' the first one does not stand in front",
+            "what": "in sub-queue 'a' the first task does not stand in front",
             "remedy": "put the right one there",
             "repaired": False,
         }
