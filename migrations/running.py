@@ -71,7 +71,7 @@ def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool)
         _check_known(version, what)
     if not migrate:
         raise SchemaMismatch(
-            f"{what} has {'no schema' if version is None else f'schema {version}'}, not {HEAD}: "
+            f"{what} has {'no schema' if version is None else f'schema {version}'}, but needs {HEAD}: "
             f"run `{command}`, or connect with migrate=True"
         )
     return True

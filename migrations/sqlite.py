@@ -90,7 +90,8 @@ def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> 
 
 def _in_the_way(which: object, namespace: str, what: str) -> SchemaMismatch:
     return SchemaMismatch(
-        f"{what} has tables that are in the way ({which}): give the queue another namespace than {namespace!r}"
+        f"{what} has tables that are in the way ({which}): give the queue a namespace other "
+        f"than {namespace!r}"
     )
 
 
@@ -122,8 +123,8 @@ def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | N
         return None
     if known[0] != table:
         raise SchemaMismatch(
-            f"{what} has tables of the namespace {known[0].removesuffix('_version')!r}, which SQLite does not tell "
-            f"from {namespace!r}: give the queue that one or another"
+            f"{what} has tables of the namespace {known[0].removesuffix('_version')!r}, which SQLite cannot "
+            f"tell from {namespace!r}: give the queue that one or a different one"
         )
     row = db.execute(f'SELECT version_num FROM "{table}"').fetchone()
     return None if row is None else str(row[0])

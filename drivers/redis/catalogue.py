@@ -40,7 +40,7 @@ def read_entry(name: bytes, stored: bytes) -> Entry:
     try:
         entry = json.loads(stored)
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-            raise ValueError(f"it is no object with a type, but {entry!r}")
+            raise ValueError(f"it is not an object with a type, but {entry!r}")
         number, order, after = (whole(each, entry.get(each)) for each in ("id", "order", "after"))
         options, temporary = check_stored_options(entry.get("options")), bool(entry.get("temporary"))
         return Entry(order, TubeRecord(number, name.decode(), entry["type"], options, temporary), after)

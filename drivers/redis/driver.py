@@ -315,7 +315,8 @@ class RedisDriver:
     def _damaged(self, id: bytes, error: Exception) -> StoreError:
         shown = f"{int(id)}" if id.isdigit() else repr(id)
         return StoreError(
-            f"task {shown} of tube {self.name!r} cannot be read, which `tubes doctor --deep --fix` sees to: {error}"
+            f"task {shown} of tube {self.name!r} cannot be read, which `tubes doctor --deep --fix` repairs: "
+            f"{error}"
         )
 
     def _task(self, id: int, fields: Sequence[bytes], payload: bytes | None) -> Task:

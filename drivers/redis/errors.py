@@ -21,19 +21,19 @@ def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
     if error.code == NO_TUBE:
         return NoSuchTube("(dropped)")
     if "multibulk length" in said:
-        return StoreError(f"the batch is larger than {what} takes at once: make several of it ({said})")
+        return StoreError(f"the batch is larger than {what} accepts at once: split it ({said})")
     if "bulk length" in said:
-        return StoreError(f"the payload is larger than {what} takes (see proto-max-bulk-len): {said}")
+        return StoreError(f"the payload is larger than {what} accepts (see proto-max-bulk-len): {said}")
     if error.code == WRONG_TYPE:
         return wrong_key(nodes, keys) or StoreError(
-            f"{what} has keys of a wrong type, which `tubes doctor` names: {said}"
+            f"{what} has keys of the wrong type, which `tubes doctor` names: {said}"
         )
     if _NO_NUMBER.search(said):
-        return StoreError(f"{what} has something where a number must be, which `tubes doctor` names: {said}")
-    if error.code == FAILED:
         return StoreError(
-            f"{what} has something that contradicts the rest, which `tubes doctor --deep` names: {said}"
+            f"{what} has something other than a number where one must be, which `tubes doctor` names: {said}"
         )
+    if error.code == FAILED:
+        return StoreError(f"{what} has contradictory data, which `tubes doctor --deep` names: {said}")
     return StoreUnavailable(f"{what} refused: {said}")
 
 
@@ -47,7 +47,7 @@ def wrong_key(nodes: Nodes, keys: Keys) -> StoreError | None:
         for key, type in zip(keys, nodes.call(keys, types, is_repeatable=True), strict=True):
             if type not in ("hash", "none"):
                 return StoreError(
-                    f"{nodes.what}: the key {key} is a {type}, and must be a hash: rename or remove it, and run "
-                    "`tubes doctor --fix`"
+                    f"{nodes.what}: the key {key} is a {type}, but must be a hash: rename or remove it, "
+                    "and run `tubes doctor --fix`"
                 )
     return None

@@ -52,7 +52,9 @@ RULES = {
     "astray": Told(
         Kind.STATE, "task {task} is in {where}, where it does not belong", "take it out of {where}"
     ),
-    "worse": Told(Kind.LINE, "in {line} task {task} stands in front but should not", "take it away from there"),
+    "worse": Told(
+        Kind.LINE, "in {line} task {task} stands in front but should not", "take it away from there"
+    ),
     "front": Told(Kind.LINE, "in {line} the first task does not stand in front", "put the right one there"),
     "second": Told(Kind.LINE, "in {line} task {task} is taken, and so is another", "give it back"),
     "orphan": Told(Kind.ORPHAN, "task {task} is not in {missing}, where it belongs", "give it its place"),
@@ -434,9 +436,8 @@ class Starts(RedisCheck):
 
     def _dropped(self, tube: TubeRecord) -> Finding:
         what = "it was dropped, but is still in the catalogue"
-        return Finding(
-            Kind.GHOST, what, "remove it from there", tube=tube.name, rule="dropped", key=("meta", b"", tube.id)
-        )
+        key = ("meta", b"", tube.id)
+        return Finding(Kind.GHOST, what, "remove it from there", tube=tube.name, rule="dropped", key=key)
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
         _, _, number = finding.key

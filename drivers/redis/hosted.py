@@ -302,7 +302,7 @@ class RedisTube:
         except StoreUnavailable as error:
             if url != self._url or "auth" not in str(error).lower():
                 raise
-            raise StoreUnavailable(f"{error} (its password may come from {PASSWORD})") from error
+            raise StoreUnavailable(f"{error} (its password can be set in {PASSWORD})") from error
 
     def _now(self, now: int) -> int:
         """The clock of record is the server's, unless a test has another."""

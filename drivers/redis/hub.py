@@ -59,7 +59,7 @@ class Hub:
                     guarded(cls._make, server, nodes, entered)
                 except (OSError, RuntimeError) as error:  # no more descriptors, or threads, can be had
                     nodes.close()
-                    raise StoreUnavailable(f"nobody can listen to {nodes.what}: {error}") from error
+                    raise StoreUnavailable(f"cannot listen to {nodes.what}: {error}") from error
                 if entered[0].nodes is not nodes:
                     nodes.close()
             return entered[0]

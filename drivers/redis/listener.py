@@ -144,7 +144,7 @@ class Listener(Stirred):
             try:
                 self._turn()
             except Exception:  # whatever it was: the waiters rely on this thread
-                log.exception("the listener failed, and goes on")
+                log.exception("the listener failed, and tries again")
                 pause(RECONNECT_EVERY)
         for ear in self._ears.values():
             self._end(ear)
@@ -250,7 +250,7 @@ class Listener(Stirred):
             is_forbidden = isinstance(answer, NoPermissionError) or "unknown command" in str(answer)
             if is_forbidden and not self._is_forbidden:
                 self._is_forbidden = True  # the waiters' own looks do not show that
-                log.warning("nobody who waits can be called, and looks now and then instead: %s", answer)
+                log.warning("waiters cannot be called, and look now and then instead: %s", answer)
             self._lose(ear, answer)
             return
         spare = 0

@@ -66,7 +66,7 @@ class Nodes:
             if self.is_cluster:
                 if "path" in self._settings:
                     raise BadOption(
-                        "a node of a Cluster is named by redis://host:port or rediss://, as the others are",
+                        "a node of a Cluster needs redis://host:port or rediss://, not a socket's path",
                         option="url",
                     )
                 self._home = self._settings.get("host", "localhost"), int(self._settings.get("port", 6379))
@@ -260,7 +260,7 @@ class Nodes:
             if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
                 said = f"there is no option {unknown[1]!r}{suggestion(unknown[1], (), OURS)}"
             elif isinstance(error, UNFIT):  # before 8, redis-py takes some unchecked
-                said = f"an option cannot have the value that it has there ({said})"
+                said = f"an option has an invalid value ({said})"
             raise BadOption(f"bad store URL: {said}", option="url") from error
 
     def _give_back(self, address: Address | None, wire: Wire) -> None:
@@ -350,7 +350,7 @@ def _connecting(url: str) -> tuple[type[AbstractConnection], dict[str, Any]]:
 
 
 def _unfit(option: str) -> BadOption:
-    return BadOption(f"bad store URL: {option!r} cannot have the value that it has there", option="url")
+    return BadOption(f"bad store URL: {option!r} has an invalid value", option="url")
 
 
 @cache

@@ -58,8 +58,8 @@ MOMENT = 0.05
 """Seconds for which a process's stores, which look at the sessions again and again, share one answer."""
 
 NO_TRANSACTIONS = (
-    "a Redis store has no transactions over several calls: each call is one by itself, and take(ack=task) acks and "
-    "takes in one"
+    "a Redis store has no transactions over several calls: each call is one of its own, and "
+    "take(ack=task) acks and takes in one"
 )
 
 log = Log("tubes.redis")
@@ -246,13 +246,13 @@ class RedisStore(Renewable):
                     tx.end()
             except NotAdmitted as error:
                 if tries >= MOST_TRIES:
-                    raise Conflict(f"{self._what}: this session is ended again and again") from error
+                    raise Conflict(f"{self._what}: this session keeps being ended") from error
                 self._admit(error.driver)
                 if self._left:
                     raise StoreUnavailable("this queue is closed") from error
             except Again as error:
                 if tries >= MOST_TRIES:
-                    raise Conflict(f"{self._what}: conflicts with others, {tries} times") from error
+                    raise Conflict(f"{self._what}: conflicted with others {tries} times") from error
                 pause_after(tries)
             except Refused as error:
                 raise translated(error, self._hub.nodes, self._keys) from error
@@ -675,7 +675,8 @@ class RedisStore(Renewable):
         """What ``tubes.doctor`` looks at. Only a deep look finds beats that stand still: that takes time."""
         if self._namespace == HOSTED:
             raise NotSupported(
-                "what tubes of the type redis keep in Redis has its catalogue in their queues' own stores"
+                "what tubes of the type redis keep in Redis cannot be examined: its catalogue is in their "
+                "queues' own stores"
             )
         watch = Watch(self._beats, lambda tx: self._dead(self._sessions()), self._connection)
         return redis_checks(

@@ -38,15 +38,16 @@ def check_url(url: str) -> None:
         raise no_url()
     if not is_socket and not _DATABASE.fullmatch(path):
         raise BadOption(
-            "the store's URL names no database: its path is a number, as in redis://host:6379/0", option="url"
+            "the store's URL names no database: its path must be a number, as in redis://host:6379/0",
+            option="url",
         )
 
 
 def no_url() -> BadOption:
     """The error for such a URL, which repeats nothing of it."""
     return BadOption(
-        "the store's URL is none: redis://user:password@host:6379/0, rediss://… or "
-        "unix:///path/redis.sock?db=0, where a password's / ? # @ and % are written as %2F and so on",
+        "bad store URL: write redis://user:password@host:6379/0, rediss://… or "
+        "unix:///path/redis.sock?db=0, with a password's / ? # @ and % as %2F and so on",
         option="url",
     )
 

@@ -128,9 +128,9 @@ class Wire:
         if isinstance(answer, exceptions.RedisError):
             raise _refused(answer)
         if isinstance(waited, exceptions.RedisError):
-            raise OutcomeUnknown(f"it was done, and may not be on the server's disk: {waited}") from waited
+            raise OutcomeUnknown(f"it was done, but may not be on the server's disk: {waited}") from waited
         if not waited[0]:
-            raise OutcomeUnknown(f"it was done, and is not on the server's disk after {patience:g} s")
+            raise OutcomeUnknown(f"it was done, but is not on the server's disk after {patience:g} s")
         return answer
 
     def command(self, *words: Argument) -> Any:
@@ -262,7 +262,7 @@ def _is_number(word: object) -> bool:
 
 def _not_redis(asked: str, answer: object) -> Refused:
     """The error for an answer that no Redis gives."""
-    return Refused(exceptions.ResponseError(f"it is no Redis: to {asked} it answers {answer!r:.60}"))
+    return Refused(exceptions.ResponseError(f"it is not Redis: it answers {asked} with {answer!r:.60}"))
 
 
 def only_reads(error: Exception) -> bool:

@@ -184,7 +184,7 @@ def join(
             )
         if connection.dialect.is_async and not sa.util.concurrency.in_greenlet():
             raise BadOption(
-                "an async connection is joined in its greenlet: through tubes.aio, or inside run_sync",
+                "pass an async connection through tubes.aio, or call inside run_sync (in its greenlet)",
                 option="connection",
             )
         joined: Joined | None = connection.info.get(KEY)
@@ -193,7 +193,7 @@ def join(
                 known.tx.use(connection)
             return known
         if joined is not None and joined.is_lent:
-            raise BadOption("this connection is another queue's: it is its unit's", option="connection")
+            raise BadOption("this connection belongs to a unit of another queue", option="connection")
         watch(connection.dialect)
         if joined is None:  # from now on it may be lost, even while begin looks at it
             joined = connection.info[KEY] = Joined(partial(stands, connection.dialect))
@@ -221,7 +221,7 @@ def connection_of(given: Any) -> sa.Connection:
             given = given.connection()
         except sa.exc.UnboundExecutionError as error:
             raise BadOption(
-                "this Session has several engines: pass session.connection(...) of the one",
+                "this Session has several engines: pass session.connection(...) of one of them",
                 option="connection",
             ) from error
         except sa.exc.DBAPIError as error:
@@ -230,7 +230,7 @@ def connection_of(given: Any) -> sa.Connection:
             raise StoreUnavailable(f"this Session cannot connect: {error}") from error
     if not isinstance(given, sa.Connection):
         raise BadOption(
-            f"a connection is a SQLAlchemy Connection or Session, or its async twin, not {shown(given)}",
+            f"connection must be a SQLAlchemy Connection or Session, or its async twin, not {shown(given)}",
             option="connection",
         )
     if given.closed:

@@ -102,7 +102,8 @@ class Lender:
     def _refuse(self, *_: Any) -> None:
         if self._lent is not None:
             raise BadOption(
-                "this transaction is the unit's: the end of its block commits it, an exception rolls it back",
+                "this transaction belongs to the unit: the end of its block commits it, "
+                "an exception rolls it back",
                 option="connection",
             )
 

@@ -18,7 +18,7 @@ try:
     import psycopg
 
     if tuple(map(int, psycopg.__version__.split(".")[:2])) < (3, 2):  # without it nothing is cancelled
-        raise ImportError(f"psycopg is {psycopg.__version__}, and tubes needs 3.2 or newer")
+        raise ImportError(f"psycopg is {psycopg.__version__}, but tubes needs 3.2 or newer")
 except ImportError as error:
     raise ImportError(f"{error}; pip install 'tubes-queue[postgres]'") from error
 import sqlalchemy as sa
@@ -164,7 +164,7 @@ class PostgresStore(SqlStore):
             self._listener.start()
         except (OSError, RuntimeError) as error:  # out of file descriptors, or of threads
             self._pool.forget_idle()
-            raise StoreUnavailable(f"nobody can listen to {self._what}: {error}") from error
+            raise StoreUnavailable(f"cannot listen to {self._what}: {error}") from error
         self._shared.listeners.add(self._listener)
         self._call_others = self._listener.notify
 
@@ -204,7 +204,7 @@ class PostgresStore(SqlStore):
             if refused.code in IN_THE_WAY:
                 raise SchemaMismatch(
                     f"{self._what} has tables that are in the way ({str(error.orig).splitlines()[0]}): "
-                    f"give the queue another namespace than {self._namespace!r}"
+                    f"give the queue a namespace other than {self._namespace!r}"
                 ) from error
             raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
         except OSError as error:  # out of file descriptors
@@ -258,7 +258,7 @@ class PostgresStore(SqlStore):
                 if error.code not in (*RETRIED, SESSION_ENDED):
                     raise translated(error, self._what) from error
                 if tries >= MOST_TRIES:
-                    raise Conflict(f"{self._what}: conflicts with others, {tries} times: {error}") from error
+                    raise Conflict(f"{self._what}: conflicted with others {tries} times: {error}") from error
                 if error.code == SESSION_ENDED:
                     self._resume()
             except Lost as error:
@@ -305,7 +305,7 @@ class PostgresStore(SqlStore):
                         tx.lender.take_back()
                 if wire.is_inherited:
                     raise StoreUnavailable(
-                        "this transaction is the parent process's: a forked child cannot commit it"
+                        "this transaction belongs to the parent process: a forked child cannot commit it"
                     )
                 if self._is_closed:
                     raise StoreUnavailable("this queue is closed")
@@ -364,7 +364,9 @@ class PostgresStore(SqlStore):
         except sa.exc.InvalidRequestError as error:
             raise unusable(error) from error
         except UnicodeError as error:  # of the user's driver
-            raise StoreError(f"this connection's client_encoding has not all characters: {error}") from error
+            raise StoreError(
+                f"this connection's client_encoding cannot represent all characters: {error}"
+            ) from error
 
     def connection(self, unit: Unit) -> sa.Connection:
         if isinstance(unit.tx, PostgresJoinedTx):

@@ -25,13 +25,13 @@ LOCK_NOT_AVAILABLE = "55P03"
 """A lock could not be had within ``lock_timeout``."""
 
 _UNAVAILABLE = {
-    "53000": "it has no more of what it needs",
+    "53000": "it has run out of resources",
     "53100": "the disk is full",
     "53200": "the server is out of memory",
     "53300": "it has too many connections",
-    "58030": "its disk does not read or write",
+    "58030": "its disk cannot be read or written",
     READ_ONLY: "it is read-only",
-    "0A000": "it does not do this, as long as it is a standby for instance",
+    "0A000": "it does not support this; it may be a standby",
     "28000": "access is denied",
     "28P01": "access is denied",
     "42501": "access is denied",
@@ -57,9 +57,9 @@ def translated(error: Refused, what: str) -> TubeError:
             option="connection",
         )
     if error.code == FAILED_BEFORE:
-        return StoreError(f"{what}: this transaction has failed before, and can only be rolled back")
+        return StoreError(f"{what}: this transaction has already failed, and can only be rolled back")
     if error.code == LOCK_NOT_AVAILABLE:
-        return StoreBusy(f"{what}: a lock was not to be had in time ({error})")
+        return StoreBusy(f"{what}: could not get a lock in time ({error})")
     if error.code == "57014":  # its statement_timeout, or pg_cancel_backend
         return StoreBusy(f"{what}: the server ended the statement ({error})")
     if error.code in LOST_CODES:
@@ -67,21 +67,23 @@ def translated(error: Refused, what: str) -> TubeError:
     if error.code == "53200" and any(sign in str(error) for sign in _NO_MORE_LOCKS):
         return StoreUnavailable(
             f"{what} cannot lock more: all transactions together may change some max_locks_per_transaction times "
-            "max_connections sub-queues, 6,400 as a server comes. Work in smaller batches, or set its "
+            "max_connections sub-queues, 6,400 by default. Work in smaller batches, or set its "
             f"max_locks_per_transaction higher ({error})"
         )
     if error.code in _UNAVAILABLE:
         return StoreUnavailable(f"{what} cannot be used: {_UNAVAILABLE[error.code]} ({error})")
     if error.code in ("42P01", "42703", "42883", "3F000"):
-        return SchemaMismatch(f"{what} has not the tables of this version: run `tubes migrate` ({error})")
+        return SchemaMismatch(
+            f"{what} does not have the tables of this version: run `tubes migrate` ({error})"
+        )
     if error.code == "22P05":
         return StoreError(
-            f"{what}: its encoding has not all characters of the payload or of the utube: {error}"
+            f"{what}: its encoding cannot represent all characters of the payload or of the utube: {error}"
         )
     if error.code == TOO_LARGE and any(sign in str(error) for sign in _NO_MORE_NUMBERS):
-        return StoreUnavailable(f"{what} cannot be used: it is to be vacuumed first ({error})")
+        return StoreUnavailable(f"{what} cannot be used: it must be vacuumed first ({error})")
     if error.code in (TOO_LARGE, "22001", "54001"):
-        return StoreError(f"the payload is more than {what} can store: {error}")
+        return StoreError(f"the payload is larger than {what} can store: {error}")
     if error.code == UNIQUE:  # a sequence is behind, after a restore; or the table is the user's
-        return StoreError(f"{what}: {error} (in its own tables `tubes doctor --fix` sees to that)")
+        return StoreError(f"{what}: {error} (`tubes doctor --fix` repairs that in the queue's tables)")
     return StoreError(f"{what}: {error}")

@@ -122,7 +122,7 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
         raise translated(refused_to_user(error), what) from error
     started, database, table, is_read_only, byte, has_triggers, takes_arrays, has_snapshot = row
     if is_read_only == "on":
-        raise BadOption(f"this connection only reads: it cannot change {what}", option="connection")
+        raise BadOption(f"this connection is read-only: it cannot change {what}", option="connection")
     if bytes(byte) != b"a":
         raise BadOption(
             "this connection's driver reads bytes only if its bytea_output is hex", option="connection"

@@ -140,7 +140,7 @@ class Listener(Stirred):
                 if isinstance(error, Refused):
                     self._report(str(error))
                 elif not isinstance(error, (Lost, TubeError)):  # this thread proves the process alive
-                    log.exception("the listener failed, and goes on")
+                    log.exception("the listener failed, and tries again")
                 self._unsay()
                 if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
@@ -250,7 +250,7 @@ class Listener(Stirred):
             wire.execute("SELECT pg_notify($1, $2)", (channel, payload))
         except Refused as error:
             if not self._is_mute:
-                log.warning("nobody can be called: %s", error)
+                log.warning("waiters cannot be called: %s", error)
             self._is_mute = True
         else:
             self._is_mute = False

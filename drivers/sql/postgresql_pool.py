@@ -173,7 +173,7 @@ class Pool:
                         raise refusal
                 left = deadline - real_monotonic()
                 if left <= 0:
-                    why = f", and there are no more: {refusal.__cause__}" if refusal else ""
+                    why = f", and the server gives no more: {refusal.__cause__}" if refusal else ""
                     raise StoreBusy(f"{self._what}: all {most} connections of this process are in use{why}")
                 interruptible(place.acquire, True, min(left, LONGEST_WAIT))
         finally:

@@ -34,8 +34,8 @@ def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
         found = sa.engine.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # its text may show a part of a password
         raise BadOption(
-            "the store's URL is none: postgresql+psycopg://user@host:5432/database, where a password's / ? # @ : and % "
-            "are written as %2F and so on",
+            "bad store URL: write postgresql+psycopg://user@host:5432/database, with a password's / ? # @ : "
+            "and % as %2F and so on",
             option="url",
         ) from None
     if found.drivername not in ("postgresql", "postgresql+psycopg"):

@@ -471,7 +471,7 @@ class Wire:
         """Send nothing in a child that was forked in the middle of a call, nor after a pipeline broke off."""
         if self.is_lost or self.is_inherited:
             self.is_lost = True
-            raise Lost("it was lost before, or is the parent process's", was_sent=False)
+            raise Lost("it was lost before, or belongs to the parent process", was_sent=False)
 
     def _gone(self, error: Exception | None, *, was_sent: bool) -> Lost | Refused:
         self.is_lost = True

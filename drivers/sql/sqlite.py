@@ -640,7 +640,7 @@ def check_version(found: tuple[int, ...]) -> None:
     if found < OLDEST:
         version, oldest = (".".join(map(str, which)) for which in (found, OLDEST))
         raise StoreUnavailable(
-            f"this Python's SQLite is {version}, and tubes needs {oldest} or newer: use a Python that has one"
+            f"this Python's SQLite is {version}, but tubes needs {oldest} or newer: use a Python that has it"
         )
 
 

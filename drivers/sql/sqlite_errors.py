@@ -13,7 +13,7 @@ _REASONS = {
     sqlite3.SQLITE_NOTADB: "it is not a SQLite database",
     sqlite3.SQLITE_CORRUPT: "it is damaged",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_IOERR: "the disk does not read or write",
+    sqlite3.SQLITE_IOERR: "the disk cannot be read or written",
     sqlite3.SQLITE_PERM: "access is denied",
     sqlite3.SQLITE_AUTH: "access is denied",
     sqlite3.SQLITE_PROTOCOL: "its locks do not work here (is it on a network disk?)",
@@ -67,7 +67,7 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
         return StoreError(f"the payload is larger than {what} can store: {error}")
     if found := _NOT_UTF8.match(str(error)):  # it goes on to show the whole value
         return StoreError(
-            f"{what} has something in a column {found[1]} that is no text, see `tubes doctor --deep`"
+            f"{what} has a value in column {found[1]} that is not text, see `tubes doctor --deep`"
         )
     if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
         return StoreUnavailable("this queue is closed")
@@ -81,6 +81,6 @@ def of_commit(error: sqlite3.Error, what: str) -> TubeError:
     if getattr(error, "sqlite_errorcode", 0) not in _AFTER_WRITING:
         return translated(error, what)
     return OutcomeUnknown(
-        f"{what} cannot be used: the disk failed in a commit ({error}); what it was to change is as before, but if "
-        "all that have the file open are killed before another commit, it may have been made"
+        f"{what} cannot be used: the disk failed in a commit ({error}); its changes are not visible now, but "
+        "may reappear if every process that has the file open is killed before the next commit"
     )

@@ -65,7 +65,7 @@ def begin(
         has_recursion = connection.exec_driver_sql("PRAGMA recursive_triggers").scalar_one()
         if not file or os.path.realpath(file) != path:
             raise BadOption(
-                f"this connection is to {file or 'a database in memory'}, and the queue is on {what}",
+                f"this connection is to {file or 'a database in memory'}, but the queue is on {what}",
                 option="connection",
             )
         if is_query_only:
@@ -125,7 +125,7 @@ def of_user(error: sa.exc.DBAPIError, what: str) -> TubeError:
 
 
 def read_only(what: str) -> BadOption:
-    return BadOption(f"this connection only reads: it cannot change {what}", option="connection")
+    return BadOption(f"this connection is read-only: it cannot change {what}", option="connection")
 
 
 def _raw(connection: sa.Connection) -> Any:

@@ -89,7 +89,7 @@ class Listener:
             try:
                 self._bell, self._thread = self._started()
             except (OSError, RuntimeError) as error:  # there is no descriptor or thread left
-                raise StoreUnavailable(f"nobody can wait for SQLite file {self._path}: {error}") from error
+                raise StoreUnavailable(f"cannot wait for SQLite file {self._path}: {error}") from error
 
     def _started(self) -> tuple[Bell, threading.Thread]:
         bell = Bell()
@@ -119,7 +119,7 @@ class Listener:
                     try:
                         self._turn(bell)
                     except Exception:  # else its waiters would hear nothing more
-                        log.exception("the listener failed, and goes on")
+                        log.exception("the listener failed, and tries again")
                         self.waiters.wake_one_each()
                         pause(FLOOR)
                     continue

@@ -92,7 +92,7 @@ class LockFile:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise OSError(
-                    errno.EINVAL, "the lock file is none, or has a second name (hard link)", self.path
+                    errno.EINVAL, "the lock file is not a regular file, or has a hard link", self.path
                 )
             if status.st_size < BOARD_SIZE + 1:
                 _make_room(fd, BOARD_SIZE + 1)

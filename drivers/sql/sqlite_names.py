@@ -37,11 +37,11 @@ def check_one_name(path: str, what: str) -> None:
     if status.st_nlink > 1:
         raise StoreUnavailable(
             f"{what} cannot be used: it has {status.st_nlink} names (hard links), and SQLite keeps a log for each, "
-            "which those who use another do not see; leave it one, and use symbolic links"
+            "unseen by users of the others; keep one name, and use symbolic links"
         )
     if _is_mounted(path):
         raise StoreUnavailable(
-            f"{what} cannot be used: it is mounted by itself, and its log would lie where others do not see it; "
+            f"{what} cannot be used: it is mounted without its folder, so others would not see its log; "
             "mount its folder"
         )
 
@@ -60,8 +60,8 @@ def warn_of_other_hosts(path: str, what: str) -> None:
     kind = _file_system(b"%d:%d" % (os.major(device), os.minor(device)))
     if kind in OF_SEVERAL_HOSTS:
         warnings.warn(
-            f"{what} lies on {kind.decode()}: where processes of two hosts use it, the file is damaged, and each task "
-            "may be taken twice; put it on a local disk, or use PostgreSQL or Redis",
+            f"{what} is on {kind.decode()}: if processes on two hosts use it, the file gets damaged, "
+            "and a task may be taken twice; put it on a local disk, or use PostgreSQL or Redis",
             TubesWarning,
             stacklevel=4,
         )

@@ -218,7 +218,7 @@ class SqliteWriter:
                     tx.lender.take_back()
             if self.is_inherited:
                 raise StoreUnavailable(
-                    "this transaction is the parent process's: a forked child cannot commit it"
+                    "this transaction belongs to the parent process: a forked child cannot commit it"
                 )
             try:
                 self._check_stands()
@@ -324,13 +324,13 @@ class SqliteWriter:
     def _check_is_not_here(self, thread: int) -> None:
         if self._holder == thread and lasts(lambda: self._holder == thread):
             raise StoreBusy(
-                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the call; what "
-                "takes none is done before or after"
+                "this thread is inside queue.transaction() and would wait for itself: pass unit= to the "
+                "call; make calls that take none before or after"
             )
         if self._owner == thread or thread in self._waiting:
             raise StoreBusy(
-                "a signal's handler ran in the middle of a call, or a fork's hook in that of a fork, and its own call "
-                "would wait for that for ever: let it make a note, or raise"
+                "a signal handler or fork hook made a call that would wait for the call it interrupted: "
+                "set a flag there instead, or raise"
             )
 
     def _take_turn(self) -> None:

@@ -178,7 +178,7 @@ class SqlStore(Renewable):
 def _record(id: int, name: Any, type: Any, options: Any, temporary: object) -> TubeRecord:
     """A row of the catalogue. If SQLite has something other than text in it, that is shown as it is."""
     if not (isinstance(name, str) and isinstance(type, str)):
-        return TubeRecord(id, str(name), str(type), {}, bool(temporary), "its name or its type is no text")
+        return TubeRecord(id, str(name), str(type), {}, bool(temporary), "its name or its type is not text")
     try:
         return TubeRecord(id, name, type, check_stored_options(json.loads(options)), bool(temporary))
     except (TypeError, ValueError, RecursionError) as error:

@@ -832,7 +832,7 @@ def test_a_payload_that_is_no_text_is_said_to_be_the_doctors_without_a_word_of_i
     tube.put_many(["secret", "next"])
     file.sql("UPDATE tubes_task SET data = CAST(x'22736563726574ff22' AS text) WHERE id = 1")
     with pytest.raises(
-        tubes.StoreError, match="column data that is no text, see `tubes doctor --deep`"
+        tubes.StoreError, match="column data that is not text, see `tubes doctor --deep`"
     ) as said:
         tube.peek(1)
     assert "secret" not in str(said.value)

@@ -630,7 +630,7 @@ def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Pati
     fill(queue, "fifo")
     patient.do("DEL", f":{key}")
     patient.do("SET", f":{key}", "torn")
-    named = re.escape(f"the key {{tubes}}:{key} is a string, and must be a hash")
+    named = re.escape(f"the key {{tubes}}:{key} is a string, but must be a hash")
     with pytest.raises(tubes.StoreError, match=named):
         tubes.connect(patient.url)
     assert run(["doctor", patient.url]) == UNAVAILABLE
@@ -648,7 +648,7 @@ def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Pati
 def test_a_roll_of_another_type_is_named_by_who_connects(patient: Patient) -> None:
     patient.do("DEL", ":roll")
     patient.do("SET", ":roll", "torn")
-    with pytest.raises(tubes.StoreError, match=r"the key {tubes}:roll is a string, and must be a hash"):
+    with pytest.raises(tubes.StoreError, match=r"the key {tubes}:roll is a string, but must be a hash"):
         tubes.connect(patient.url)
 
 

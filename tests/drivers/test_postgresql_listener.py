@@ -448,5 +448,5 @@ def test_who_waits_looks_by_himself_where_the_server_takes_no_notifications(
     finally:
         waiting.listener.stop()
     assert [record.getMessage().partition("\n")[0] for record in caplog.records] == [
-        "nobody can be called: too many notifications in the NOTIFY queue"
+        "waiters cannot be called: too many notifications in the NOTIFY queue"
     ]

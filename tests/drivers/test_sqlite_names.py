@@ -50,7 +50,7 @@ def test_a_file_that_is_mounted_without_its_folder_is_refused(tmp_path: Path, mo
 def test_a_disk_that_other_hosts_may_use_is_warned_of(tmp_path: Path, mounted: Path, kind: str) -> None:
     """By the line of the program that connects, before there is a file."""
     mounted.write_text(line(tmp_path, "ext4", device=1) + line(tmp_path, kind))
-    with pytest.warns(tubes.TubesWarning, match=rf"jobs\.db lies on {kind}: .*PostgreSQL or Redis") as seen:
+    with pytest.warns(tubes.TubesWarning, match=rf"jobs\.db is on {kind}: .*PostgreSQL or Redis") as seen:
         tubes.connect(f"sqlite:///{tmp_path}/jobs.db").close()
     assert [warning.filename for warning in seen] == [__file__]
     (tmp_path / "jobs.db").unlink()

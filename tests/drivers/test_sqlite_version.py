@@ -11,7 +11,7 @@ import tubes
 @pytest.mark.parametrize("found", [(3, 7, 15), (3, 34, 1), (3, 34, 999), (2, 99, 0)])
 def test_a_sqlite_that_is_too_old_is_refused_by_its_number(found: tuple[int, ...]) -> None:
     version = ".".join(map(str, found))
-    with pytest.raises(tubes.StoreUnavailable, match=rf"SQLite is {version}, and tubes needs 3\.35\.0"):
+    with pytest.raises(tubes.StoreUnavailable, match=rf"SQLite is {version}, but tubes needs 3\.35\.0"):
         check_version(found)
 
 

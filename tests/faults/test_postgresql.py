@@ -2007,7 +2007,7 @@ def test_a_listener_goes_on_whatever_it_meets(
 
     monkeypatch.setattr(store._beats, "see", fails_at_first)
     eventually(lambda: len(beats) > 3, within=10)
-    assert "the listener failed, and goes on" in caplog.text
+    assert "the listener failed, and tries again" in caplog.text
 
 
 def test_the_longest_name_of_a_sub_queue_goes_through_every_state(connect: Connect) -> None:

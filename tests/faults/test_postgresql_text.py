@@ -70,7 +70,7 @@ def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
             lambda: tube.put("x", utube="😀"),
             lambda: tube.put_many(["é", "😀"]),
         ):
-            with pytest.raises(tubes.StoreError, match="encoding has not all characters"):
+            with pytest.raises(tubes.StoreError, match="encoding cannot represent all characters"):
                 put()
         assert [(task.data, task.utube) for task in tube.take_many(9, 0)] == [("Zürich", "ü")]
         assert tube.statistics()["tasks"]["total"] == 1

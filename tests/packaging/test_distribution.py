@@ -237,8 +237,8 @@ except tubes.StoreUnavailable as error:
 @pytest.mark.parametrize(
     ("url", "package", "version", "reason", "extra"),
     [
-        ("redis://", "redis", "5.3.1", "redis-py is 5.3.1, and tubes needs 6 or newer", "redis"),
-        ("postgresql://", "psycopg", "3.1.18", "psycopg is 3.1.18, and tubes needs 3.2 or newer", "postgres"),
+        ("redis://", "redis", "5.3.1", "redis-py is 5.3.1, but tubes needs 6 or newer", "redis"),
+        ("postgresql://", "psycopg", "3.1.18", "psycopg is 3.1.18, but tubes needs 3.2 or newer", "postgres"),
     ],
 )
 def test_a_package_that_is_too_old_is_named_with_the_extra_that_brings_another(

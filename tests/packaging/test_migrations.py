@@ -292,7 +292,7 @@ def test_tables_that_are_in_the_way_are_left_alone(tmp_path: Path, damage: str) 
     with closing(sqlite3.connect(file)) as db:
         db.execute(damage)
     before = file.read_bytes()  # with the journal's mode
-    with pytest.raises(tubes.SchemaMismatch, match=r"already exists.*another namespace than 'tubes'"):
+    with pytest.raises(tubes.SchemaMismatch, match=r"already exists.*a namespace other than 'tubes'"):
         tubes.connect(f"sqlite:///{file}")
     assert file.read_bytes() == before and [*tmp_path.glob("*-wal")] == []
 

@@ -246,7 +246,7 @@ def test_what_is_in_the_way_asks_for_another_namespace(
 ) -> None:
     db.execute(f"CREATE {kind}".encode())
     before = relations(db)
-    with pytest.raises(tubes.SchemaMismatch, match=r"exist.*another namespace than 'tubes'"):
+    with pytest.raises(tubes.SchemaMismatch, match=r"exist.*a namespace other than 'tubes'"):
         tubes.connect(postgres_db, migrate=True)
     assert relations(db) == before
     tubes.connect(postgres_db, namespace="mine", migrate=True, sweep=False).close()

@@ -51,7 +51,7 @@ def refused(tube: tubes.Tube, connection: Any, why: str, error: type[Exception] 
 
 @pytest.mark.parametrize("given", ["a string", 7, object(), sa.create_engine("sqlite://")])
 def test_what_is_no_connection_is_refused(place: Place, given: object) -> None:
-    refused(place.tube(), given, "a connection is a SQLAlchemy Connection or Session")
+    refused(place.tube(), given, "connection must be a SQLAlchemy Connection or Session")
 
 
 def test_a_closed_connection_is_refused(place: Place) -> None:
@@ -88,14 +88,14 @@ def test_a_connection_that_only_reads_is_refused(place: Place, engine_of: Any) -
     with place.engine.connect() as connection:
         setting = "PRAGMA query_only=ON" if place.is_sqlite else "SET TRANSACTION READ ONLY"
         connection.execute(sa.text(setting))
-        refused(tube, connection, "only reads")
+        refused(tube, connection, "is read-only")
         connection.rollback()
         if place.is_sqlite:
             connection.execute(sa.text("PRAGMA query_only=OFF"))
     if place.is_sqlite:
         file = sa.make_url(place.url).database
         with engine_of(f"sqlite:///file:{file}?mode=ro&uri=true").connect() as connection:
-            with pytest.raises(tubes.BadOption, match="only reads"):
+            with pytest.raises(tubes.BadOption, match="is read-only"):
                 tube.put("x", connection=connection)
 
 
@@ -171,7 +171,7 @@ def test_the_connection_of_another_queue_s_unit_is_refused(place: Place) -> None
     tube, other = place.tube(), place.connect().tube.jobs
     with place.queue.transaction() as unit:
         tube.put("x", unit=unit)
-        with pytest.raises(tubes.BadOption, match="another queue's"):
+        with pytest.raises(tubes.BadOption, match="a unit of another queue"):
             other.put("y", connection=unit.connection)
     assert [task.data for task in tube.tasks("r")] == ["x"]
 

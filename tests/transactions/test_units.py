@@ -73,7 +73,7 @@ def test_a_transaction_in_which_a_statement_has_failed_does_not_pass_for_committ
     """The server would say nothing, and roll back."""
     tube = postgres_place.tube()
     with (
-        pytest.raises(tubes.StoreError, match="has failed before"),
+        pytest.raises(tubes.StoreError, match="has already failed"),
         postgres_place.queue.transaction() as unit,
     ):
         tube.put("x", unit=unit)
@@ -651,7 +651,7 @@ def test_a_signal_in_a_unit_s_call_parts_nothing(place: Place, verb: str) -> Non
             with place.queue.transaction() as unit:
                 is_struck = strike(partial(call, unit), at)
         except tubes.StoreError as error:  # PostgreSQL was told to leave off, and has done so
-            assert "failed before" in str(error)
+            assert "already failed" in str(error)
         assert not (is_struck and tube.tasks("t"))
     assert at > 10
     told = [event for event, _ in place.changes]
