@@ -81,7 +81,7 @@ class Report:
         """The page that is kept in docs."""
         page, raw = self.comparison.page, self.comparison.raw.name
         parts = [
-            f"# Speed on {self.comparison.store}: the last table\n",
+            f"# Speed on {self.comparison.store}: the latest table\n",
             f"Written by `python benchmarks/{self.comparison.program} --docs`;"
             " [benchmarks/README.md](../../benchmarks/README.md) says what is measured.\n",
             f"{time.strftime('%Y-%m-%d')}, {self.rounds} rounds. {self.machine}.\n",
@@ -123,7 +123,7 @@ class Report:
                 [index + 0.4 - height / 2 for index in range(len(rows))], [row.title for row in rows]
             )
             axis.set_title(
-                f"Share of {raw.name} (black: what is asked of tubes)\n{results.durability}", fontsize=10
+                f"Share of {raw.name} (black: the bar for tubes)\n{results.durability}", fontsize=10
             )
         axes[0][0].invert_yaxis()  # shared by all axes
         axes[0][-1].legend(loc="lower right")
@@ -177,11 +177,11 @@ def arguments(comparison: Comparison, argv: Sequence[str] | None) -> argparse.Na
     everybody = [kind.name for kind in comparison.others]
     page = f"docs/explanation/{comparison.page}"
     parser = argparse.ArgumentParser(description=f"How fast tubes is on {comparison.store}.")
-    parser.add_argument("--url", help="a server whose databases are ours; default: one is started")
+    parser.add_argument("--url", help="a server whose databases we may use; default: one is started")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    parser.add_argument("--scale", type=float, default=1.0, help="times as many tasks a round")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the tasks in a round")
     parser.add_argument(
-        "--only", choices=[part.name for part in comparison.parts], action="append", help="some rows only"
+        "--only", choices=[part.name for part in comparison.parts], action="append", help="only these rows"
     )
     parser.add_argument(
         "--contender", choices=everybody, action="append", help="raw and these only; default: all"

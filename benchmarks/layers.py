@@ -185,7 +185,9 @@ def measure_all(segments: int) -> Measured:
 def show(out: Console, measured: Measured) -> None:
     """Print the tables, and what statistics cost."""
     for title, figures in (("put", measured.puts), ("take + ack", measured.takes)):
-        table = new_table(f"{title}, fifo, durability=normal, on a memory disk", ("", "µs", "more", "of raw"))
+        table = new_table(
+            f"{title}, fifo, durability=normal, on a memory disk", ("", "µs", "added", "of raw")
+        )
         before = None
         for name, figure in figures.items():
             more = (
@@ -213,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = output(100, record=options.docs)
     show(out, measure_all(5 if options.quick else options.segments))
     if options.docs:
-        keep("layers", "Layers: the last tables", out)
+        keep("layers", "Layers: the latest tables", out)
     return 0
 
 

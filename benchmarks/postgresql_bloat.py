@@ -1,4 +1,4 @@
-"""Does the table of tasks stay small while a million of them pass through, with autovacuum as it comes?
+"""Does the table of tasks stay small while a million of them pass through, with autovacuum's defaults?
 
 Run it: ``python benchmarks/postgresql_bloat.py``. README.md beside it says what is measured.
 """
@@ -83,11 +83,11 @@ def pass_through(url: str, type: str, count: int, by: int, backlog: int, progres
             put(tube, backlog + done, by, by)
             if by == 1:
                 task = tube.take(0)
-                assert task is not None, "a task that was put is not to be had"
+                assert task is not None, "a task that was put could not be taken"
                 tube.ack(task)
             else:
                 tasks = tube.take_many(by, 0)
-                assert len(tasks) == by, "tasks that were put are not to be had"
+                assert len(tasks) == by, "tasks that were put could not be taken"
                 tube.ack_many(tasks)
             if done % part == 0:
                 now = time.monotonic()
@@ -158,7 +158,7 @@ def report(out: Console, type: str, samples: Sequence[Sample], title: str) -> li
     out.print(table)
     grown = growth(samples)
     words = ", ".join(f"{FLAT[name]} {times:.2f}" for name, times in grown.items())
-    out.print(f"the most of the second half, of the most of the first: {words}", highlight=False)
+    out.print(f"maximum of the second half / of the first: {words}", highlight=False)
     return [f"{type}: {FLAT[name]}: {times:.2f}, not ≤ {BAR}" for name, times in grown.items() if times > BAR]
 
 
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="a server where databases may be created; default: one is started")
     parser.add_argument("--type", choices=TYPES, default="fifo", help="default: fifo")
-    parser.add_argument("--scale", type=float, default=1.0, help=f"times as many tasks as {TASKS:,}")
+    parser.add_argument("--scale", type=float, default=1.0, help=f"multiplies the {TASKS:,} tasks")
     parser.add_argument("--by", type=int, default=1, help="tasks a commit; default: 1")
     parser.add_argument(
         "--backlog", type=int, default=1_000, help="tasks that wait all the time; default: 1000"
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.docs:
         keep(
             "bloat-postgresql",
-            "Bloat on PostgreSQL: the last table",
+            "Bloat on PostgreSQL: the latest table",
             out,
             "postgresql_bloat.py",
             ON_POSTGRESQL,

@@ -1,4 +1,4 @@
-"""Who is as fast after a minute as in the first seconds? tubes, raw psycopg and the peers, each on a new database.
+"""Which of tubes, raw psycopg and the peers, each on a new database, is as fast after a minute as at first?
 
 Run it: ``python benchmarks/postgresql_steady.py``. README.md beside it says what is measured.
 """
@@ -101,8 +101,8 @@ def report(out: Console, runs: Sequence[Run], seconds: float, title: str) -> lis
         )
     table.add_row("last / first", *(f"{run.left:.2f}" for run in runs))
     for ours in (run for run in runs if run.contender == Tubes.name):
-        table.add_row("ours / theirs, at last", *(f"{ours.speeds[-1] / run.speeds[-1]:.2f}" for run in runs))
-    table.add_row("grown by MiB", *(f"{run.grown / 2**20:.1f}" for run in runs))
+        table.add_row("ours / theirs, finally", *(f"{ours.speeds[-1] / run.speeds[-1]:.2f}" for run in runs))
+    table.add_row("growth, MiB", *(f"{run.grown / 2**20:.1f}" for run in runs))
     out.print(table)
     return [
         f"{title.split(';')[0]}: {run.contender}: {run.left:.2f} of its speed is left, not ≥ {BAR}"
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--contender", choices=CONTENDERS, action="append", help="only these; may be repeated"
     )
-    parser.add_argument("--quick", action="store_true", help="a moment of each, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="run each for a moment, to see that it works")
     parser.add_argument("--check", action="store_true", help="exit with 1 when we became slower")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     parser.add_argument("--docs", action="store_true", help="write docs/explanation/steady-postgresql.md")
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.docs:
         keep(
             "steady-postgresql",
-            "Speed over time on PostgreSQL: the last tables",
+            "Speed over time on PostgreSQL: the latest tables",
             out,
             "postgresql_steady.py",
             ON_POSTGRESQL,

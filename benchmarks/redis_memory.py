@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; there is no bar."""
     names = [kind.name for kind in KINDS]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=100_000, help="by a thousand; default: 100000")
+    parser.add_argument("--tasks", type=int, default=100_000, help="a multiple of 1,000; default: 100000")
     parser.add_argument("--contender", choices=names, action="append", help="these only; default: all")
     parser.add_argument("--quick", action="store_true", help="2,000 tasks, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps({"tasks": tasks, "bytes": figures}, indent=1) + "\n")
     if options.docs:
-        keep("memory-redis", "Memory on Redis: the last table", out, "redis_memory.py", ON_REDIS)
+        keep("memory-redis", "Memory on Redis: the latest table", out, "redis_memory.py", ON_REDIS)
     return 0
 
 

@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", choices=("sqlite", "postgresql", "redis"), default="sqlite")
-    parser.add_argument("--url", help="a server whose databases are ours; default: one is started")
+    parser.add_argument("--url", help="a server whose databases we may use; default: one is started")
     parser.add_argument("--type", action="append", choices=TYPES, help="default: all five")
     parser.add_argument("--most", type=int, default=BACKLOGS[-1], help="largest backlog; default: 1000000")
     parser.add_argument("--pairs", type=int, default=250, help="take+ack a turn; default: 250")
@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     conclude(out, missed)
     if options.docs:
-        keep_of_store(options.store, "scale", "Scale{}: the last tables", out)
+        keep_of_store(options.store, "scale", "Scale{}: the latest tables", out)
     return 1 if missed and options.check else 0
 
 
@@ -332,7 +332,7 @@ def show_takes(out: Console, takes: dict[str, Any], backlogs: Sequence[int]) -> 
         growth = figures[most]["mib"] - figures[least]["mib"]
         word = "ok" if ratio <= BAR and growth <= MIB_BAR else "short"
         if ratio > BAR:
-            missed.append(f"{type}: {ratio:.2f} times as dear at {most:,} as at {least:,}, not ≤ {BAR}")
+            missed.append(f"{type}: {ratio:.2f} times as costly at {most:,} as at {least:,}, not ≤ {BAR}")
         if growth > MIB_BAR:
             missed.append(f"{type}: a process grows by {growth:.1f} MiB at {most:,}, not ≤ {MIB_BAR:g}")
         cells = [f"{figures[backlog]['microseconds']:.0f}" for backlog in backlogs]
@@ -346,14 +346,16 @@ def show_busy(out: Console, busy: dict[str, Any]) -> list[str]:
     """Print what a task costs in busy sub-queues, small and large."""
     missed = []
     title = f"{GROUPS} busy sub-queues, {CONSUMERS} consumers, microseconds a task"
-    headings = ("", "how", "small", "large", "at small", "at large", "ratio", "bar", "")
+    headings = ("", "how", "small", "large", "µs small", "µs large", "ratio", "bar", "")
     table = new_table(title, headings, texts=2)
     for type, ways in busy.items():
         for way, figures in ways.items():
             ratio = figures["at_each"] / figures["at_small"]
             word = "ok" if ratio <= BAR else "short"
             if ratio > BAR:
-                missed.append(f"{type}, {way}: {ratio:.2f} times as dear at {figures['each']:,} a sub-queue")
+                missed.append(
+                    f"{type}, {way}: {ratio:.2f} times as costly at {figures['each']:,} a sub-queue"
+                )
             sizes = f"{figures['small']:,}", f"{figures['each']:,}"
             costs = f"{figures['at_small']:.0f}", f"{figures['at_each']:.0f}"
             table.add_row(type, way, *sizes, *costs, f"{ratio:.2f}", f"≤ {BAR}", word)

@@ -103,7 +103,7 @@ class Blocking(Contender):
         give_up = time.monotonic() + PATIENCE
         while (taken := self.take()) is None:
             if time.monotonic() > give_up:
-                raise TimeoutError(f"{self.name}: a task that was put is not to be had")
+                raise TimeoutError(f"{self.name}: a task that was put could not be taken")
         return taken
 
     def put_batches(self, items: Sequence[Any]) -> None:
@@ -118,7 +118,7 @@ class Blocking(Contender):
 
 def missing(contender: Contender) -> int:
     """Fail: a batch was empty too early. Nobody else took its tasks: batches are taken on one connection."""
-    raise LookupError(f"{contender.name}: tasks that were put are not to be had")
+    raise LookupError(f"{contender.name}: tasks that were put could not be taken")
 
 
 class Tubes(Blocking):

@@ -350,7 +350,7 @@ def show(console: Console, results: Results, peers: Sequence[type[Contender]], r
 def markdown(all_results: Sequence[Results], peers: Sequence[type[Contender]], rounds: int) -> str:
     """The page that is kept in docs."""
     parts = [
-        "# Speed: the last table\n",
+        "# Speed: the latest table\n",
         "Written by `python benchmarks/speed.py --docs`; [performance.md](performance.md) says what it means.\n",
         f"{time.strftime('%Y-%m-%d')}, {rounds} rounds. {machine()}.\n",
     ]
@@ -395,7 +395,7 @@ def chart(all_results: Sequence[Results], peers: Sequence[type[Contender]], path
         axis.set_yticks([index + 0.4 - height / 2 for index in range(len(rows))], [row.title for row in rows])
     axes[0][0].invert_yaxis()  # shared by all axes
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(names))
-    figure.suptitle("Speed as a share of raw sqlite3 (black: what is asked of tubes)")
+    figure.suptitle("Speed as a share of raw sqlite3 (black: the bar for tubes)")
     figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -428,9 +428,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--durability", action="append", choices=list(SIZES), help="default: normal and full")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    parser.add_argument("--scale", type=float, default=1.0, help="times as many tasks a round")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the tasks in a round")
     parser.add_argument(
-        "--only", choices=("single", "batch", "races"), action="append", help="some rows only"
+        "--only", choices=("single", "batch", "races"), action="append", help="only these rows"
     )
     parser.add_argument("--no-peers", action="store_true", help="raw sqlite3 and tubes only")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that it runs")

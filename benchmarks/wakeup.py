@@ -259,14 +259,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bars were reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", choices=list(BARE), default="sqlite")
-    parser.add_argument("--url", help="a server whose databases are ours; default: one is started")
+    parser.add_argument("--url", help="a server whose databases we may use; default: one is started")
     parser.add_argument("--waiters", type=int, default=10, help="waiting processes; default: 10")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds before each put; default: 10")
     parser.add_argument("--puts", type=int, default=20, help="default: 20")
     parser.add_argument(
         "--durability",
         choices=("full", "normal", "off"),
-        help="default: full; normal on Redis, as connect has it",
+        help="default: full; normal on Redis, as with connect",
     )
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare waiter")
     parser.add_argument("--quick", action="store_true", help="short waits, to see that it runs")
@@ -350,7 +350,7 @@ def report(figures: list[dict[str, Any]], options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.docs:
-        keep_of_store(options.store, "wakeup", "Wake-up{}: the last table", out)
+        keep_of_store(options.store, "wakeup", "Wake-up{}: the latest table", out)
     return 1 if missed and options.check else 0
 
 

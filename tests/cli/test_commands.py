@@ -481,7 +481,7 @@ def test_a_database_without_tubes_is_told_and_left_as_it_is(
     said = tubes_("--url", f"sqlite:///{path}", verb, *name)
     assert said.status == UNAVAILABLE
     migrate = f"tubes migrate --url sqlite:///{path}"
-    assert said.err == f"tubes: SQLite file {path} has no schema, not 0001: run `{migrate}`\n"
+    assert said.err == f"tubes: SQLite file {path} has no schema, but needs 0001: run `{migrate}`\n"
     assert path.read_bytes() == before
     assert tubes_("--url", f"sqlite:///{path}", "create", "jobs", "fifo").status == 0
     assert tubes_("--url", f"sqlite:///{path}", verb, *name).status in (0, REFUSED)

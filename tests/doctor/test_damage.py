@@ -824,7 +824,7 @@ def test_an_entry_whose_name_or_type_is_no_text_costs_the_others_nothing(file: P
         with pytest.raises(tubes.NoSuchTube):
             queue.get_tube("none")
     (finding,) = file.doctor().findings
-    assert finding["kind"] == "damage" and "no text" in finding["what"]
+    assert finding["kind"] == "damage" and "not text" in finding["what"]
 
 
 def test_a_payload_that_is_no_text_is_said_to_be_the_doctors_without_a_word_of_it(file: Patient) -> None:
