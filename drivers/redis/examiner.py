@@ -65,7 +65,9 @@ RULES = {
         "task {task} has a payload that is not JSON: {missing}",
         "keep it as bytes, and bury the task",
     ),
-    "unreadable": Told(Kind.STATE, "the record of task {task} cannot be read", "bury it with a new one"),
+    "unreadable": Told(
+        Kind.STATE, "the record of task {task} cannot be read", "bury the task with a new record"
+    ),
     "nobody": Told(Kind.OWNER, "task {task} is taken by nobody", "give it back"),
     "endless": Told(Kind.STATE, "task {task} is delayed in a tube whose type has no delays", "make it ready"),
     "extra": Told(

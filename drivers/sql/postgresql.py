@@ -328,7 +328,7 @@ class PostgresStore(SqlStore):
             if identity != self._identity and identity != self._identify():
                 raise BadOption(
                     f"this connection does not see the tables of this queue, which are in {self._what}: "
-                    "another server, database or search_path",
+                    "check its server, database and search_path",
                     option="connection",
                 )
             return tx
