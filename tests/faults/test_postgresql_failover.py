@@ -1,4 +1,4 @@
-"""PostgreSQL: a standby is promoted in the place of its primary, while producers, takers and holders are at work."""
+"""PostgreSQL: a standby replaces its primary while producers, takers and holders are at work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def primary() -> Iterator[PostgresServer]:
-    """A server of its own, which is not to come back."""
+    """A private server: a test stops it for good."""
     made = PostgresServer()
     yield made
     made.close()
@@ -25,7 +25,7 @@ def primary() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def standby(primary: PostgresServer) -> Iterator[PostgresStandby]:
-    """A commit on the primary waits for it."""
+    """A synchronous standby: commits on the primary wait for it."""
     made = PostgresStandby(primary)
     with psycopg.connect(user="postgres", host=str(primary.folder), autocommit=True) as db:
         db.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
@@ -37,7 +37,7 @@ def standby(primary: PostgresServer) -> Iterator[PostgresStandby]:
 
 @pytest.fixture
 def url(primary: PostgresServer, standby: PostgresStandby) -> str:
-    """Either server, whichever may be written to."""
+    """Both servers; connections go to the one that takes writes."""
     made = (
         f"postgresql+psycopg://{OWNER}@/postgres?host={primary.folder},{standby.folder}"
         "&target_session_attrs=read-write&dead_after=2"
@@ -50,7 +50,10 @@ def url(primary: PostgresServer, standby: PostgresStandby) -> str:
 def test_all_go_on_at_the_standby_and_lose_nothing(
     connect: Connect, primary: PostgresServer, standby: PostgresStandby, mode: str
 ) -> None:
-    """In order, or after a crash. Who waits goes on waiting, and what is held stays so; temporary tubes are empty."""
+    """The primary shuts down or crashes.
+
+    Waiting takes go on waiting, and held tasks stay held; temporary tubes are emptied.
+    """
     queue, queues = connect(), [connect(), connect()]
     queue.create_tube("jobs", "utubettl")
     bounded = queue.create_tube("bounded", "limfifottl", temporary=True, capacity=1)

@@ -1,4 +1,4 @@
-"""Workers are killed and stopped, connections cut, and the server restarted. The long form is in ``tests/soak``."""
+"""Workers are killed and stopped, connections cut, the server restarted. The long form is in ``tests/soak``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAD_AFTER = 1.0
 
 
 def crew_on(database: str, folder: Path) -> Crew:
-    """Workers on a new database, who are taken for dead after a second."""
+    """Workers on a new database, taken for dead after a second of silence."""
     tubes.connect(database, migrate=True).close()
     url = sa.make_url(database).update_query_dict({"dead_after": str(DEAD_AFTER)})
     return Crew(folder, connect={}, server=url.render_as_string(hide_password=False), patience=10)
@@ -28,14 +28,14 @@ def crew_on(database: str, folder: Path) -> Crew:
 
 @pytest.fixture
 def crew(tmp_path: Path, own_postgres_db: str) -> Iterator[Crew]:
-    """All are killed when the test is over."""
+    """Workers that are killed when the test is over."""
     made = crew_on(own_postgres_db, tmp_path)
     yield made
     made.disband()
 
 
 def configure(crew: Crew, type: str) -> None:
-    """Let them work on a tube of that type."""
+    """Let the crew work on a tube of that type."""
     crew.type = type
     if type not in ("fifo", "utube"):
         crew.tube = {"ttr": 2}
@@ -44,7 +44,7 @@ def configure(crew: Crew, type: str) -> None:
 
 
 def cut_some(url: str) -> None:
-    """End some of the database's connections, if the server is there."""
+    """End some of the database's connections, if the server is up."""
     with suppress(psycopg.OperationalError), psycopg.connect(conninfo(url), autocommit=True) as db:
         cut(db, share=0.3, within=0)
 
@@ -53,7 +53,10 @@ def cut_some(url: str) -> None:
 def test_kills_stops_and_cuts_lose_no_task_and_ack_none_twice(
     crew: Crew, own_postgres_db: str, type: str
 ) -> None:
-    """Every task is accounted for, and none is stuck. Who is stopped for too long is taken for dead, and comes back."""
+    """Every task is accounted for, and none is stuck.
+
+    Workers that are stopped for too long are taken for dead, and come back.
+    """
     configure(crew, type)
     with Meanwhile(crew, 0.1, lambda: cut_some(own_postgres_db)) as cuts:
         killed = torment(
@@ -64,7 +67,7 @@ def test_kills_stops_and_cuts_lose_no_task_and_ack_none_twice(
 
 
 def restart(server: PostgresServer) -> None:
-    """End it, in order or not, and start it again."""
+    """Shut it down or crash it, and start it again."""
     server.stop(random.choice(("fast", "immediate")))
     server.start()
 
@@ -73,7 +76,7 @@ def restart(server: PostgresServer) -> None:
 def test_restarts_under_processes_lose_no_task_and_ack_none_twice(
     crew: Crew, postgres_server: PostgresServer
 ) -> None:
-    """The same, with a server that ends in order or crashes."""
+    """The server shuts down or crashes each time."""
     configure(crew, "utubettl")
     with Meanwhile(crew, 1.0, lambda: restart(postgres_server)) as restarts:
         torment(crew, 4, 2, producers=1, consumers=2, meanwhile=[(restarts, 2)])

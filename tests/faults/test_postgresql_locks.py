@@ -1,4 +1,4 @@
-"""PostgreSQL's locks: a server has only so many of them, and who waits for one of a table holds up who comes later."""
+"""PostgreSQL's locks: a server has only so many, and whoever waits for a table's holds up later callers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small_db(small: PostgresServer) -> Iterator[str]:
 
 
 def fill(url: str, table: str, *, count: int) -> None:
-    """Put a task into each of many sub-queues of tube 1, and one behind it; no trigger locks any of them."""
+    """Put two tasks into each of many sub-queues of tube 1, without a trigger locking any of them."""
     with psycopg.connect(conninfo(url)) as db:
         put = (
             f"INSERT INTO tubes_{table} (tube, state, pri, place, utube, created_ms, updated_ms, attempts, data, front)"
@@ -61,7 +61,7 @@ def test_a_restart_empties_a_temporary_tube_of_more_sub_queues_than_there_are_lo
 
 @pytest.mark.slow
 def test_a_tube_of_more_sub_queues_than_there_are_locks_can_be_dropped(small_db: str) -> None:
-    """In every state, and no row is left; another tube's tasks are."""
+    """Its tasks go, whatever their state. Another tube's tasks stay."""
     with tubes.connect(small_db, migrate=True, sweep=False) as queue:
         tube, other = queue.create_tube("jobs", "utube"), queue.create_tube("other", "utube")
         fill(small_db, "task", count=MANY)
@@ -77,7 +77,7 @@ def test_a_tube_of_more_sub_queues_than_there_are_locks_can_be_dropped(small_db:
 def test_a_transaction_of_more_sub_queues_than_there_are_locks_is_told_of_the_limit(
     small_db: str, verb: str
 ) -> None:
-    """Also on a connection of one's own. Nothing was done, and in parts it can be."""
+    """Nothing was done, and smaller batches succeed. The put is in the user's own transaction."""
     with tubes.connect(small_db, migrate=True, sweep=False) as queue:
         tube = queue.create_tube("jobs", "utube")
         fill(small_db, "task", count=MANY)
@@ -102,14 +102,14 @@ LONG_WAITS = """
 
 
 def a_wait_lasts(url: str, seconds: float) -> bool:
-    """Whether somebody has waited for a lock as long as that, in one go."""
+    """Whether a statement that waits for a lock began more than ``seconds`` ago."""
     with psycopg.connect(conninfo(url)) as db:
         return bool(db.execute(LONG_WAITS, [seconds]).fetchall())
 
 
 @pytest.mark.slow
 def test_a_drop_that_waits_holds_up_nobody_for_long(small_db: str) -> None:
-    """For a transaction at another tube, which it cannot tell from one at this."""
+    """It waits for a transaction on another tube, which it cannot tell from one on its own."""
     with (
         tubes.connect(small_db, migrate=True, sweep=False, busy_timeout=1) as queue,
         tubes.connect(small_db, sweep=False, busy_timeout=60) as other,
@@ -147,7 +147,7 @@ def test_a_drop_that_waits_too_long_is_refused(small_db: str) -> None:
 
 @pytest.mark.slow
 def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> None:
-    """Which it does after deadlock_timeout, where it is its own."""
+    """The server ends an autovacuum when something has waited for it for deadlock_timeout."""
     with tubes.connect(small_db, migrate=True, sweep=False, busy_timeout=60) as queue:
         tube = queue.create_tube("jobs", "fifo")
         dropping = threading.Thread(target=tube.drop)
@@ -161,7 +161,7 @@ def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> 
 
 @pytest.mark.slow
 def test_a_drop_beside_a_user_s_vacuum_holds_up_nobody_for_long(small_db: str) -> None:
-    """The server does not end that, whoever waits."""
+    """The server never ends a user's vacuum, whoever waits for it."""
     with (
         tubes.connect(small_db, migrate=True, sweep=False) as queue,
         tubes.connect(small_db, sweep=False, busy_timeout=60) as other,
@@ -184,7 +184,7 @@ def test_a_drop_beside_a_user_s_vacuum_holds_up_nobody_for_long(small_db: str) -
 def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
     postgres_db: str, first: str
 ) -> None:
-    """Whoever of the two comes first; the other is at it before that is committed."""
+    """Either may come first; the other begins before the first has committed."""
     with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
@@ -199,7 +199,7 @@ def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
                 second = threading.Thread(target=tube.drop)
             second.start()
             with psycopg.connect(conninfo(postgres_db), autocommit=True) as observer:
-                # Longer than a drop waits for the table in one go
+                # Longer than a drop waits for the table at a stretch
                 eventually(lambda: a_wait_lasts(postgres_db, 0.3) or not second.is_alive())
                 db.commit()
                 second.join(30)
@@ -208,7 +208,7 @@ def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
 
 
 def test_calls_are_counted_in_one_order(postgres_db: str) -> None:
-    """That of the tubes, not of the calls: else two who count would wait for each other."""
+    """The order of the tubes, not of the calls: otherwise two processes would wait for each other."""
     with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
         first, second = (queue.create_tube(name, "fifo") for name in ("first", "second"))
 
@@ -231,7 +231,7 @@ def test_calls_are_counted_in_one_order(postgres_db: str) -> None:
 
 
 def test_calls_are_counted_beside_a_transaction_that_takes_room(postgres_db: str) -> None:
-    """It has locked the tube's row, which whoever counts only wants to stay there."""
+    """It has locked the tube's row; counting only needs the row to stay there."""
     with tubes.connect(postgres_db, migrate=True, sweep=False, busy_timeout=0.1) as queue:
         tube = queue.create_tube("jobs", "limfifottl", capacity=9)
         tube.put("x")

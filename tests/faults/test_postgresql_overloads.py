@@ -1,8 +1,8 @@
-"""Who may make functions and operators where the tables are can have none of them run by those who use a queue.
+"""Somebody who may make functions and operators beside the tables cannot have a queue's users run them.
 
-PostgreSQL takes the best match of all that the ``search_path`` leads to: where the server's own function takes a json
-and is given a text, one of the same name that takes a text is called, with the rights of whoever calls it. Each of
-these raises.
+PostgreSQL calls the best match in the whole ``search_path``: if its own function takes a json and is given a
+text, it calls a function of the same name that takes a text, with the caller's rights. Here, each of these
+raises.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FUNCTIONS = [
     "pg_get_serial_sequence", "pg_notify", "quote_ident", "replace", "row_security_active", "set_config", "setval",
     "to_regclass",
 ]  # fmt: skip
-"""What our statements call that has no type of its own to be called with, or was called with another."""
+"""Functions that our statements call: those that take no type of their own, or were given another."""
 
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*"]
 
@@ -70,7 +70,7 @@ END $$
 
 
 def overload(url: str, make: str, names: list[str]) -> None:
-    """Make functions or operators of these names, for all types for which the server has none."""
+    """Make functions or operators with these names, for all types for which the server has none."""
     with psycopg.connect(conninfo(url)) as db:
         db.execute(sql.SQL(make).format(names=names))
 
@@ -115,7 +115,7 @@ def test_a_migration_calls_the_servers_own_functions(postgres_db: str) -> None:
 def test_who_does_not_say_which_is_meant_calls_another(
     make: str, names: list[str], call: str, postgres_db: str
 ) -> None:
-    """So the tests before would fail, if we did not."""
+    """So the tests above would fail if our statements did not say it."""
     overload(postgres_db, make, names)
     with psycopg.connect(conninfo(postgres_db)) as db, pytest.raises(psycopg.Error, match="overloaded"):
         db.execute(call.encode())

@@ -1,4 +1,4 @@
-"""Text survives PostgreSQL, whatever the database's encoding, one by one and by the batch."""
+"""Text survives PostgreSQL, singly and in batches, whatever the database's encoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ["plain", "Zürich", 'a "quoted" \\ text', "tab\tline\n", "\x1f", "\x1f,
 
 @contextmanager
 def queue_in(postgres_url: str, encoding: str) -> Iterator[tubes.Queue]:
-    """One in a database of this encoding."""
+    """A queue in a database with this encoding."""
     name = f"tubes_test_{encoding.lower()}"
     with psycopg.connect(conninfo(postgres_url), autocommit=True) as db:
         drop_database(db, name)
@@ -48,7 +48,7 @@ def test_text_comes_back_as_it_was(postgres_url: str, encoding: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_a_locked_sub_queue_of_any_name_is_passed_over(postgres_url: str, encoding: str) -> None:
-    """Its name goes to the server as JSON, and a letter written as \\u00fc is not for every encoding."""
+    """Its name goes to the server as JSON, and not every encoding accepts a letter written as \\u00fc."""
     with queue_in(postgres_url, encoding) as queue:
         tube = queue.create_tube("texts", "utube")
         for name in ("Zürich", "free"):
@@ -61,7 +61,7 @@ def test_a_locked_sub_queue_of_any_name_is_passed_over(postgres_url: str, encodi
 
 @pytest.mark.slow
 def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
-    """What it has comes back, and of a batch nothing is stored."""
+    """Text that it has comes back; of a batch with one bad character, nothing is stored."""
     with queue_in(postgres_url, "LATIN1") as queue:
         tube = queue.create_tube("texts", "utube")
         tube.put("Zürich", utube="ü")
@@ -78,7 +78,7 @@ def test_text_that_the_encoding_has_not_is_an_error(postgres_url: str) -> None:
 
 @pytest.mark.slow
 def test_a_statement_that_the_server_ends_was_not_done(postgres_db: str) -> None:
-    """A role's statement_timeout, while another has the table."""
+    """Its statement_timeout ends a put while another transaction has locked the table."""
     slow = sa.make_url(postgres_db).update_query_dict({"options": "-cstatement_timeout=100"})
     with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
@@ -98,7 +98,10 @@ def test_a_statement_that_the_server_ends_was_not_done(postgres_db: str) -> None
 def test_a_batch_comes_back_as_it_was_whatever_the_role_is_set_to(
     postgres_db: str, setting: str, pooled: str
 ) -> None:
-    """With ``array_nulls`` off a NULL in an array is the text NULL; with the other, psycopg doubles its backslashes."""
+    """With ``array_nulls`` off, a NULL in an array is read as the text NULL.
+
+    With ``standard_conforming_strings`` off, psycopg doubles the backslashes of bytes.
+    """
     url = sa.make_url(postgres_db).update_query_dict({"pooled": pooled})
     batch = [b"one", {"two": 2}, b"three"]
     shown = url.render_as_string(hide_password=False)
