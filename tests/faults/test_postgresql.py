@@ -60,7 +60,7 @@ def url(own_migrated_db: str) -> str:
 
 @pytest.fixture
 def proxy(postgres_server: PostgresServer) -> Iterator[Proxy]:
-    """Before that server."""
+    """A proxy in front of that server."""
     made = Proxy(postgres_server.folder / ".s.PGSQL.5432")
     yield made
     made.close()
@@ -83,14 +83,14 @@ def plain(url: str) -> str:
 
 
 def waiting_for_locks(url: str) -> int:
-    """How many connections of that database do so."""
+    """How many connections to that database wait for a lock."""
     with psycopg.connect(plain(url)) as db:
         query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         return len(db.execute(query).fetchall())
 
 
 def waits_for_a_lock(url: str, work: Callable[[], T]) -> tuple[threading.Thread, list[T]]:
-    """A thread that does that, and waits for a lock by now; and what it gets."""
+    """A thread that does this work and now waits for a lock; and what it gets."""
     got: list[T] = []
     thread = threading.Thread(target=lambda: got.append(work()))
     thread.start()
@@ -102,7 +102,7 @@ DEADLY = """
 ALTER TABLE tubes_{table} RENAME TO {table}_kept;
 CREATE VIEW tubes_{table} AS SELECT * FROM {table}_kept WHERE pg_terminate_backend(pg_backend_pid());
 """
-"""Whoever looks there loses the connection."""
+"""Whoever reads that table loses the connection."""
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ CREATE VIEW tubes_{table} AS SELECT * FROM {table}_kept WHERE pg_terminate_backe
 def test_a_commit_waits_for_the_disk_as_the_durability_says(
     connect: Connect, durability: str | None, synchronous: str
 ) -> None:
-    """Beside a queue of the other kind, whose connections are not used."""
+    """A queue with the other durability is open too; its connections are not used."""
     for settings in ({"durability": "off" if synchronous == "on" else "full"}, {"durability": durability}):
         queue = connect(**settings)
         queue.create_tube("jobs", "fifo", if_not_exists=True)
@@ -145,7 +145,7 @@ def test_a_session_of_which_nobody_knows_whether_it_was_begun_is_no_change_of_th
 
 @pytest.mark.slow
 def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect: Connect, url: str) -> None:
-    """Wherever another connection is needed."""
+    """This holds wherever another connection is needed."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     with psycopg.connect(plain(url)) as db:
@@ -161,7 +161,7 @@ def test_a_connection_that_is_lost_at_its_first_use_is_an_error_of_ours(connect:
 
 
 def test_conflicts_before_a_connection_is_lost_are_no_reason_to_give_up(connect: Connect) -> None:
-    """Only those that were lost count, until the server is one that cannot be used."""
+    """Only lost connections count towards giving the server up as unusable."""
     wire = importlib.import_module("tubes.drivers.sql.postgresql_wire")
     conflict, lost = wire.Refused("40001", "others were faster"), wire.Lost("it died", was_sent=False)
     store: Any = connect(sweep=False).store
@@ -183,7 +183,7 @@ def test_conflicts_before_a_connection_is_lost_are_no_reason_to_give_up(connect:
 
 @pytest.mark.slow
 def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: Connect) -> None:
-    """In a statement's first flight, with which it is prepared, and in those after it."""
+    """Both when a statement is first sent, and prepared, and later."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     got: list[Any] = []
 
@@ -204,7 +204,7 @@ def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: C
 
 @pytest.mark.slow
 def test_a_handler_may_call_in_the_middle_of_a_commit(url: str) -> None:
-    """Of a tube that calls back, in the order of the commits."""
+    """The tube has a callback, and callbacks come in the order of the commits."""
     code = """
 import importlib, os, signal, sys, tubes
 from tubes.interrupts import interruptible
@@ -233,7 +233,7 @@ queue.close()
 def test_callbacks_are_in_line_before_another_thread_commits(
     connect: Connect, url: str, first: str, second: str
 ) -> None:
-    """Else who takes a task at once could be called back before who has put it."""
+    """Otherwise the callback of an instant take could come before that of the put."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     told: list[str] = []
@@ -266,7 +266,7 @@ def test_callbacks_are_in_line_before_another_thread_commits(
 def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
     url: str, proxy: Proxy, is_committed: bool
 ) -> None:
-    """Its connection dies in the commit. The task is taken once more, and then it is surely its."""
+    """Its connection dies in the commit. It takes the task again, and then surely has it."""
     here = changed(url, dead_after="60")  # nothing else is committed meanwhile
     queues = [tubes.connect(to, sweep=False) for to in (here, through(proxy, here))]
     tube = queues[0].create_tube("jobs", "limfifottl", capacity=9)
@@ -275,7 +275,7 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
         take = theirs.driver.take
 
         def take_and_lose(*given: Any, **named: Any) -> Any:
-            """So that it is this COMMIT, and not that of a look."""
+            """Lose this COMMIT, not that of a look."""
             changes = take(*given, **named)
             if changes:
                 theirs.driver.take = take
@@ -334,7 +334,7 @@ def test_what_an_unknown_take_holds_is_given_back_also_by_who_has_joined_another
 def test_a_put_of_which_nobody_knows_whether_it_was_done_is_not_done_again(
     url: str, proxy: Proxy, last: bytes
 ) -> None:
-    """It is one statement, which commits by itself, unless somebody is to be called back."""
+    """A put is one statement, which commits by itself, unless there is a callback."""
     with tubes.connect(url, sweep=False) as queue, tubes.connect(through(proxy, url), sweep=False) as unlucky:
         tube = queue.create_tube("jobs", "fifo")
         theirs = unlucky.tube.jobs
@@ -386,7 +386,7 @@ print(tube.put("after").data, flush=True)
 def test_an_interrupt_ends_a_call_to_a_server_that_does_not_hear_of_it(
     url: str, proxy: Proxy, process: Callable[..., Any]
 ) -> None:
-    """Nor do the process's other threads wait meanwhile: others would take it for dead."""
+    """The process's other threads do not wait meanwhile, or it would be taken for dead."""
     with tubes.connect(url, sweep=False) as queue:
         queue.create_tube("jobs", "fifo")
         worker = process(INTERRUPTED, changed(through(proxy, url), dead_after="60"))
@@ -425,7 +425,7 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
 
 @pytest.mark.parametrize("verb", ["peek", "put"])
 def test_however_many_idle_connections_are_lost_a_call_is_made(connect: Connect, url: str, verb: str) -> None:
-    """After the first it tries no other, or it would give up."""
+    """After the first lost one it tries no other idle one, or it would give up."""
     queue = connect(sweep=False)
     tube = queue.create_tube(
         "jobs", "fifo", on_task_change=lambda *_: None
@@ -497,7 +497,7 @@ def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
                 connect(migrate=migrate)
         with pytest.raises(tubes.StoreUnavailable):
             queue.tube.jobs.put("x")
-        time.sleep(1)  # real time: who waits looks again meanwhile
+        time.sleep(1)  # real time: the waiting take looks again meanwhile
         assert thread.is_alive()
     finally:
         postgres_server.promote()
@@ -527,7 +527,7 @@ def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(connect
 
 
 def test_cut_connections_lose_and_double_nothing(connect: Connect, url: str) -> None:
-    """pg_terminate_backend, again and again, at any moment."""
+    """pg_terminate_backend cuts them again and again, at any moment."""
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "utube")
     with Load(queues) as load:
@@ -591,7 +591,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
 
 @pytest.mark.slow
 def test_what_is_due_next_is_known_of_temporary_tubes_and_of_others(connect: Connect) -> None:
-    """Their tasks are in two tables, each of which has nothing of the other's."""
+    """Their tasks are in two separate tables."""
     queue = connect(sweep=False)
     both = [queue.create_tube(name, "fifottl", temporary=name == "brief") for name in ("kept", "brief")]
     for tube in both:
@@ -623,7 +623,7 @@ def test_a_restart_empties_a_temporary_tube_whose_data_alone_was_restored(connec
 
 
 def test_a_restart_empties_a_temporary_tube_though_it_takes_longer_than_a_statement_may(url: str) -> None:
-    """Nobody could open the queue else, nor get a task of any other tube."""
+    """Otherwise nobody could open the queue, or get a task of any other tube."""
     with tubes.connect(url, sweep=False) as queue:
         queue.create_tube("brief", "fifo", temporary=True).put("gone")
     with psycopg.connect(plain(url)) as db:
@@ -648,7 +648,7 @@ def test_a_restart_empties_a_temporary_tube_though_it_takes_longer_than_a_statem
 def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(
     connect: Connect, url: str, type: str
 ) -> None:
-    """In a transaction of the user's, on a connection that does not look what a crash has left."""
+    """In the user's own transaction, on a connection that does not look for what a crash left."""
     queue, other = connect(sweep=False), connect(sweep=False)
     tube = queue.create_tube("brief", type, capacity=3, temporary=True)
     tube.put("gone")
@@ -717,7 +717,7 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifo", "utube"])
 def test_a_kick_waits_for_nobody(connect: Connect, type: str) -> None:
-    """It brings back what comes next in the place of what others have locked, however much that is."""
+    """Instead of what others have locked, however much, it brings back what comes next."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube, kicking = queue.create_tube("jobs", type), other.tube.jobs
     options: list[Any] = [{"utube": name} if type == "utube" else {} for name in "ab"]
@@ -738,7 +738,7 @@ def test_a_kick_waits_for_nobody(connect: Connect, type: str) -> None:
 
 @pytest.mark.slow
 def test_a_kick_passes_over_one_locked_sub_queue_after_another(connect: Connect) -> None:
-    """Each shows only when those before it are left out; what it has found in between it keeps."""
+    """Each shows only when those before it are left out. The kick keeps what it finds in between."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube, kicking = queue.create_tube("jobs", "utube"), other.tube.jobs
     buried = [tube.bury(tube.put(name, utube=name)) for name in "cabdbac"]
@@ -754,7 +754,7 @@ def test_a_kick_passes_over_one_locked_sub_queue_after_another(connect: Connect)
 def test_a_kick_brings_back_no_more_than_asked_where_better_ones_are_buried_meanwhile(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks again for what comes in the place of what others have locked. It tells of them in their order."""
+    """It looks again to replace what others have locked. Its callbacks come in the tasks' order."""
     queue, other = connect(sweep=False), connect(sweep=False)
     tube, kicking = queue.create_tube("jobs", "utubettl"), other.tube.jobs
     better = [tube.put("better", utube=name, pri=0) for name in "cd"]
@@ -815,7 +815,7 @@ def test_what_a_kick_has_found_is_nobody_else_s_to_change(
 def test_more_than_a_step_s_worth_of_locked_tasks_that_are_due_holds_up_no_other(
     connect: Connect, type: str
 ) -> None:
-    """They are due before it. One that is put into a sub-queue locks all that is there."""
+    """They are due before it. A put into a sub-queue locks all its tasks."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube = queue.create_tube("jobs", type)
     options: list[Any] = [{"utube": name} if type == "utubettl" else {} for name in "ab"]
@@ -894,7 +894,7 @@ def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
 
 @pytest.mark.slow
 def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
-    """And who has none at all is told so."""
+    """A process with no connection at all gets an error that says why."""
     server = PostgresServer(settings="max_connections = 8\nsuperuser_reserved_connections = 2")
     try:
         with tubes.connect(server.url, migrate=True, sweep=False) as queue, ExitStack() as others:
@@ -1099,7 +1099,7 @@ def test_who_dies_in_the_middle_of_leaving_or_of_a_rescue_holds_up_nobody(
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
 def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str, verb: str) -> None:
-    """It does what comes next in the place of that, and not fewer than there are."""
+    """It does the next ones instead, and no fewer than there are."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tasks = tube.put_many(range(1202))
@@ -1117,7 +1117,7 @@ def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str
 def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
     connect: Connect, url: str, verb: str
 ) -> None:
-    """It holds locks by then, so that others may wait for it, and it for them."""
+    """It holds locks by then: another transaction could wait for it, and it for the other."""
     queue, other = connect(sweep=False, busy_timeout=0.5), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tasks = tube.put_many(range(3))
@@ -1149,7 +1149,7 @@ def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile
 
 
 def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Connect, url: str) -> None:
-    """What was read before would give another's task to a third."""
+    """Acting on what was read earlier would give one holder's task to somebody else."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifottl")
     for verb in (tube.release, tube.bury, tube.delete):
@@ -1167,7 +1167,7 @@ def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Conn
 
 @pytest.mark.parametrize("type", ["fifottl", "utubettl"])
 def test_what_a_transaction_was_refused_is_not_hidden_from_who_takes(connect: Connect, type: str) -> None:
-    """Though it is still open: it has changed nothing of that."""
+    """Even while it is open: it has changed nothing of the task."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", type)
     for verb in (tube.ack, tube.release, partial(tube.touch, delta=1), tube.bury, tube.delete):
@@ -1181,7 +1181,7 @@ def test_what_a_transaction_was_refused_is_not_hidden_from_who_takes(connect: Co
 
 
 def test_who_comes_to_the_front_and_is_deleted_meanwhile_strands_nobody(connect: Connect, url: str) -> None:
-    """Such as by a statement of the user's own, which locks no sub-queue."""
+    """A user's own statement may delete it, which locks no sub-queue."""
     tube = connect(sweep=False).create_tube("jobs", "utube")
     _, second, third = tube.put_many(range(3), utube="a")
     with psycopg.connect(plain(url)) as other:
@@ -1208,7 +1208,7 @@ def test_what_is_put_behind_one_that_is_deleted_meanwhile_is_not_stranded(connec
 
 @pytest.mark.slow
 def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str) -> None:
-    """By the ids, however it is given: else others wait for it, and it for them."""
+    """By id, however it is given; otherwise it could deadlock with others."""
     queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many("xyz")
@@ -1228,7 +1228,7 @@ def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["release_all", "truncate"])
 def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url: str, verb: str) -> None:
-    """By the ids, although the table is gone through as it lies: else others wait for it, and it for them."""
+    """By id, although the table is read as it lies; otherwise it could deadlock with others."""
     with psycopg.connect(plain(url), autocommit=True) as db:
         (name,) = db.execute("SELECT current_database()").fetchone() or ("",)
         db.execute(f"ALTER DATABASE {name} SET enable_indexscan = off".encode())
@@ -1248,7 +1248,7 @@ def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url:
 
 @pytest.mark.slow
 def test_sub_queues_are_locked_in_one_order(connect: Connect, url: str) -> None:
-    """By their keys, also where the server would rather not sort: else two batches would wait for each other."""
+    """By key, even if the server would rather not sort; otherwise two batches could deadlock."""
     with psycopg.connect(plain(url), autocommit=True) as db:
         (name,) = db.execute("SELECT current_database()").fetchone() or ("",)
         db.execute(f"ALTER DATABASE {name} SET enable_sort = off".encode())
@@ -1349,7 +1349,7 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, 
 def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
     connect: Connect, url: str, if_not_exists: bool
 ) -> None:
-    """Also if it has looked before the first one committed."""
+    """Even if it looked before the first one committed."""
     queue = connect(sweep=False)
     got: list[tubes.Tube | tubes.TubeError] = []
 
@@ -1372,7 +1372,7 @@ def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
 
 @pytest.mark.slow
 def test_who_joins_a_session_while_another_thread_was_refused_stays_in_it(connect: Connect) -> None:
-    """A take by the session that is being left looks whether that is over."""
+    """A take refused in the session being left checks whether that session is over."""
     session = connect(sweep=False).identify()
     for _ in range(10):
         joiner = connect(sweep=False)
@@ -1550,7 +1550,7 @@ def test_roll_calls_of_the_same_instant_leave_what_each_other_counted(url: str) 
 
 
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -> None:
-    """With another connection, since nobody knows its own any more."""
+    """With another connection, since its own is no longer known."""
 
     def forget(connection: int) -> None:
         with psycopg.connect(plain(url)) as db:
@@ -1609,7 +1609,7 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Conn
 
 @pytest.mark.slow
 def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect: Connect, url: str) -> None:
-    """Who leaves must not end it by a look from before the other was in it."""
+    """The leaver must not end it because of a look from before the other joined."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
     leaver.create_tube("jobs", "fifo").put("held")
     task = leaver.tube.jobs.take(timeout=0)
@@ -1632,7 +1632,7 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "take"])
 def test_a_drop_waits_for_who_is_at_the_tube(connect: Connect, url: str, verb: str) -> None:
-    """It is refused where a task was taken meanwhile; what was put goes with the tube, and no row is left."""
+    """It is refused if a task was taken meanwhile. What was put goes with the tube; no row is left."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "utube")
     tube.put("x")
@@ -1666,7 +1666,7 @@ tubes.register_driver("limited_utube", tubes.TubeType(tubes.Features(timed=True,
     slow_but(["ack", "expire"], ["ack", "ack_many", "delete", "expire", "expire ready", "truncate"]),
 )
 def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str, verb: str) -> None:
-    """The tube's count, and then the sub-queue: else they would wait for each other."""
+    """The tube's count, then the sub-queue; otherwise they would wait for each other."""
     clock = FakeClock()
     queue, other = (connect(sweep=False, clock=clock, busy_timeout=patience) for patience in (0.2, 20))
     tube = queue.create_tube("jobs", "limited_utube", capacity=9)
@@ -1730,7 +1730,7 @@ def test_an_ack_that_cannot_give_its_room_back_is_not_done(connect: Connect, url
 
 @pytest.mark.slow
 def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: str) -> None:
-    """As every other verb does: else it would wait for one of them, and that for it."""
+    """As every other verb does; otherwise they could deadlock."""
     queue, other = (connect(sweep=False, busy_timeout=patience) for patience in (0.2, 20))
     tube = queue.create_tube("jobs", "utube")
     _, second = tube.put_many("xy", utube="a")
@@ -1748,7 +1748,7 @@ def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: s
 @pytest.mark.parametrize("type", ["utube", "utubettl"])
 @pytest.mark.parametrize("by", ["task", "id"])
 def test_an_ack_locks_the_sub_queue_before_its_task(connect: Connect, url: str, type: str, by: str) -> None:
-    """As every other verb does: else it would wait for one of them, and that for it."""
+    """As every other verb does; otherwise they could deadlock."""
     queue, other = (connect(sweep=False, busy_timeout=patience) for patience in (0.2, 20))
     tube, theirs = queue.create_tube("jobs", type), other.tube.jobs
     tube.put("x", utube="a")
@@ -1908,7 +1908,7 @@ def test_a_network_that_is_silent_in_a_migration_is_noticed_as_soon(
     given: dict[str, str],
     expected: tuple[str, int, int],
 ) -> None:
-    """Which has a connection of its own."""
+    """A migration has its own connection."""
     migrations = importlib.import_module("tubes.migrations.postgresql")
     bring_up, found = migrations.bring_up, []
 
@@ -2040,7 +2040,7 @@ def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_del
 def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves nothing open, and the next one can."""
+    """It leaves nothing open, and the next connect succeeds."""
     open_files = []
     with no_new_threads(monkeypatch):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Workers are killed and stopped, connections cut, the server restarted. The long form is in ``tests/soak``."""
+"""Workers are killed and stopped, connections cut, the server restarted. The long form: ``tests/soak``."""
 
 from __future__ import annotations
 
