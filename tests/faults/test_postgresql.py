@@ -1,4 +1,4 @@
-"""PostgreSQL: the server restarts, connections are cut, clients die or stop in mid-transaction, clocks differ."""
+"""PostgreSQL: the server restarts, connections are cut, clients die or stop in a transaction, clocks differ."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
 
 @pytest.mark.slow
 def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url: str, proxy: Proxy) -> None:
-    """Its connection dies in the commit, which stands: else this session would keep the task as long as it lives."""
+    """Its connection dies in the commit, which stands. The session would keep the task for as long as it lives."""
     with tubes.connect(through(proxy, url), sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put_many(["done", "kept"])
@@ -444,7 +444,7 @@ def test_however_many_idle_connections_are_lost_a_call_is_made(connect: Connect,
 
 @pytest.mark.slow
 def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: Connect, url: str) -> None:
-    """A connection stays as the database was set when it was opened: those that were refused are not used again."""
+    """Connections keep the setting they were opened with: those that were refused are not used again."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     with psycopg.connect(plain(url), autocommit=True) as db:
@@ -485,7 +485,7 @@ def test_for_who_is_ended_as_it_is_called_another_process_is_called(
 def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
     connect: Connect, url: str, postgres_server: PostgresServer
 ) -> None:
-    """As where a name leads to the next server before that one may be written to. Who connects is told so."""
+    """As if a name led to the next server before that one takes writes. Whoever connects is told so."""
     queue = connect()
     thread, got = waiting(queue.create_tube("jobs", "fifo"))
     postgres_server.stop()
@@ -508,7 +508,10 @@ def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
 
 @pytest.mark.slow
 def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(connect: Connect, url: str) -> None:
-    """The server goes on from an older backup. Who connected since neither ends nor beats for who connects then."""
+    """The server goes on from an older backup.
+
+    A queue that connected since neither ends nor beats for one that connects afterwards.
+    """
     queue = connect()
     queue.create_tube("jobs", "fifo").put("x")
     lost = connect(sweep=False)
@@ -552,7 +555,10 @@ def _accepts(url: str) -> bool:
 def test_a_restart_empties_a_temporary_tube_and_no_other(
     connect: Connect, url: str, postgres_server: PostgresServer, mode: str
 ) -> None:
-    """A clean one too, and one that the server does by itself. Who waits goes on, and a capacity is free again."""
+    """Even a clean restart, or one that the server does by itself.
+
+    Waiting takes go on, and a capacity is free again.
+    """
     queue, other = connect(), connect()
     kept = queue.create_tube("kept", "limfifottl", capacity=1)
     brief = queue.create_tube("brief", "limfifottl", capacity=2, temporary=True)
@@ -612,7 +618,7 @@ def test_a_new_connection_takes_no_temporary_tube_that_holds_something_for_empty
 
 
 def test_a_restart_empties_a_temporary_tube_whose_data_alone_was_restored(connect: Connect, url: str) -> None:
-    """Into tables that were made there: what the server of the backup remembered stands beside what this one does."""
+    """It was restored into tables made on this server, which then hold two servers' start times."""
     tube = connect(sweep=False).create_tube("brief", "limfifottl", capacity=1, temporary=True)
     tube.put("gone")
     with psycopg.connect(plain(url)) as db:
@@ -836,7 +842,7 @@ def test_more_than_a_step_s_worth_of_locked_tasks_that_are_due_holds_up_no_other
 
 @pytest.mark.slow
 def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: Connect) -> None:
-    """A worker whose transaction takes longer than its ttr is nothing special; all the others wait as ever."""
+    """A worker whose transaction outlasts its ttr is nothing special; all others wait as ever."""
     queue, other = connect(), connect(sweep=False)
     tube = queue.create_tube("jobs", "limfifottl", capacity=1, ttr=0.2)
     tube.put("slow")
@@ -1022,7 +1028,10 @@ def test_many_threads_whose_session_is_over_go_on_in_a_new_one(connect: Connect,
 def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
     connect: Connect, url: str, type: str
 ) -> None:
-    """The server may not know for hours that a host is gone. Its other tasks are ready at once, that one then."""
+    """The server may not know for hours that a host is gone.
+
+    The session's other tasks are ready at once, the locked one when the transaction ends.
+    """
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube = queue.create_tube("jobs", type)
     options: list[Any] = [{"utube": name} if type == "utube" else {} for name in "ab"]
@@ -1069,7 +1078,7 @@ def test_more_than_a_step_s_worth_of_what_the_dead_has_locked_hides_nothing(
 def test_who_dies_in_the_middle_of_leaving_or_of_a_rescue_holds_up_nobody(
     connect: Connect, url: str, row: str
 ) -> None:
-    """Its transaction may stay open for hours. What it was to remove is removed after that."""
+    """Its transaction may stay open for hours. What it was removing is removed afterwards."""
     queue, dead = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
@@ -1193,7 +1202,7 @@ def test_who_comes_to_the_front_and_is_deleted_meanwhile_strands_nobody(connect:
 
 
 def test_what_is_put_behind_one_that_is_deleted_meanwhile_is_not_stranded(connect: Connect, url: str) -> None:
-    """Whoever deletes it, also by a statement of the user's own, waits for who may stand behind it by then."""
+    """Whoever deletes it, even by a user's own statement, waits for what may be put behind it."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "utube")
     head = tube.put("head", utube="a")
@@ -1275,7 +1284,7 @@ def test_sub_queues_are_locked_in_one_order(connect: Connect, url: str) -> None:
 def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
     connect: Connect, url: str, verb: str
 ) -> None:
-    """Of what it has held, others may have one while they have locked what it waits for."""
+    """Others may lock what it held while they hold what it waits for."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube, theirs = queue.create_tube("jobs", "fifottl"), other.tube.jobs
     last = tube.put("last", pri=1)
@@ -1298,7 +1307,7 @@ def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
 def test_a_truncate_that_must_wait_for_a_sub_queue_has_none_of_its_tasks_meanwhile(
     connect: Connect, url: str
 ) -> None:
-    """One that comes in the place of what is gone: who has the sub-queue may want that task."""
+    """It holds no task that replaces a deleted one: whoever has the sub-queue may want that task."""
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.1)
     tube, theirs = queue.create_tube("jobs", "utube"), other.tube.jobs
     _, gone, *_ = tube.put_many(range(STEP_LIMIT + 1), utube="a")
@@ -1317,7 +1326,7 @@ def test_a_truncate_that_must_wait_for_a_sub_queue_has_none_of_its_tasks_meanwhi
 def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
     connect: Connect, url: str
 ) -> None:
-    """A new connection looks whether the server was started again, and somebody has locked where that is noted."""
+    """A new connection checks whether the server was restarted, and the table that says so is locked."""
     queue = connect(sweep=False, busy_timeout=0.05)
     store: Any = queue.store
     with psycopg.connect(plain(url)) as db:
@@ -1330,7 +1339,7 @@ def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
 
 @pytest.mark.slow
 def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, url: str) -> None:
-    """Looking for a task needs no more than time; the lock beyond the timeout ends it no more than a restart does."""
+    """A lock held beyond the busy timeout ends the wait no more than a restart does."""
     tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "fifo")
     thread, got = waiting(tube)
     with psycopg.connect(plain(url)) as db:
@@ -1400,7 +1409,7 @@ def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: 
 
 
 def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Callable[..., Any]) -> None:
-    """Where workers were shorter than ``dead_after``, none saw the silence of the dead: 0 of 12 got its task."""
+    """Workers lived for less than ``dead_after``, and none saw the silence of the dead: 0 of 12 got its task."""
     patient = changed(url, dead_after="60")
     with psycopg.connect(plain(url), autocommit=True) as db:
         rescue_in_moments(
@@ -1413,7 +1422,7 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Calla
 
 
 def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Connect) -> None:
-    """Else it would lose what it holds, though it lives: the look and the removal are two statements."""
+    """Otherwise it would lose what it holds, though it lives: the look and the removal are two statements."""
     queue, other = connect(sweep=False), connect(sweep=False)
     store: Any = queue.store
     seer: Any = other.store
@@ -1427,7 +1436,7 @@ def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Conne
 
 
 def test_a_session_that_is_left_alone_is_ended_by_whoever_looks(connect: Connect, url: str) -> None:
-    """Of two who leave it at once, each may see the other there for the last time. One that is locked is let be."""
+    """Of two processes that leave it at once, each may still see the other there. A locked one is left alone."""
     queue = quiet(connect, busy_timeout=0.1)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("held")
@@ -1477,7 +1486,7 @@ def test_who_joins_a_session_after_a_look_saw_nobody_there_keeps_it(connect: Con
 def test_nothing_that_a_beat_needs_is_locked_while_sessions_are_ended(
     connect: Connect, url: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Who waited there with the rows of the dead held up the beats of all, of which each looks at all."""
+    """A process that waited with the rows of the dead locked held up all beats, since each looks at all rows."""
     dead, queue = connect(sweep=False), connect(sweep=False)
     gone, store = cast("Any", dead.store), cast("Any", queue.store)
     gone._left = True  # it beats no more
@@ -1503,7 +1512,7 @@ def test_nothing_that_a_beat_needs_is_locked_while_sessions_are_ended(
 def test_however_many_sessions_are_left_alone_they_are_ended_by_as_many_statements(
     connect: Connect, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are locked meanwhile, and who joins one waits."""
+    """All of them are locked meanwhile, and whoever joins one waits."""
     store: Any = connect(sweep=False).store
     with store._pool.lent() as wire:
         kind: Any = type(wire)
@@ -1537,7 +1546,9 @@ def test_who_is_hastier_by_its_url_takes_nobody_for_dead(url: str) -> None:
 
 
 def test_roll_calls_of_the_same_instant_leave_what_each_other_counted(url: str) -> None:
-    """Who read the clock first and came to the rows second found them called in its future, and began anew."""
+    """A process that read the clock first and reached the rows second found them called
+    in its future, and started the count again.
+    """
     patient = changed(url, dead_after="60")
     now = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
     with tubes.connect(patient, sweep=False), psycopg.connect(plain(url), autocommit=True) as db:
@@ -1560,7 +1571,7 @@ def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, url: str) -
 
 
 def test_who_was_taken_for_dead_leaves_a_session_that_another_keeps_alive(connect: Connect, url: str) -> None:
-    """Nobody would notice its death any more, were it to stay there without a connection."""
+    """If it stayed there without a connection, nobody would notice its death."""
     one, two = connect(sweep=False), connect(sweep=False)
     session = two.identify(one.identify())
     store: Any = one.store
@@ -1697,7 +1708,7 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
 def test_a_step_of_release_all_that_finds_less_than_it_looked_for_looks_again(
     connect: Connect, url: str, others: int
 ) -> None:
-    """One of those that it waited for was acked meanwhile; a step that ends with too few would be the last."""
+    """One task that it waited for was acked meanwhile. A step that ends with too few would be the last."""
     queue, other = connect(sweep=False), connect(sweep=False)
     tube, theirs = queue.create_tube("jobs", "fifo"), other.tube.jobs
     tube.put_many(range(1 + others))
@@ -1850,7 +1861,7 @@ def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_pu
 def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
     url: str, proxy: Proxy, given: dict[str, str], expected: tuple[int, int]
 ) -> None:
-    """Else a call, and the queue's close, would wait for an answer for hours. What the URL says counts."""
+    """Otherwise a call, and closing the queue, would wait for hours. Settings in the URL win."""
     with tubes.connect(changed(through(proxy, url), **given), sweep=False) as queue:
         store: Any = queue.store
         with store._pool.lent() as wire, socket.socket(fileno=os.dup(wire.fileno())) as tcp:
@@ -1876,7 +1887,7 @@ def tcp_url() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_server_notices_as_soon_that_a_client_is_gone(tcp_url: str) -> None:
-    """Whose host lost its power in a transaction, say: what it has locked others could not take for two hours."""
+    """Such as one whose host lost power in a transaction: its locks blocked others for two hours."""
     asked = sa.text("SELECT name, setting FROM pg_settings WHERE name ~ '^tcp_.*(user|idle|interval)'")
     for options, expected in (
         ({"dead_after": "6"}, (6000, 2, 2)),
@@ -1937,7 +1948,7 @@ def test_how_long_to_try_to_connect_is_the_user_s_to_say(
 
 
 def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(url: str, proxy: Proxy) -> None:
-    """SQLAlchemy asks the server something first, and says of what it finds then that it is an error like any."""
+    """SQLAlchemy first asks the server something, and reports its failure like any other error."""
     with tubes.connect(through(proxy, url), sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         with pytest.raises(tubes.StoreUnavailable), queue.transaction() as unit:
@@ -1949,7 +1960,7 @@ def test_a_connection_that_is_lost_while_it_is_lent_is_unavailable(url: str, pro
 
 @pytest.mark.slow
 def test_a_listener_that_was_refused_once_goes_on(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Behind a pooler it sees with its beat that the server was started again, and notes that in a transaction."""
+    """Behind a pooler, its beat sees that the server was restarted, and notes that in a transaction."""
     pooled = changed(url, pooled="yes")
     with tubes.connect(pooled, sweep=False, busy_timeout=0.1), psycopg.connect(plain(url)) as db:
 
@@ -1976,7 +1987,10 @@ def test_a_beat_learns_the_time_again(connect: Connect) -> None:
 
 
 def test_who_has_no_listener_beats_as_it_proves_its_life(connect: Connect, url: str) -> None:
-    """As where the server has room for no more connections; or it would be taken for dead. Who waits looks then."""
+    """As when the server has room for no more connections.
+
+    Otherwise it would be taken for dead. A waiting consumer looks then, too.
+    """
     store: Any = quiet(connect).store
     store._listener._is_over = True
     store._listener._stir.set()
@@ -2028,7 +2042,7 @@ def test_the_longest_name_of_a_sub_queue_goes_through_every_state(connect: Conne
 def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_delay(
     connect: Connect, verb: str
 ) -> None:
-    """Else it is stored, and no task of the tube gets ready any more when its delay is over."""
+    """Otherwise it is stored, and after its delay no task of the tube becomes ready any more."""
     tube = connect(sweep=False).create_tube("jobs", "utubettl")
     with pytest.raises(tubes.BadOption, match="utube must be at most 2500 bytes") as caught:
         getattr(tube, verb)(["x", "y"], utube=random.Random(1).randbytes(1500).hex(), delay=0.001)
