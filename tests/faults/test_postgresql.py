@@ -1,4 +1,4 @@
-"""PostgreSQL: the server restarts, connections are cut, clients die or stop in a transaction, clocks differ."""
+"""PostgreSQL: servers restart, connections are cut, clients die or stop in transactions, clocks differ."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: C
         tube.put_many(["y" * 100] * 10_000)
         got.append(len(tube.ack_many(tube.take_many(10_000, timeout=0))))
 
-    thread = threading.Thread(target=work, daemon=True)  # it would wait for an answer to what was never sent
+    thread = threading.Thread(target=work, daemon=True)  # it would wait for answers to what was never sent
     thread.start()
     thread.join(30)
     assert got == ["x" * 2_000_000, b"\0" * 2_000_000, 10_000]
@@ -298,7 +298,7 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
 
 @pytest.mark.slow
 def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url: str, proxy: Proxy) -> None:
-    """Its connection dies in the commit, which stands. The session would keep the task for as long as it lives."""
+    """Its connection dies in a commit that stands: the session would keep the task as long as it lives."""
     with tubes.connect(through(proxy, url), sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put_many(["done", "kept"])
@@ -313,7 +313,7 @@ def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url:
 def test_what_an_unknown_take_holds_is_given_back_also_by_who_has_joined_another_session(
     url: str, proxy: Proxy
 ) -> None:
-    """Others share the session that it has left, which would keep the task as long as they live."""
+    """Another queue shares the session it left, which would keep the task as long as that queue lives."""
     with (
         tubes.connect(url, sweep=False) as first,
         tubes.connect(url, sweep=False) as second,
@@ -416,7 +416,7 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_not_used(connect: Con
             in_a_unit,
         ]
         for call in calls:
-            for _ in range(2):  # the first time it is prepared, and could not be sent without an answer
+            for _ in range(2):  # the first time it is prepared, which needs an answer
                 call()
             cut(db)
             call()
@@ -567,7 +567,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     brief.put_many(["taken", "ready"])
     assert brief.take(timeout=0)
     waiter, got = waiting(empty)
-    if mode == "killed":  # one of its processes, as for want of memory: it restarts the others
+    if mode == "killed":  # one of its processes, as when memory runs out: it restarts the others
         with psycopg.connect(plain(url)) as one, psycopg.connect(plain(url)) as another:
             os.kill(one.info.backend_pid, signal.SIGKILL)
             with pytest.raises(psycopg.OperationalError):
@@ -790,7 +790,7 @@ def test_a_kick_brings_back_no_more_than_asked_where_better_ones_are_buried_mean
 def test_what_a_kick_has_found_is_nobody_else_s_to_change(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its first look and in those that leave out what others have locked, before it has the sub-queue."""
+    """In the first look and in those that leave out what others have locked, even before the sub-queue is locked."""
     queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
     tube, kicking = queue.create_tube("jobs", "utube"), other.tube.jobs
     buried = [tube.bury(tube.put(name, utube=name)).id for name in "cab"]
@@ -869,13 +869,13 @@ def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: 
 
 @pytest.fixture
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has two, for all its threads."""
+    """A process has two connections for all its threads."""
     pool: Any = importlib.import_module("tubes.drivers.sql.postgresql_pool")
     monkeypatch.setattr(pool, "MOST_CONNECTIONS", 2)
 
 
 def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
-    """Do that again and again in several threads until all have done it a few times; what was raised."""
+    """Do the work in several threads until each has done it a few times; return what was raised."""
     errors: list[BaseException] = []
     busy = set(range(count))
 
@@ -924,7 +924,7 @@ def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
 def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connections(
     own_postgres_db: str, full: str
 ) -> None:
-    """It may speak any language. Who waits for theirs when they are gone, too, is told so at once."""
+    """It may speak any language. A thread still waiting for a connection when all are gone is told so at once."""
     role = f"guest_{os.getpid()}"
     guest, admin = (sa.make_url(own_postgres_db).set(username=name) for name in (role, "postgres"))
     with psycopg.connect(plain(admin.render_as_string()), autocommit=True) as db:
@@ -1339,7 +1339,7 @@ def test_a_transaction_whose_connection_cannot_be_opened_says_so_in_our_words(
 
 @pytest.mark.slow
 def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, url: str) -> None:
-    """A lock held beyond the busy timeout ends the wait no more than a restart does."""
+    """Looking only takes time: a lock held beyond the busy timeout ends it no more than a restart does."""
     tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "fifo")
     thread, got = waiting(tube)
     with psycopg.connect(plain(url)) as db:
@@ -1409,7 +1409,7 @@ def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: 
 
 
 def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Callable[..., Any]) -> None:
-    """Workers lived for less than ``dead_after``, and none saw the silence of the dead: 0 of 12 got its task."""
+    """If workers lived for less than ``dead_after``, none saw the silence of the dead: 0 of 12 got its task."""
     patient = changed(url, dead_after="60")
     with psycopg.connect(plain(url), autocommit=True) as db:
         rescue_in_moments(
@@ -1436,7 +1436,7 @@ def test_who_has_beaten_since_its_silence_was_seen_is_not_removed(connect: Conne
 
 
 def test_a_session_that_is_left_alone_is_ended_by_whoever_looks(connect: Connect, url: str) -> None:
-    """Of two processes that leave it at once, each may still see the other there. A locked one is left alone."""
+    """Two that leave it at once may still see each other there. A locked session is left alone."""
     queue = quiet(connect, busy_timeout=0.1)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("held")
@@ -1458,14 +1458,14 @@ def test_a_session_ends_as_its_last_process_joins_another(connect: Connect) -> N
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
     assert tube.take(timeout=0)
-    queue.store.join(other.identify().hex)  # and may be killed before it does anything else
+    queue.store.join(other.identify().hex)  # it may be killed before it does anything else
     clock.advance(11)
     other.sweep()
     assert [task.data for task in tube.tasks("r")] == ["x"]
 
 
 def test_who_joins_a_session_after_a_look_saw_nobody_there_keeps_it(connect: Connect) -> None:
-    """What the look saw may be older than the lock that it got."""
+    """What a look saw may be older than the lock it then got."""
     queue = connect(sweep=False)
     store: Any = queue.store
 
@@ -1486,7 +1486,7 @@ def test_who_joins_a_session_after_a_look_saw_nobody_there_keeps_it(connect: Con
 def test_nothing_that_a_beat_needs_is_locked_while_sessions_are_ended(
     connect: Connect, url: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """A process that waited with the rows of the dead locked held up all beats, since each looks at all rows."""
+    """A process that waited with the rows of the dead locked held up all beats: each looks at all rows."""
     dead, queue = connect(sweep=False), connect(sweep=False)
     gone, store = cast("Any", dead.store), cast("Any", queue.store)
     gone._left = True  # it beats no more
@@ -1697,7 +1697,7 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
         eventually(lambda: waiting_for_locks(url) == 1)
         tube.put("y", utube="a", unit=unit)
     working.join(20)
-    queue.sweep()  # the server lets go of a commit's locks one by one: the other may have met the last of them
+    queue.sweep()  # the server frees a commit's locks one by one: the other may have met the last of them
     assert [task.data for task in tube.tasks("r")] == ["b", "y"]
     tube.put_many(range(7), utube="c")
     with pytest.raises(tubes.TubeFull):
@@ -1887,7 +1887,7 @@ def tcp_url() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_server_notices_as_soon_that_a_client_is_gone(tcp_url: str) -> None:
-    """Such as one whose host lost power in a transaction: its locks blocked others for two hours."""
+    """Such as one whose host lost power in a transaction: its locks could block others for two hours."""
     asked = sa.text("SELECT name, setting FROM pg_settings WHERE name ~ '^tcp_.*(user|idle|interval)'")
     for options, expected in (
         ({"dead_after": "6"}, (6000, 2, 2)),
@@ -2042,7 +2042,7 @@ def test_the_longest_name_of_a_sub_queue_goes_through_every_state(connect: Conne
 def test_a_name_of_a_sub_queue_that_no_index_can_hold_is_refused_also_with_a_delay(
     connect: Connect, verb: str
 ) -> None:
-    """Otherwise it is stored, and after its delay no task of the tube becomes ready any more."""
+    """Otherwise it is stored, and no task of the tube becomes ready after a delay any more."""
     tube = connect(sweep=False).create_tube("jobs", "utubettl")
     with pytest.raises(tubes.BadOption, match="utube must be at most 2500 bytes") as caught:
         getattr(tube, verb)(["x", "y"], utube=random.Random(1).randbytes(1500).hex(), delay=0.001)
