@@ -77,7 +77,7 @@ def through(proxy: Proxy, url: str) -> str:
 
 
 def plain(url: str) -> str:
-    """The same for psycopg, without our own settings."""
+    """The same URL for psycopg, without our own settings."""
     bare = sa.make_url(url).set(drivername="postgresql").difference_update_query(["dead_after"])
     return bare.render_as_string(hide_password=False)
 
@@ -790,7 +790,7 @@ def test_a_kick_brings_back_no_more_than_asked_where_better_ones_are_buried_mean
 def test_what_a_kick_has_found_is_nobody_else_s_to_change(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first look and in those that leave out what others have locked, even before the sub-queue is locked."""
+    """In its first look and in those that leave out what others locked, even before it has the sub-queue."""
     queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
     tube, kicking = queue.create_tube("jobs", "utube"), other.tube.jobs
     buried = [tube.bury(tube.put(name, utube=name)).id for name in "cab"]
@@ -924,7 +924,7 @@ def test_threads_take_turns_where_the_server_has_no_more_connections() -> None:
 def test_threads_take_turns_whatever_the_server_says_that_makes_no_more_connections(
     own_postgres_db: str, full: str
 ) -> None:
-    """It may speak any language. A thread still waiting for a connection when all are gone is told so at once."""
+    """It may speak any language. A thread in line is told at once when all connections are gone."""
     role = f"guest_{os.getpid()}"
     guest, admin = (sa.make_url(own_postgres_db).set(username=name) for name in (role, "postgres"))
     with psycopg.connect(plain(admin.render_as_string()), autocommit=True) as db:
@@ -1043,7 +1043,7 @@ def test_what_a_transaction_of_the_dead_has_locked_is_waited_for_by_nobody(
             db.execute("UPDATE tubes_session SET ends_ms = 1 WHERE id = %s", [queue.identify().hex])
         assert [other.sweep(), other.sweep()] == [1, 0]
         with psycopg.connect(plain(url)) as db:
-            # It is not forgotten, or only a thorough look would find the rest
+            # It is not forgotten; otherwise only a thorough look would find the rest
             assert len(db.execute("SELECT FROM tubes_session WHERE ends_ms = 1").fetchall()) == 1
         for expected in (free, None):
             task = other.tube.jobs.take(timeout=0)
@@ -1409,7 +1409,7 @@ def test_a_waiting_take_rescues_the_dead_where_nobody_sweeps(url: str, process: 
 
 
 def test_who_is_there_but_for_a_moment_rescues_the_dead(url: str, process: Callable[..., Any]) -> None:
-    """If workers lived for less than ``dead_after``, none saw the silence of the dead: 0 of 12 got its task."""
+    """Workers that lived for less than ``dead_after`` saw no silence of the dead: 0 of 12 got its task."""
     patient = changed(url, dead_after="60")
     with psycopg.connect(plain(url), autocommit=True) as db:
         rescue_in_moments(
