@@ -298,7 +298,7 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
 
 @pytest.mark.slow
 def test_what_a_transaction_took_whose_commit_nobody_knows_of_is_given_back(url: str, proxy: Proxy) -> None:
-    """Its connection dies in a commit that stands: the session would keep the task as long as it lives."""
+    """Its connection dies in a commit that stands. Otherwise this session would keep the task for life."""
     with tubes.connect(through(proxy, url), sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put_many(["done", "kept"])
@@ -1202,7 +1202,7 @@ def test_who_comes_to_the_front_and_is_deleted_meanwhile_strands_nobody(connect:
 
 
 def test_what_is_put_behind_one_that_is_deleted_meanwhile_is_not_stranded(connect: Connect, url: str) -> None:
-    """Whoever deletes it, even by a user's own statement, waits for what may be put behind it."""
+    """Whoever deletes it, even by a user's own statement, waits for a put that may go behind it."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "utube")
     head = tube.put("head", utube="a")
@@ -1217,7 +1217,7 @@ def test_what_is_put_behind_one_that_is_deleted_meanwhile_is_not_stranded(connec
 
 @pytest.mark.slow
 def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str) -> None:
-    """By id, however it is given; otherwise it could deadlock with others."""
+    """By id, whatever its own order; otherwise it could deadlock with others."""
     queue, other = connect(sweep=False, busy_timeout=0.1), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many("xyz")
