@@ -1,4 +1,4 @@
-"""Faults that every server must survive alike: it restarts, workers die or stop, clocks differ."""
+"""Faults that either server must survive: it restarts, workers die or stop, clocks differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Server = PostgresServer | RedisServer
 
 @pytest.fixture(params=["postgresql", "redis"])
 def server(request: pytest.FixtureRequest) -> Server:
-    """A server that has on disk what it has answered to, and which a test may stop."""
+    """A server that a test may stop; it answers a write only once that is on disk."""
     found: Server
     if request.param == "postgresql":
         found = request.getfixturevalue("postgres_server")
@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, server: Server) -> str:
-    """A queue there; a process is dead after a second."""
+    """A queue there; a process is taken for dead after a second."""
     if isinstance(server, RedisServer):
         return f"{server.url}&dead_after=1"
     database: str = request.getfixturevalue("own_migrated_db")
@@ -46,7 +46,7 @@ def url(request: pytest.FixtureRequest, server: Server) -> str:
 
 
 def test_a_task_that_was_taken_in_another_queue_is_not_held_here(connect: Connect) -> None:
-    """Though its tube, its id and its lease are called the same there."""
+    """Not even if its tube's name, its id and its token are the same in both."""
     queues = connect(sweep=False), connect(sweep=False, namespace="other", migrate=True)
     here, there = (queue.create_tube("jobs", "utubettl", ttr=60) for queue in queues)
     here.put("x")
@@ -63,7 +63,7 @@ def test_a_task_that_was_taken_in_another_queue_is_not_held_here(connect: Connec
 def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
     connect: Connect, server: Server, mode: Any
 ) -> None:
-    """Calls fail with a StoreError while it is away, and go on by themselves when it is back."""
+    """Calls fail with a StoreError while the server is away, and succeed by themselves when it is back."""
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "fifo")
     with Load(queues) as load:
@@ -78,7 +78,7 @@ def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
 
 
 def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: Server) -> None:
-    """It is called again afterwards, not only found by a look now and then."""
+    """The take gets what is put after the restart."""
     queue, other = connect(), connect()
     thread, got = waiting(queue.create_tube("jobs", "fifo"))
     server.stop("fast")
@@ -105,7 +105,7 @@ def test_a_take_whose_time_is_over_while_the_server_is_away_says_so(connect: Con
 def test_who_is_hastier_by_its_url_and_stays_takes_nobody_for_dead(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while the processes of a queue are started anew with another ``dead_after``. The first beats too seldom."""
+    """While processes restart with a shorter ``dead_after``, the old ones beat too seldom for the new."""
     now = 1000.0
     patient = url.replace("dead_after=1", "dead_after=60")
     with tubes.connect(patient, sweep=False), tubes.connect(url, sweep=False) as hasty:
@@ -120,7 +120,7 @@ def test_who_is_hastier_by_its_url_and_stays_takes_nobody_for_dead(
 
 @pytest.mark.slow
 def test_who_looks_seldom_finds_the_dead_too(connect: Connect, url: str, process: Callable[..., Any]) -> None:
-    """No sweeper looks in between."""
+    """No sweeper looks between its takes."""
     tube = connect(sweep=False).create_tube("jobs", "utube")
     tube.put("held")
     worker = process(WORKER, url)
@@ -147,7 +147,7 @@ def test_what_a_killed_process_holds_is_ready_again(
 
 @pytest.mark.slow
 def test_who_lives_keeps_its_task_for_longer_than_the_dead_are_waited_for(connect: Connect) -> None:
-    """Also where it does nothing meanwhile, and does not sweep."""
+    """Even if it does nothing meanwhile, and does not sweep."""
     queue, other = connect(sweep=False), connect()
     tube = queue.create_tube("jobs", "utube")
     tube.put("held")
@@ -176,13 +176,13 @@ def test_who_was_taken_for_dead_hears_of_it_with_a_beat(connect: Connect) -> Non
 
 
 def end(queue: tubes.Queue) -> None:
-    """Take a process for dead."""
+    """Have the store take this queue's process for dead."""
     store: Any = queue.store
     store._leave()
 
 
 def test_who_has_left_begins_no_session_anew(connect: Connect) -> None:
-    """As a thread may, whose call finds out just then that its session is over."""
+    """Not even if a thread's call finds out just then that the session is over."""
     store: Any = connect(sweep=False).store
     session = store.session
     assert store.leave()
@@ -193,7 +193,7 @@ def test_who_has_left_begins_no_session_anew(connect: Connect) -> None:
 def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing(
     connect: Connect, url: str, process: Callable[..., Any]
 ) -> None:
-    """Its ack is refused, its next take is in a new session, and holds."""
+    """Its ack is refused; its next take is in a new session, and keeps its task."""
     tube = connect().create_tube("jobs", "fifo")
     tube.put("held")
     worker = process(WORKER, url)
@@ -219,7 +219,7 @@ def test_a_process_that_was_stopped_beyond_its_death_strands_and_doubles_nothing
 def test_clients_whose_clocks_differ_agree(
     connect: Connect, url: str, process: Callable[..., Any], hours: int
 ) -> None:
-    """The server's clock counts: for ttl, ttr and delay, whoever puts and whoever takes."""
+    """The server's clock decides on ttl, ttr and delay, whoever puts or takes."""
     check_clocks(connect().create_tube("jobs", "fifottl", ttr=0.5), process(SKEWED, url, hours))
 
 
@@ -265,5 +265,5 @@ print(len(stored) > 0)
 
 @pytest.mark.slow
 def test_where_few_files_can_be_opened_a_call_is_done_or_refused_by_an_error_of_ours(url: str) -> None:
-    """A connect, and calls of more threads than there are connections."""
+    """That holds for a connect, and for calls from more threads than there can be connections."""
     assert run(DESCRIPTORS + FEW_FILES, url) == "True"

@@ -1,4 +1,4 @@
-"""What a process does that has nothing to do: little, however many tubes there are, and not too little."""
+"""What an idle process does: little, however many tubes there are, but not too little."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Asked = Callable[[tubes.Queue], int]
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def store(request: pytest.FixtureRequest) -> str:
-    """Which store: each makes its own look."""
+    """Which store: each has its own way to look at all tubes."""
     return str(request.param)
 
 
 @pytest.fixture
 def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
-    """A server that nobody else asks anything."""
+    """A server that only this test uses."""
     return own_redis_server(fsync="always")
 
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, store: str, url: str) -> str:
-    """A queue there, in which nobody beats as long as the test takes."""
+    """A queue there, in which nobody beats during the test."""
     if store == "postgresql":
         database: str = request.getfixturevalue("own_migrated_db")
         slow = sa.make_url(database).update_query_dict({"dead_after": "6000"})
@@ -73,7 +73,7 @@ def asked(request: pytest.FixtureRequest, store: str, monkeypatch: pytest.Monkey
 
 
 def idle(queue: Any, asked: Asked) -> int:
-    """What a turn of the background thread asks."""
+    """How many of them one turn of the background thread runs."""
     queue._sweeps = True
     before = asked(queue)
     queue._background()
@@ -87,7 +87,7 @@ def test_a_process_that_has_nothing_to_do_asks_no_more_where_there_are_many_tube
     queue = quiet(connect)
 
     def least() -> int:
-        """Of several turns: the first looks for sessions that nobody knows, and one that comes late for the dead."""
+        """The least of several turns: the first also looks for unknown sessions, a late one for the dead."""
         return min(idle(queue, asked) for _ in range(4))
 
     queue.create_tube("first", "fifottl")
@@ -98,7 +98,7 @@ def test_a_process_that_has_nothing_to_do_asks_no_more_where_there_are_many_tube
 
 
 def test_who_goes_asks_no_more_where_there_are_many_tubes(connect: Connect, asked: Asked) -> None:
-    """Each close asked twice in every tube who holds something there, which a short-lived process paid for."""
+    """Each close used to ask every tube twice who holds tasks there, which slowed short-lived processes."""
     queue = quiet(connect)
 
     def cost() -> int:
@@ -139,7 +139,7 @@ def test_what_is_due_in_many_tubes_is_what_each_of_them_says(connect: Connect) -
 def test_the_dead_are_asked_for_only_in_tubes_where_they_hold_something(
     connect: Connect, asked: Asked
 ) -> None:
-    """A take that finds them dead would have to wait until each of them was looked for everywhere."""
+    """Otherwise a take that finds them dead would wait until each had been looked for in every tube."""
     queue: Any = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     for n in range(30):
@@ -205,7 +205,7 @@ def lose(server: RedisServer, queue: Any) -> None:
 
 @pytest.mark.parametrize("store", ["redis"])
 def test_a_damaged_tube_keeps_no_other_from_being_swept(connect: Connect, server: RedisServer) -> None:
-    """It alone is left out of the look at all of them."""
+    """The look at all tubes leaves out only the damaged one."""
     queue: Any = connect(sweep=False)
     damaged, whole = (queue.create_tube(name, "fifottl") for name in ("damaged", "whole"))
     whole.put("x", ttl=0.001)

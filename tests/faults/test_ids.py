@@ -1,4 +1,4 @@
-"""Ids that do not exist, of the wrong type, negative, huge: the right error, and nothing is changed."""
+"""Ids that are unknown, of the wrong type, negative or huge raise the right error and change nothing."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def tube(request: pytest.FixtureRequest, connect: Connect) -> tubes.Tube:
 
 
 def shape(tube: tubes.Tube) -> list[tuple[int, str, int]]:
-    """All that is stored."""
+    """Id, state and attempts of all stored tasks."""
     states = tubes.State.READY, tubes.State.TAKEN, tubes.State.BURIED, tubes.State.DELAYED
     return [(task.id, task.state.value, task.attempts) for state in states for task in tube.tasks(state)]
 
 
 def refuses(tube: tubes.Tube, verbs: dict[str, Verb], ids: list[Any], error: type[Exception]) -> None:
-    """Every verb raises that error for every id, names the id, and changes nothing."""
+    """Every verb raises that error for every id, names the id in it, and changes nothing."""
     before = shape(tube)
     for name, verb in verbs.items():
         for id in ids:
@@ -76,7 +76,7 @@ def refuses(tube: tubes.Tube, verbs: dict[str, Verb], ids: list[Any], error: typ
 
 
 def test_unknown_ids_are_not_taken_or_not_found(tube: tubes.Tube) -> None:
-    """What asks for ownership says NotTaken, what asks nobody says TaskNotFound."""
+    """Verbs that need a lease raise NotTaken; verbs that anybody may call raise TaskNotFound."""
     refuses(tube, OWNERS | TOUCH, UNKNOWN, tubes.NotTaken)
     refuses(tube, ANYBODY, UNKNOWN, tubes.TaskNotFound)
     assert tube.ack_many(UNKNOWN) == []
@@ -84,7 +84,7 @@ def test_unknown_ids_are_not_taken_or_not_found(tube: tubes.Tube) -> None:
 
 @pytest.mark.parametrize("type", ["fifo", "utubettl"])
 def test_one_row_keeps_the_largest_id_from_being_given_again(connect: Connect, type: str) -> None:
-    """One for each task that was the last would stay for ever."""
+    """Otherwise each task that was once the last would leave a row for ever."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", type)
     tasks = [tube.delete(tube.put(n)) for n in range(3)]
@@ -95,7 +95,7 @@ def test_one_row_keeps_the_largest_id_from_being_given_again(connect: Connect, t
 
 
 def test_impossible_ids_are_bad_options(tube: tubes.Tube) -> None:
-    """What can be no id is refused before anything is looked for."""
+    """What cannot be an id is refused before any task is looked for."""
     refuses(tube, OWNERS | ANYBODY | TOUCH | MANY, IMPOSSIBLE, tubes.BadOption)
 
 
@@ -106,12 +106,12 @@ def test_none_is_no_id(tube: tubes.Tube) -> None:
 
 
 def test_tasks_that_one_does_not_hold_are_not_taken(tube: tubes.Tube) -> None:
-    """A ready and a buried task are nobody's to ack, release or touch."""
+    """Nobody may ack, release or touch a ready or a buried task."""
     refuses(tube, OWNERS | TOUCH, [2, 3], tubes.NotTaken)
 
 
 def test_a_task_of_another_tube_is_refused(tube: tubes.Tube, connect: Connect) -> None:
-    """By Task the mistake is seen; by id another tube has no such task."""
+    """Given the Task, a verb sees the mistake; given its id, it finds no such task in its own tube."""
     other = connect(sweep=False).create_tube("other", "fifo")
     task = other.put("other")
     refuses(tube, ANYBODY, [task.id], tubes.TaskNotFound)
@@ -122,7 +122,7 @@ def test_a_task_of_another_tube_is_refused(tube: tubes.Tube, connect: Connect) -
 
 
 def test_a_task_that_is_done_is_done_once(tube: tubes.Tube) -> None:
-    """A second ack, release or touch by Task or id is an error, and so is looking for it."""
+    """After its ack, every verb on its id is an error, and so is another ack or release of its Task."""
     task = tube.peek(1)
     tube.ack(task)
     refuses(tube, OWNERS | TOUCH, [1], tubes.NotTaken)
@@ -133,7 +133,7 @@ def test_a_task_that_is_done_is_done_once(tube: tubes.Tube) -> None:
 
 
 def test_counts_and_limits_are_checked(tube: tubes.Tube) -> None:
-    """Numbers of tasks that cannot be are refused, and kick nothing."""
+    """Impossible numbers of tasks are refused, and change nothing."""
     before = shape(tube)
     bad: list[Any] = [-1, 1.5, True, None, "1", 2**63]
     for number in bad:
@@ -155,7 +155,7 @@ def test_what_is_no_name_of_a_tube_is_a_bad_option(connect: Connect, name: Any) 
 
 
 def test_a_tube_of_another_queue_is_not_dropped(connect: Connect) -> None:
-    """Its number there is that of another tube here, which is the one that would go."""
+    """Its number there is that of another tube here, which would be dropped instead."""
     queue = connect()
     queue.create_tube("jobs", "fifo").put("kept")
     with (

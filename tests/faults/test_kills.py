@@ -8,7 +8,7 @@ from faults.harness import ENOUGH, TYPES, Crew, drain, settle, torment
 
 @pytest.mark.parametrize("type", TYPES)
 def test_kills_and_stops_lose_no_task_and_ack_none_twice(crew: Crew, type: str) -> None:
-    """Workers are killed and stopped for a few seconds; then every task is accounted for, and none is stuck."""
+    """Workers are killed and stopped for a while; then every task is accounted for, and none is stuck."""
     crew.type = type
     if type not in ("fifo", "utube"):
         crew.tube = {"ttr": 0.5}
@@ -20,7 +20,7 @@ def test_kills_and_stops_lose_no_task_and_ack_none_twice(crew: Crew, type: str) 
 
 
 def test_the_account_sees_a_lost_task_and_a_second_ack() -> None:
-    """The check itself can fail: a stored task that nobody has, an ack too many, a lease too many."""
+    """The check itself can fail, such as on a lost task, a second ack or a second holder of a lease."""
     fine = [
         ["put?", "a"],
         ["put!", "a", "1"],

@@ -22,7 +22,7 @@ def circular() -> list[Any]:
 
 
 def deep(levels: int) -> list[Any]:
-    """A list in a list in a list."""
+    """A list nested so many levels deep."""
     nested: list[Any] = []
     for _ in range(levels):
         nested = [nested]
@@ -82,7 +82,7 @@ CARRIED: dict[str, Any] = {
 
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED.keys())
 def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(connect: Connect, data: Any) -> None:
-    """Alone, among others, and inside a transaction, which goes on without it."""
+    """Put alone, among others, or inside a transaction, which goes on without it."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     with pytest.raises(TypeError, match="cannot be carried as JSON"):
@@ -98,7 +98,7 @@ def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(connect: C
 
 @pytest.mark.parametrize("data", CARRIED.values(), ids=CARRIED.keys())
 def test_what_json_can_carry_comes_back_as_it_was(connect: Connect, data: Any) -> None:
-    """From the put, from a take, from another connection, and of the same type."""
+    """A put, a take, an ack and a peek on another connection return it, and with the same type."""
     tube = connect().create_tube("jobs", "fifo")
     put = tube.put(data)
     peeked = connect().tube.jobs.peek(put.id)
@@ -110,7 +110,7 @@ def test_what_json_can_carry_comes_back_as_it_was(connect: Connect, data: Any) -
 
 @pytest.mark.parametrize("text", ['{"torn', "[" * 100_000 + "]" * 100_000], ids=["torn", "deep"])
 def test_what_is_no_json_is_taken_as_bytes_and_holds_up_nobody(connect: Connect, text: str) -> None:
-    """Another client has put it, or it was damaged."""
+    """Another client may have put it, or it was damaged."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifottl")
     ids = [task.id for task in tube.put_many(["other's", "next"])]
@@ -145,7 +145,7 @@ def test_fifty_megabytes_make_the_round_trip(connect: Connect, data: Any) -> Non
 
 
 def test_a_payload_beyond_what_sqlite_stores_is_an_error(connect: Connect) -> None:
-    """Where the database's own limit is passed, the put fails whole and says why."""
+    """If the database's own limit is exceeded, the whole put fails and says why."""
     import sqlite3
 
     queue = connect(sweep=False)

@@ -1,4 +1,4 @@
-"""Threads and processes race for the tasks of a tube, for a second a type. The long form is in ``tests/soak``."""
+"""Threads and processes race for a tube's tasks, a second a type. The long form is in ``tests/soak``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tubes
 
 
 def race_enough(url: str, type: str, seconds: float, enough: int, **settings: Any) -> None:
-    """Race until there were enough holds to show something: once, on a machine that is not too busy."""
+    """Race until there were enough holds to show something: just once unless the machine is too busy."""
     holds = 0
     while holds <= enough:
         holds += race(url, type, seconds, threads=6, processes=3, **settings).holds
@@ -26,7 +26,7 @@ def race_enough(url: str, type: str, seconds: float, enough: int, **settings: An
 
 @pytest.mark.parametrize("type", slow_but(["fifo", "limfifottl", "utubettl"], TYPES))
 def test_nothing_is_in_two_hands_on_sqlite(tmp_path: Path, type: str) -> None:
-    """Nor lost, nor done twice, nor stuck; the capacity is kept, and everybody gets something."""
+    """Nothing is lost, done twice or stuck either; the capacity holds, and everybody gets something."""
     race_enough(f"sqlite:///{tmp_path / 'race.db'}", type, 0.7, 50, durability="off")
 
 
@@ -45,7 +45,7 @@ def test_nothing_is_in_two_hands_on_redis(redis_db: str, type: str) -> None:
 
 @pytest.mark.slow
 def test_a_race_shows_that_a_lock_is_missing(postgres_db: str) -> None:
-    """A sub-queue's lock is another one each time, and the index is gone that allows one task in front."""
+    """Each call locks another key for a sub-queue, and the index that allows one task in front is gone."""
     tubes.connect(postgres_db, migrate=True).close()
     with psycopg.connect(conninfo(postgres_db)) as db:
         db.execute(
@@ -59,7 +59,7 @@ def test_a_race_shows_that_a_lock_is_missing(postgres_db: str) -> None:
 
 
 def test_a_task_that_is_kicked_while_it_is_buried_by_its_id_is_buried(tmp_path: Path) -> None:
-    """Between the look that finds it buried and the answer, somebody kicks it."""
+    """Somebody kicks it after bury has found it buried already, and before bury looks at what is stored."""
     url = f"sqlite:///{tmp_path / 'race.db'}"
     with tubes.connect(url) as queue, tubes.connect(url) as other:
         tube = queue.create_tube("jobs", "fifo")
@@ -85,7 +85,7 @@ def judged(*holds: Hold, acts: list[Act] = PUTS, capacity: int = 0) -> None:
 
 
 def test_the_judge_sees_what_is_wrong() -> None:
-    """Each rule of a race can be broken."""
+    """Each rule of a race, once broken, is reported."""
     judged(FIRST, SECOND)
     with pytest.raises(AssertionError, match="sub-queue 'x' in two hands"):
         judged(FIRST, replace(SECOND, begin=0.3))
@@ -106,11 +106,11 @@ def test_the_judge_sees_what_is_wrong() -> None:
             *(replace(FIRST, id=n, utube=str(n)) for n in range(100)),
             acts=[replace(PUTS[0], id=n) for n in range(100)],
         )
-    judged(FIRST, replace(SECOND, who="a"))  # two holds say nothing of that
+    judged(FIRST, replace(SECOND, who="a"))  # two holds are too few to call anybody starved
 
 
 def test_the_judge_knows_what_ends_a_lease() -> None:
-    """Its ttr, and whoever buries or deletes the task."""
+    """Its ttr ends it, and so does whoever buries or deletes the task."""
     overdue = replace(FIRST, until=0.32, is_lost=True, end=0.9, back=1.0)
     judged(overdue, SECOND, replace(SECOND, id=1, token=2, begin=0.85, end=0.9))
     buried = replace(FIRST, is_lost=True, end=0.9, back=1.0)

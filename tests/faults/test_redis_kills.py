@@ -1,4 +1,4 @@
-"""Workers on Redis are killed and stopped, connections cut, scripts forgotten, and the server ends and comes back."""
+"""Redis: workers are killed and stopped, connections cut, scripts forgotten, the server restarted."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from slow import slow_but
 
 
 def crew_on(server: RedisServer, folder: Path) -> Crew:
-    """Workers on a server of their own, who are taken for dead after a second."""
+    """Workers on that server, who are taken for dead after a second."""
     return Crew(folder, connect={}, server=f"{server.url}&dead_after={DEAD_AFTER}", patience=10)
 
 
 @pytest.fixture
 def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
-    """A server that has on disk what it has answered to."""
+    """A server that answers a write only once that is on disk."""
     return own_redis_server(fsync="always")
 
 
 @pytest.fixture
 def crew(tmp_path: Path, server: RedisServer) -> Iterator[Crew]:
-    """All are killed when the test is over."""
+    """Workers that are killed when the test is over."""
     made = crew_on(server, tmp_path)
     yield made
     made.disband()
 
 
 def trouble(server: RedisServer) -> None:
-    """End a third of its connections, and let it forget all scripts, if it is there."""
+    """If it is there, end a third of its connections, and let it forget all scripts."""
     with suppress(redis.RedisError):
         for client in server.command("CLIENT LIST"):
             if random.random() < 0.3:
@@ -44,7 +44,7 @@ def trouble(server: RedisServer) -> None:
 
 
 def restart(server: RedisServer) -> None:
-    """End it, in order or not, and start it again."""
+    """Shut it down in order, or crash it; then start it again."""
     server.stop(random.choice(("fast", "immediate")))
     server.start()
 
@@ -53,7 +53,7 @@ def restart(server: RedisServer) -> None:
 def test_kills_stops_cuts_and_flushes_lose_no_task_and_ack_none_twice(
     crew: Crew, server: RedisServer, type: str
 ) -> None:
-    """Every task is accounted for, and none is stuck. Who is stopped for too long is taken for dead, and comes back."""
+    """None is stuck either. A worker that is stopped for too long is taken for dead, and comes back."""
     configure(crew, type)
     with Meanwhile(crew, 0.1, lambda: trouble(server)) as troubles:
         killed = torment(
@@ -65,7 +65,7 @@ def test_kills_stops_cuts_and_flushes_lose_no_task_and_ack_none_twice(
 
 @pytest.mark.slow
 def test_restarts_under_processes_lose_no_task_and_ack_none_twice(crew: Crew, server: RedisServer) -> None:
-    """The same, with a server that ends in order or crashes."""
+    """The same, with a server that shuts down in order or crashes."""
     configure(crew, "utubettl")
     with Meanwhile(crew, 0.7, lambda: restart(server)) as restarts:
         torment(crew, 3, 2, producers=1, consumers=2, meanwhile=[(restarts, 2)])
