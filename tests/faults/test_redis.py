@@ -1,4 +1,4 @@
-"""Redis: the server restarts, hangs, is full or forgets its scripts; clients die, stop or have another clock."""
+"""Redis: the server restarts, hangs, is full or forgets its scripts; clients end, stop or are interrupted."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 @pytest.fixture
 def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
-    """A server that has on disk what it has answered to, and which a test may stop."""
+    """A server that a test may stop; it answers a write only once that is on disk."""
     return own_redis_server(fsync="always")
 
 
 @pytest.fixture
 def url(server: RedisServer) -> str:
-    """A queue there; a process is dead after a second."""
+    """A queue there; a process is taken for dead after a second."""
     return f"{server.url}&dead_after=1"
 
 
 @pytest.fixture
 def no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits looks for nothing by himself, as long as any test takes: he is called."""
+    """Waiting consumers never look by themselves during a test: they must be called."""
     listener = importlib.import_module("tubes.drivers.redis.listener")
     monkeypatch.setattr(listener, "FLOOR", 60)
     monkeypatch.setattr(listener, "SAID_FOR", 60)
 
 
 def until_wait(server: RedisServer, count: int) -> None:
-    """Until so many connections wait for a call."""
+    """Wait until so many connections wait for a call."""
     eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
 
 
@@ -82,12 +82,12 @@ def blocked(server: RedisServer) -> set[str]:
 
 
 def connections(server: RedisServer) -> set[str]:
-    """All but the one that asks."""
+    """All connections but the one that asks."""
     return {client["id"] for client in server.command("CLIENT LIST") if "client" not in client["cmd"]}
 
 
 def pass_time(server: RedisServer, ms: int) -> None:
-    """Let the last roll call be so much longer ago."""
+    """Move the last roll call into the past by so many ms."""
     for id, entry in server.command("HGETALL", "{tubes}:roll").items():
         beat, absences, called, every = entry.decode().split()
         server.command("HSET", "{tubes}:roll", id, f"{beat} {absences} {int(called) - ms} {every}")
@@ -134,7 +134,7 @@ def test_forgotten_scripts_alone_are_no_error(connect: Connect, server: RedisSer
 
 @contextmanager
 def lost_end(server: RedisServer) -> Iterator[None]:
-    """What is done within is not on the server's disk when it is started again."""
+    """What is done in the block is lost: the server then starts again with the disk as it was before."""
     kept = {file: file.read_bytes() for file in server.folder.rglob("*.aof*") if file.is_file()}
     yield
     server.stop("immediate")
@@ -148,7 +148,7 @@ def lost_end(server: RedisServer) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(server: RedisServer) -> None:
-    """Nor ends another's session when it leaves."""
+    """Nor does it end another's session when it leaves."""
     with tubes.connect(server.url) as queue:
         queue.create_tube("jobs", "fifo").put("x")
         with lost_end(server):
@@ -200,7 +200,7 @@ def test_a_session_that_is_begun_anew_has_the_ttr_that_was_set_last(
 def test_a_number_that_others_have_overwritten_is_damage_and_not_a_server_that_is_away(
     connect: Connect, server: RedisServer
 ) -> None:
-    """Else who waits would wait on for ever."""
+    """Otherwise a waiting consumer would wait on for ever."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     server.command("HSET", f"{{tubes:{tube.record.id}}}:meta", "next", "torn")
     with pytest.raises(tubes.StoreError, match="something other than a number where one must be") as caught:
@@ -224,7 +224,7 @@ def test_who_waits_for_long_waits_on_one_connection(
 
 
 def test_a_script_settles_few_tasks_and_leaves_the_server_to_others_between(redis_db: str) -> None:
-    """Whoever waits settles what falls due at once, and what a thousand tasks take is long for everybody else."""
+    """A script that settled a thousand tasks, due at the same time, would hold up everybody else."""
     clock = FakeClock()
     with tubes.connect(redis_db, clock=clock, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifottl")
@@ -282,7 +282,7 @@ def test_nobody_listens_any_more_for(connect: Connect, server: RedisServer, is_c
 def test_who_is_called_for_nothing_says_again_that_he_waits(
     connect: Connect, server: RedisServer, url: str
 ) -> None:
-    """Another process was faster. The next task of another process finds him waiting."""
+    """Another process was faster. The next task that another process puts finds this consumer waiting."""
     tube = connect().create_tube("jobs", "fifo")
     thread, got = waiting(tube)
 
@@ -304,7 +304,7 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
 def test_room_that_comes_while_who_wants_it_is_about_to_say_so_is_seen(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, type: str
 ) -> None:
-    """Nobody is called, for nobody waits yet as far as the server knows."""
+    """Nobody is called, since nobody waits yet as far as the server knows."""
     listener = importlib.import_module("tubes.drivers.redis.listener").Listener
     host = "sqlite://" if type == "redis" else server.url
     more: dict[str, Any] = {"url": server.url} if type == "redis" else {}
@@ -325,7 +325,7 @@ def test_room_that_comes_while_who_wants_it_is_about_to_say_so_is_seen(
 def test_who_waits_on_a_connection_that_is_cut_waits_on_another(
     connect: Connect, server: RedisServer
 ) -> None:
-    """At once, not when an answer should have come."""
+    """At once, not only when an answer is overdue."""
     thread, got = waiting(connect(busy_timeout=90).create_tube("jobs", "fifo"))
     until_wait(server, 1)
     server.command("CLIENT", "KILL", "TYPE", "normal")
@@ -339,7 +339,7 @@ def test_who_waits_on_a_connection_that_is_cut_waits_on_another(
 def test_a_bell_that_is_no_list_is_not_waited_at_without_a_rest(
     connect: Connect, server: RedisServer
 ) -> None:
-    """Others have overwritten it. The answer to each wait is an error that comes at once."""
+    """Others have overwritten it, so each wait is answered by an error at once."""
 
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     server.command("SET", f"{{tubes:{tube.record.id}}}:bell", "torn")
@@ -354,7 +354,7 @@ def test_a_bell_that_is_no_list_is_not_waited_at_without_a_rest(
 def test_a_call_for_who_was_called_already_goes_to_another_process(
     connect: Connect, server: RedisServer
 ) -> None:
-    """Whoever was called is busy still; in the other process somebody would sleep until he looks by himself."""
+    """The called one is still busy; otherwise the consumer in the other process would sleep on."""
     busy, idle, other = (connect(sweep=False, busy_timeout=seconds) for seconds in (5, 6, 7))
     tube = other.create_tube("jobs", "fifo")
 
@@ -378,7 +378,7 @@ def test_a_call_for_who_was_called_already_goes_to_another_process(
 def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(
     connect: Connect, server: RedisServer, request: pytest.FixtureRequest
 ) -> None:
-    """Nobody waited when the last BLPOP ended, for whose end one would have waited for long."""
+    """The last BLPOP ended when nobody waited, so a new one must begin at once."""
     tube = connect(busy_timeout=90).create_tube("jobs", "fifo")
     other = connect()  # it shares no connection and no waiters with the first: like another process
     assert tube.take(timeout=0.1) is None
@@ -395,7 +395,7 @@ def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(
 def test_a_restart_empties_a_temporary_tube_and_no_other(
     connect: Connect, server: RedisServer, mode: Any
 ) -> None:
-    """Not the end of its last client. Who waits there goes on waiting, and a capacity is free again."""
+    """The end of its last client does not. A waiting consumer waits on, and all capacity is free again."""
     first = connect()
     first.create_tube("brief", "limfifottl", capacity=2, temporary=True).put("kept so far")
     first.close()
@@ -431,7 +431,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
 
 
 def holding(tube: tubes.Tube, process: Callable[..., Any], url: str) -> Any:
-    """A process that has a task."""
+    """A process that holds a task."""
     tube.put("held")
     worker = process(WORKER, url)
     tell(worker, "take")
@@ -443,14 +443,14 @@ def holding(tube: tubes.Tube, process: Callable[..., Any], url: str) -> Any:
 def test_nobody_dies_of_a_server_that_was_away(
     connect: Connect, url: str, server: RedisServer, process: Callable[..., Any]
 ) -> None:
-    """For longer than the dead are waited for: nobody could show that they live, and nobody lost what they held."""
+    """Even for longer than ``dead_after``: nobody could beat, but nobody loses what they hold."""
     tube = connect().create_tube("jobs", "fifo")
     worker = holding(tube, process, url)
     with pytest.raises(tubes.StoreUnavailable):
         server.stop("fast")
         tube.take(timeout=0)
     gone = time.monotonic()
-    while time.monotonic() < gone + 1.5:  # who tries in vain learns nothing of the others
+    while time.monotonic() < gone + 1.5:  # calls that fail learn nothing of the others
         with pytest.raises(tubes.StoreUnavailable):
             tube.take(timeout=0)
         time.sleep(0.02)
@@ -464,7 +464,7 @@ def test_nobody_dies_of_a_server_that_was_away(
 def test_nobody_dies_of_a_server_that_refuses_to_write(
     connect: Connect, url: str, server: RedisServer, process: Callable[..., Any]
 ) -> None:
-    """For longer than the dead are waited for: it says so, answers who looks, and who waits waits on."""
+    """Even for longer than ``dead_after``: it says so, and answers looks; a waiting consumer waits on."""
     tube = connect().create_tube("jobs", "fifo")
     worker = holding(tube, process, url)
     thread, got = waiting(tube)
@@ -490,7 +490,7 @@ def test_nobody_dies_of_a_server_that_refuses_to_write(
 
 @pytest.mark.slow
 def test_what_a_restored_server_does_not_know_is_refused(connect: Connect, server: RedisServer) -> None:
-    """Sessions, tubes and takes since the backup. What was taken in it goes to who looks for the dead."""
+    """Sessions, tubes and takes since the backup are. What was already taken in it is rescued."""
     early = connect()
     tube = early.create_tube("jobs", "fifo")
     tube.put_many(["taken", "free"])
@@ -547,7 +547,7 @@ def test_who_was_taken_for_dead_hears_of_it_with_a_sweep_too(connect: Connect) -
 def test_who_is_there_but_for_a_moment_rescues_the_dead(
     server: RedisServer, process: Callable[..., Any]
 ) -> None:
-    """Where workers were shorter than ``dead_after``, none saw the silence of the dead."""
+    """When no worker lived as long as ``dead_after``, none used to notice the silence of the dead."""
     patient = f"{server.url}&dead_after=60"
 
     rescue_in_moments(
@@ -568,7 +568,7 @@ def test_who_is_hastier_by_its_url_takes_nobody_for_dead(server: RedisServer) ->
 
 
 def test_a_connection_whose_id_is_no_text_is_in_nobodys_way(server: RedisServer) -> None:
-    """From the fourth roll call on it is among the dead, and nobody could connect any more."""
+    """From the fourth roll call on it is among the dead, which must not keep others from connecting."""
     patient = f"{server.url}&dead_after=60"
     server.command("HSET", "{tubes}:connections", b"\xff", "session 0 label")
     for _ in range(5):
@@ -580,7 +580,7 @@ def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
     connect: Connect, server: RedisServer
 ) -> None:
     store: Any = connect(sweep=False).store
-    session, connection = store.session, store._connection  # it goes on in others by itself
+    session, connection = store.session, store._connection  # the store goes on with others by itself
     beat = partial(store._ask, scripts.BEAT, connection)
     assert beat() == 1
     server.command("HSET", "{tubes}:sessions", session, "0 1")
@@ -592,7 +592,7 @@ def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
 
 
 def test_a_session_whose_last_process_died_is_joined_by_nobody(connect: Connect, server: RedisServer) -> None:
-    """Though nobody has noticed yet."""
+    """Even if nobody has noticed yet."""
     dead, queue = connect(sweep=False), connect(sweep=False)
     session = dead.identify()
     dead.store._close()  # type: ignore[attr-defined]
@@ -616,7 +616,7 @@ def test_a_damaged_tube_is_not_taken_for_one_that_was_dropped(connect: Connect, 
 
 
 def test_a_step_of_several_scripts_leaves_its_tube_to_the_next(connect: Connect) -> None:
-    """It had the tube to itself, as its changes are told of."""
+    """It had the tube to itself, since callbacks are told of its changes."""
     queue = connect(sweep=False, busy_timeout=0.1)
     tube = queue.create_tube("jobs", "fifo")
 
@@ -644,9 +644,9 @@ def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connec
 def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     connect: Connect, is_forgotten: bool
 ) -> None:
-    """Another thread takes in the session that is over: in the moment before it is put off the list again.
+    """Another thread takes in the session that is over, just before that is taken off the list again.
 
-    More than one step gives back.
+    It takes more tasks than one step gives back.
     """
     queue, other = connect(sweep=False), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
@@ -655,7 +655,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     is_alive, seen = store._is_alive, []
 
     def dies_after_the_first_look() -> bool:
-        if threading.current_thread() is not threading.main_thread():  # which beats
+        if threading.current_thread() is not threading.main_thread():  # the one that beats
             return True
         seen.append(is_alive())
         if len(seen) == 1:
@@ -682,7 +682,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
 def test_a_connection_that_cannot_be_read_keeps_no_session_alive(
     connect: Connect, server: RedisServer
 ) -> None:
-    """Its beat cannot be seen either: what such a session holds would be taken for ever."""
+    """Its beat cannot be read either; otherwise the session's tasks would stay taken for ever."""
     queue, other = connect(sweep=False), connect(sweep=False)
     queue.create_tube("jobs", "fifo").put("x")
     assert other.tube.jobs.take(timeout=0) is not None
@@ -692,7 +692,7 @@ def test_a_connection_that_cannot_be_read_keeps_no_session_alive(
 
 
 def end_and_go_on(store: Any) -> None:
-    """Take a process for dead, which shows that it lives."""
+    """Take a process for dead, and have it go on in a new session."""
     store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())
     store.prove_life()
 
@@ -708,7 +708,7 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
         tube = queue.create_tube("jobs", "fifo")
         store: Any = queue.store
         leave: Callable[[], Any] = partial(queue.identify, other)
-    else:  # as a tube of the type redis does that was taken for dead
+    else:  # as does a tube of the type redis, once taken for dead
         queue = tubes.connect(f"sqlite:///{tmp_path / 'q.db'}", sweep=False)
         tube = queue.create_tube("jobs", "redis", url=server.url)
         store = tube.driver._store  # type: ignore[attr-defined]
@@ -735,7 +735,7 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
 def test_a_child_forked_while_another_thread_connects_begins_anew(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nothing would show that it lives: what its parent had begun has no listener there."""
+    """Otherwise nothing would show that it lives: what its parent had begun has no listener in the child."""
     answers: list[Any] = []
 
     def child() -> list[str]:
@@ -757,7 +757,7 @@ def test_a_child_forked_while_another_thread_connects_begins_anew(
 
 
 def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
-    """All its threads, that begin at once, and while its parent waits. Its parent goes on with what it had."""
+    """All its threads do, even when they begin at once and its parent waits. The parent keeps what it had."""
     queue = connect()
     tube = queue.create_tube("jobs", "utube")
     tube.put_many(range(3), utube="a")
@@ -794,7 +794,7 @@ def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
 
 
 def test_a_forked_child_listens_as_its_parent_did(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows the capacity: room that there was before it listened is told of at once."""
+    """It knows the capacity, so it is told at once of room that was there before it listened."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.listener"), "FLOOR", 60)
     tube = connect(sweep=False).create_tube("jobs", "limfifottl", capacity=1)
 
@@ -830,9 +830,8 @@ def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_o
     begin = store._begin_session
 
     def child() -> list[object]:
-        closing = threading.Thread(
-            target=queue.close
-        )  # one of before the fork cannot be started, from Python 3.13 on
+        # from Python 3.13 on, a thread that was made before the fork cannot be started
+        closing = threading.Thread(target=queue.close)
 
         def begins(session: str) -> None:
             begin(session)
@@ -856,7 +855,7 @@ def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_o
 
 
 def test_a_child_forgets_its_parent_s_connections_once(connect: Connect) -> None:
-    """A hook of the program's may use a queue before another hears of the fork."""
+    """One of the program's hooks may use a queue before another queue hears of the fork."""
     queue, late = connect(sweep=False), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
 
@@ -905,7 +904,7 @@ def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
 
 
 def test_no_interrupt_strands_a_task(url: str) -> None:
-    """A main thread takes and acks while signals rain on it: all it holds is what it was given, and it goes on."""
+    """While signals rain on a main thread that takes and acks, it holds only what it was given, and goes on."""
     code = STRESS.replace('"sqlite:///" + path', "path")
     check_stress(run(code, url, "waiting", "normal", 150, 20), 150)
 
@@ -985,17 +984,17 @@ def test_a_handler_may_close_a_queue_while_another_begins_or_ends(
 
 @pytest.mark.slow
 def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> None:
-    """At once: others need not find out first that it is dead."""
+    """What it held is ready at once: others need not find out first that it is dead."""
     check_close(connect, step=20)
 
 
-# The server cannot, or does not answer
+# The server refuses, or does not answer
 
 
 def test_a_full_memory_refuses_puts_and_nothing_else(
     connect: Connect, url: str, server: RedisServer, process: Callable[..., Any], caplog: Any
 ) -> None:
-    """For longer than the dead are waited for. What is there is taken and finished, and makes room."""
+    """Even for longer than ``dead_after``. Stored tasks can be taken and finished, which makes room."""
     queue = connect()
     tube = queue.create_tube("jobs", "utubettl", ttr=60)
     tube.put_many([f"task {number}" for number in range(20)], utube="a")
@@ -1062,7 +1061,7 @@ def test_a_full_memory_is_emptied_by_taking(connect: Connect, server: RedisServe
 def test_a_full_memory_refuses_no_script_that_adds_a_little(
     connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits says so, what was counted is kept, a lonely session ends, a temporary tube is emptied.
+    """Consumers say that they wait, counts are stored, a lonely session ends, a temporary tube is emptied.
 
     And what is damaged is repaired.
     """
@@ -1079,7 +1078,7 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(
     server.command("CONFIG SET", "maxmemory", 1)
     assert store._run_on(tube.record.id, scripts.WAIT, "me", 1000, "t", 0) == 0
     assert tube.kick() == 1
-    assert server.command("LLEN", f"{{tubes:{tube.record.id}}}:bell") == 1  # which calls who waits
+    assert server.command("LLEN", f"{{tubes:{tube.record.id}}}:bell") == 1  # which calls a waiting consumer
     assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
     assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
     assert store._ask(scripts.BEAT, store._connection) == 1
@@ -1096,9 +1095,9 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(
 def test_a_payload_beyond_what_redis_takes_is_an_error(
     connect: Connect, server: RedisServer, durability: str
 ) -> None:
-    """The server says so and hangs up while the payload is on its way; the put fails whole, and is not tried again."""
+    """The server says so and hangs up during the payload; the whole put fails, and is not tried again."""
     server.command("CONFIG SET", "proto-max-bulk-len", 1 << 20)
-    if server.version < "Redis 7.2":  # Valkey too is later
+    if server.version < "Redis 7.2":  # Valkey sorts after it, too
         durability = "normal"
     tube = connect(durability=durability).create_tube("jobs", "fifo")
     for large in (b"x" * (1 << 20 | 1), "x" * 8_000_000):
@@ -1112,8 +1111,8 @@ def test_a_payload_beyond_what_redis_takes_is_an_error(
 def test_a_batch_beyond_what_redis_takes_is_told_from_a_payload(
     connect: Connect, server: RedisServer
 ) -> None:
-    """Redis 6.2 takes a million words in a command, of which a put needs two for each task."""
-    if server.version > "Redis 7":  # Valkey too is later
+    """Redis 6.2 takes a million words in a command; a put needs two of them for each task."""
+    if server.version > "Redis 7":  # Valkey sorts after it, too
         return
     tube = connect().create_tube("jobs", "fifo")
     with pytest.raises(tubes.StoreError, match=r"the batch is larger than Redis at .* accepts"):
@@ -1124,7 +1123,7 @@ def test_a_batch_beyond_what_redis_takes_is_told_from_a_payload(
 def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     connect: Connect, server: RedisServer, caplog: Any
 ) -> None:
-    """As one that has become a replica. Nothing is written to the log in a hurry meanwhile."""
+    """Such as one that has become a replica. The log is not flooded meanwhile."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     thread, got = waiting(tube)
@@ -1143,7 +1142,7 @@ def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
 def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
     connect: Connect, server: RedisServer, serves_stale: str
 ) -> None:
-    """The name of its host leads to another by now, maybe, which is the master."""
+    """By now the name of its host may lead to another server, which is the master."""
     tube = connect(sweep=False, busy_timeout=0.3).create_tube("jobs", "fifo")
     before = connections(server)
     server.command("CONFIG SET", "replica-serve-stale-data", serves_stale)
@@ -1156,7 +1155,7 @@ def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
 
 
 def test_who_waits_looks_no_more_at_a_server_that_only_reads(server: RedisServer) -> None:
-    """It refuses no look, and would be asked until the next beat is refused."""
+    """It refuses no look, so it would be asked until it refuses the next beat."""
     with quiet(partial(tubes.connect, f"{server.url}&dead_after=60")) as queue:
         tube = queue.create_tube("jobs", "fifo")
         thread, got = waiting(tube)
@@ -1172,7 +1171,7 @@ def test_who_waits_looks_no_more_at_a_server_that_only_reads(server: RedisServer
 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server: RedisServer) -> None:
-    """Nobody knows what became of a put, and a look fails, after busy_timeout and a second; then all goes on."""
+    """After busy_timeout and a second, a put's outcome is unknown and a look fails; later all goes on."""
     queue = connect(busy_timeout=0.2, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     thread, got = waiting(connect(busy_timeout=0.3, sweep=False).tube.jobs)
@@ -1193,8 +1192,8 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
 def test_a_server_that_is_away_is_asked_for_no_more_than_the_first_thing_at_a_close(
     server: RedisServer,
 ) -> None:
-    """Each further one would be waited for as long, beyond what a process is mostly given to end."""
-    queue = tubes.connect(f"{server.url}&dead_after=3600", sweep=False)  # no beat comes in the way
+    """Each further thing would be waited for as long: longer than most processes are given to end."""
+    queue = tubes.connect(f"{server.url}&dead_after=3600", sweep=False)  # no beat gets in the way
     queue.create_tube("jobs", "fifo")
     server.stop()
     came = 0
@@ -1250,7 +1249,7 @@ def test_a_server_is_given_more_time_for_a_large_batch(connect: Connect, server:
 
 @pytest.mark.slow
 def test_a_server_is_given_more_time_for_a_large_answer(connect: Connect, server: RedisServer) -> None:
-    """A take's or a list's, by what was asked for."""
+    """To a take or a list, by how much was asked for."""
     tube = connect(busy_timeout=0.1, sweep=False).create_tube("jobs", "fifo")
     tube.put_many([*range(10)])
     with redis.Redis.from_url(server.url) as client:
@@ -1304,7 +1303,7 @@ def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect, is_
 
 
 def test_a_queue_that_was_closed_beside_another_is_forgotten(connect: Connect, url: str) -> None:
-    """Though the thread that showed that it lives goes on for the other."""
+    """Even though the thread that beat for it goes on for the other."""
     connect(sweep=False)
     queue = tubes.connect(url, sweep=False)
     store = weakref.ref(queue.store)
@@ -1332,8 +1331,8 @@ def test_callbacks_of_a_tube_come_in_the_order_of_its_commits(connect: Connect) 
 
 
 def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
-    """The server does not write what it was asked to wait for: it was done, and may be lost in a power cut."""
-    if server.version < "Redis 7.2":  # Valkey too is later
+    """The put was done, but the server has not written it to its disk: a power cut may lose it."""
+    if server.version < "Redis 7.2":  # Valkey sorts after it, too
         with pytest.raises(tubes.NotSupported, match="WAITAOF"):
             connect(durability="full")
         return
@@ -1354,8 +1353,8 @@ def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, ser
 
 
 def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect, server: RedisServer) -> None:
-    """Also what makes it, on the node where its tasks will be."""
-    if server.version < "Redis 7.2":  # Valkey too is later
+    """It also waits for the script that makes the tube on the node where its tasks will be."""
+    if server.version < "Redis 7.2":  # Valkey sorts after it, too
         return
     queue = connect(durability="full", sweep=False)
     with redis.Redis.from_url(server.url) as client, client.monitor() as seen:
@@ -1370,9 +1369,9 @@ def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect,
 def test_full_durability_needs_a_server_that_syncs(
     own_redis_server: Callable[..., RedisServer], may_ask: bool
 ) -> None:
-    """Also where the user may not ask for its settings. Nothing is left there of who did not get in."""
+    """Even if the user may not ask for its settings. A connect that is refused leaves nothing there."""
     server = own_redis_server(fsync="no")
-    if server.version < "Redis 7.2":  # Valkey too is later
+    if server.version < "Redis 7.2":  # Valkey sorts after it, too
         return
     server.command(
         "ACL SETUSER", "worker", "on", ">pw", "~{tubes*", "+@all", *(() if may_ask else ("-config",))
@@ -1390,8 +1389,8 @@ def test_full_durability_needs_a_server_that_syncs(
 def test_full_durability_waits_once_for_a_script_that_the_server_does_not_know(
     connect: Connect, server: RedisServer
 ) -> None:
-    """What the first try waits for is an earlier write, which may never be on disk."""
-    if server.version < "Redis 7.2":  # Valkey too is later
+    """The first try waits for an earlier write, maybe in vain; the second has only the time that is left."""
+    if server.version < "Redis 7.2":  # Valkey sorts after it, too
         return
     tube = connect(durability="full", busy_timeout=0.8, sweep=False).create_tube("jobs", "fifo")
     server.command("CONFIG SET", "appendfsync", "no")
@@ -1447,7 +1446,7 @@ def test_a_server_that_loses_nothing_is_not_warned_of(url: str, caplog: Any) -> 
 def test_a_tube_whose_keys_were_lost_is_made_again_where_it_is_asked_for(
     connect: Connect, server: RedisServer
 ) -> None:
-    """It stays the same one, and gives no ids of an earlier tube."""
+    """It stays the same tube, and gives no id that an earlier tube gave."""
     queue, other = connect(sweep=False), connect(sweep=False)
     earlier = queue.create_tube("earlier", "fifo")
     earlier.put_many(range(3))
@@ -1463,7 +1462,7 @@ def test_a_tube_whose_keys_were_lost_is_made_again_where_it_is_asked_for(
 
 
 def test_who_makes_a_tube_as_another_does_has_that_one(connect: Connect) -> None:
-    """It was not there when it looked."""
+    """The tube was not there when its maker looked."""
     clock = EventfulClock()
     queue, other = connect(sweep=False, clock=clock), connect(sweep=False)
     made: list[tubes.Tube] = []
@@ -1531,7 +1530,7 @@ def test_counts_of_a_damaged_tube_hold_up_no_others_and_are_kept(
 
 @pytest.mark.slow
 def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url: str) -> None:
-    """The server answers when nobody waits any more."""
+    """The server answers only when nobody waits any more."""
     pid = server.pid
     assert pid is not None
 
@@ -1573,7 +1572,7 @@ def test_a_temporary_tube_that_could_not_be_emptied_is_emptied_by_the_next_call(
 def test_a_connect_that_is_cut_short_at_its_end_beats_no_more(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside another queue on that server, whose thread would do it: its session would live as long as that."""
+    """Otherwise another queue's thread would beat for it, and its session would live as long as that."""
     store: Any = connect(sweep=False).store
     hub = store._hub
     add_beat = hub.listener.add_beat
