@@ -904,7 +904,7 @@ def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
 
 
 def test_no_interrupt_strands_a_task(url: str) -> None:
-    """While signals rain on a main thread that takes and acks, it holds only what it was given, and goes on."""
+    """Signals rain on a main thread that takes and acks: it holds only what it was given, and goes on."""
     code = STRESS.replace('"sqlite:///" + path', "path")
     check_stress(run(code, url, "waiting", "normal", 150, 20), 150)
 

@@ -27,7 +27,7 @@ scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """One that has on disk what it has answered to, whose slots a test may move and whose nodes it may stop."""
+    """A Cluster whose slots a test may move, and whose nodes it may stop; answered writes are on disk."""
     made = RedisCluster(fsync="always")
     yield made
     made.close()
@@ -35,7 +35,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def url(cluster: RedisCluster) -> str:
-    """A queue there; a process is dead after a second."""
+    """A queue there; a process is taken for dead after a second."""
     return f"{cluster.url}?dead_after=1"
 
 
@@ -48,7 +48,7 @@ def slot_of(tube: tubes.Tube, namespace: str = "tubes") -> int:
 
 
 def owner_of(cluster: RedisCluster, slot: int) -> RedisServer:
-    """The node that has it, as it says itself."""
+    """The node that says of itself that it has the slot."""
     for node in cluster.nodes:
         for first, last, (_, port, *_), *_ in node.command("CLUSTER SLOTS"):
             if first <= slot <= last and port == node.port:
@@ -94,7 +94,7 @@ class Move:
         return len(keys)
 
     def finish(self) -> None:
-        """All keys are there: tell everybody, who has them first."""
+        """Move all the rest, and tell every node whose the slot is now: first its new owner."""
         while self.carry():
             pass
         for node in (self.to, *self._nodes):
@@ -123,7 +123,7 @@ def test_the_tubes_of_a_queue_lie_on_all_nodes(redis_cluster: str) -> None:
 
 
 def test_slots_that_move_under_load_lose_and_double_nothing(connect: Connect, cluster: RedisCluster) -> None:
-    """That of the tube, and that of the sessions. Calls wait while the keys are on their way."""
+    """The slots of the tube and of the sessions move. Calls wait while the keys are on their way."""
     queues = [connect(), connect()]
     tube = queues[0].create_tube("jobs", "utubettl", ttr=60)
     with Load(queues) as load:
@@ -142,7 +142,7 @@ def test_slots_that_move_under_load_lose_and_double_nothing(connect: Connect, cl
 
 @pytest.mark.slow
 def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster) -> None:
-    """For busy_timeout: then nothing was done. Who waits for a task goes on waiting, and is called afterwards."""
+    """For busy_timeout; then a put fails, and was not done. A waiting consumer is served afterwards."""
     queue, hasty = connect(), connect(busy_timeout=0.2, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     thread, got = waiting(tube)
@@ -169,9 +169,9 @@ def named(number: int) -> dict[str, Any]:
 def test_a_script_does_not_end_in_the_middle_since_the_slot_is_moved(
     cluster: RedisCluster, type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that a script empties counts then as one that has left. A node runs none that names a key it lacks.
+    """A key that a script empties then counts as one that has left. A node runs no script on a key it lacks.
 
-    So it matters where all keys are there that a tube of its type may have.
+    So this matters when all keys exist that a tube of its type may have.
     """
     monkeypatch.setattr("tubes.drivers.redis.hosted.PATIENCE", 0.2)
     is_hosted = type == "redis"
@@ -206,7 +206,7 @@ def test_a_script_does_not_end_in_the_middle_since_the_slot_is_moved(
 
 @pytest.mark.slow
 def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, cluster: RedisCluster) -> None:
-    """Nor does who had nothing to ask there meanwhile believe that it has the tube still."""
+    """Nor does a client that asked nothing there meanwhile believe that the node still has the tube."""
     queue = connect(sweep=False)
     made = (queue.create_tube(f"tube_{number}", "fifo") for number in range(99))
     tube = next(tube for tube in made if owner_of(cluster, slot_of(tube)) is not owner_of(cluster, SESSIONS))
@@ -225,7 +225,7 @@ def test_a_node_that_has_left_the_cluster_is_asked_no_more(connect: Connect, clu
 
 @pytest.mark.slow
 def test_a_node_that_knows_of_nothing_any_more_is_not_believed(cluster: RedisCluster) -> None:
-    """It is the one that the URL names, and the only one that can be asked while another does not answer."""
+    """The URL names it, and it alone can be asked while the other node does not answer."""
     master, other = master_of_all(cluster)
     with tubes.connect(other.url, sweep=False, busy_timeout=0.1) as queue:
         master.command("CLUSTER FORGET", other.command("CLUSTER MYID"))
@@ -328,7 +328,7 @@ def test_a_tube_whose_node_has_lost_everything_is_made_anew_by_who_creates_it(
 
 
 def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
-    """A socket says nothing of where the others are; without a host it is this one."""
+    """A socket does not tell where the other nodes are; without a host, a node is on localhost."""
     with redis.Redis.from_url(redis_cluster) as client:
         sock = client.config_get("unixsocket")["unixsocket"]
     with pytest.raises(tubes.BadOption, match="redis://host:port"):
@@ -352,7 +352,7 @@ def test_nodes_that_say_no_host_are_on_that_of_the_url(cluster: RedisCluster) ->
 
 
 def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: RedisCluster) -> None:
-    """And one answer is enough, of another than the one that was lost."""
+    """One answer is enough, from another node than the one that was lost."""
 
     def asked() -> list[int]:
         told = [node.command("INFO", "commandstats") for node in cluster.nodes]
@@ -370,7 +370,7 @@ def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: Re
 
 
 def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_cluster: str) -> None:
-    """By what nobody waits for."""
+    """Work that no caller waits for leaves it out."""
     with tubes.connect(redis_cluster, namespace="loads", sweep=False) as queue:
         tube, store = queue.create_tube("jobs", "fifo"), cast(Any, queue.store)
         nodes, keys = store._hub.nodes, cast(Any, tube.driver).keys
@@ -385,7 +385,7 @@ def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_c
 def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     connect: Connect, cluster: RedisCluster
 ) -> None:
-    """The tube's own, and then that of the sessions."""
+    """The tube's node and that of the sessions crash, one after the other."""
     queues = [connect(), connect()]
     tube = queues[0].create_tube("jobs", "fifo")
     with Load(queues) as load:
@@ -401,7 +401,7 @@ def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisCluster) -> None:
-    """However long it waits for an answer: it shows those who ask the others that it lives."""
+    """However long it waits for an answer, it shows those who ask the other nodes that it lives."""
     url = f"{cluster.url}?dead_after=1.5"
     with tubes.connect(url, busy_timeout=3, sweep=False) as queue, tubes.connect(url, sweep=False) as other:
         made = (queue.create_tube(f"tube_{number}", "fifo") for number in range(99))
@@ -426,7 +426,7 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
 def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_node_that_hangs(
     cluster: RedisCluster, dead_after: int, busy_timeout: int, most: int
 ) -> None:
-    """It is given one try in some seconds, not one for each of its tubes; nor as long a one as calls there are."""
+    """The node gets one try in some seconds, not one for each tube, and the try is shorter than a call's."""
     url = f"{cluster.url}?dead_after={dead_after}"
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-node-timeout", 60_000)
@@ -479,7 +479,7 @@ def test_statistics_of_all_tubes_wait_for_a_node_that_serves_no_slots_once(clust
 
 
 def seconds_of_statistics(queue: tubes.Queue, here: tubes.Tube, away: list[tubes.Tube]) -> float:
-    """How long they take, without those of the tubes that are away."""
+    """How many seconds they take; the tubes that are away are left out of them."""
     began = time.monotonic()
     counted = queue.statistics()
     took = time.monotonic() - began
@@ -498,7 +498,7 @@ def beside(tube: tubes.Tube, queue: tubes.Queue, cluster: RedisCluster, count: i
 
 
 def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube, tubes.Tube]:
-    """A tube on the node of the catalogue, and one on another, of a Cluster that goes on without a node."""
+    """A tube on the catalogue's node, and one on another; the Cluster goes on when a node is away."""
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-require-full-coverage", "no")
     catalogue, found = owner_of(cluster, SESSIONS), dict[bool, tubes.Tube]()
@@ -510,7 +510,7 @@ def on_two_nodes(queue: tubes.Queue, cluster: RedisCluster) -> tuple[tubes.Tube,
 
 @pytest.mark.slow
 def test_a_node_that_is_away_disturbs_no_tube_of_another(cluster: RedisCluster) -> None:
-    """Its calls go on, the dead are rescued, counts are stored; a process begins. What is left is done afterwards."""
+    """Calls there go on, the dead are rescued, counts stored, processes begin. The rest is done later."""
     url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
     with tubes.connect(url, busy_timeout=0.5) as queue:
         here, there = on_two_nodes(queue, cluster)
@@ -553,7 +553,7 @@ def test_counts_of_a_tube_whose_node_is_away_hold_up_no_others(cluster: RedisClu
 
 @pytest.mark.slow
 def test_a_connect_waits_for_a_node_that_is_away_once(cluster: RedisCluster) -> None:
-    """What a node does with its memory, and with its disk, is asked for one by one."""
+    """Even though it asks all nodes about their memory first, and then about their disks."""
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-require-full-coverage", "no")
     catalogue = owner_of(cluster, SESSIONS)
@@ -567,7 +567,7 @@ def test_a_connect_waits_for_a_node_that_is_away_once(cluster: RedisCluster) -> 
 
 @pytest.mark.slow
 def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: RedisCluster) -> None:
-    """Callbacks of a tube come in the order of its commits; those of others do not wait for them."""
+    """Callbacks of a tube come in the order of its commits; those of other tubes do not wait for them."""
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-node-timeout", 60_000)
     failed: list[tuple[Exception, float]] = []
@@ -606,7 +606,7 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
 
 @pytest.mark.slow
 def test_awaited_calls_to_a_node_that_hangs_hold_up_no_tube_of_another(cluster: RedisCluster) -> None:
-    """Each node has threads of its own, of which there are as many as a queue has."""
+    """Each node has threads of its own, as many as a queue has for its other calls."""
     for node in cluster.nodes:
         node.command("CONFIG SET", "cluster-node-timeout", 60_000)
 
@@ -630,7 +630,7 @@ def test_awaited_calls_to_a_node_that_hangs_hold_up_no_tube_of_another(cluster: 
 
 @pytest.mark.slow
 def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) -> None:
-    """Sessions that nobody knows, for which all tubes are asked, are for the sweep to look for."""
+    """Only a sweep looks for unknown sessions, for which all tubes must be asked."""
     url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
     with tubes.connect(url, busy_timeout=2, sweep=False) as queue:
         here, there = on_two_nodes(queue, cluster)
@@ -683,7 +683,7 @@ def sessions_of(queue: tubes.Queue) -> set[str]:
 
 
 def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
-    """A node without a file, or a server without the command, and it is not supported."""
+    """If a node has no file, or the servers lack the command, it is not supported."""
     with redis.RedisCluster.from_url(redis_cluster) as client:
         other = next(node for node in client.get_nodes() if node.name not in redis_cluster)
         client.config_set("appendonly", "no", target_nodes=other)
@@ -700,7 +700,7 @@ def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
 def test_a_node_that_may_lose_tasks_is_warned_of(
     redis_cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: Any, setting: str, bad: str, good: str
 ) -> None:
-    """Also where it is another than the one that the URL names."""
+    """Even if it is another node than the one that the URL names."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.store"), "_warned", set())
     with redis.RedisCluster.from_url(redis_cluster) as client, caplog.at_level(logging.WARNING, "tubes"):
         other = next(node for node in client.get_nodes() if node.name not in redis_cluster)
@@ -713,9 +713,9 @@ def test_a_node_that_may_lose_tasks_is_warned_of(
 
 @pytest.mark.slow
 def test_full_durability_waits_for_the_catalogue_too(connect: Connect, cluster: RedisCluster) -> None:
-    """Its node is not that of most tubes, whose puts wait for their own."""
+    """Most tubes are on other nodes, and their puts wait only for these."""
     catalogue = owner_of(cluster, SESSIONS)
-    if catalogue.version < "Redis 7.2":  # Valkey too is later
+    if catalogue.version < "Redis 7.2":  # Valkey sorts after it, too
         return
     queue = connect(durability="full", busy_timeout=0.1, sweep=False)
     catalogue.command("CONFIG SET", "appendfsync", "no")

@@ -1,4 +1,4 @@
-"""Redis: answers are lost on the way, connections die without a word, and the ways in which there is none."""
+"""Redis: answers that are lost, connections that die without a word, and all the ways to get none."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SECRET = "s3cret/word"
 
 @pytest.fixture
 def server(own_redis_server: Callable[..., RedisServer]) -> RedisServer:
-    """One whose settings a test may change."""
+    """A server whose settings a test may change."""
     return own_redis_server()
 
 
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
-    """Before that server."""
+    """A proxy in front of that server."""
     made = Proxy(server.folder / "redis.sock")
     yield made
     made.close()
@@ -52,7 +52,7 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def tube(server: RedisServer) -> Iterator[tubes.Tube]:
-    """A tube there, seen by somebody whose connections are sound."""
+    """A tube there, seen through sound connections."""
     with tubes.connect(f"{server.url}") as queue:
         tube = queue.create_tube("jobs", "limfifottl", capacity=5)
         id = tube.put("so that the server knows the scripts").id
@@ -65,10 +65,10 @@ def tube(server: RedisServer) -> Iterator[tubes.Tube]:
 
 @pytest.fixture
 def unlucky(tube: tubes.Tube, proxy: Proxy) -> Iterator[tubes.Tube]:
-    """The same, seen through the proxy."""
+    """The same tube, seen through the proxy."""
     url = f"redis://127.0.0.1:{proxy.port}?dead_after=1"
     with tubes.connect(url, sweep=False, busy_timeout=0.3) as queue:
-        queue.tube.jobs.take(timeout=0)  # it is let in
+        queue.tube.jobs.take(timeout=0)  # its session is let in
         yield queue.tube.jobs
         proxy.is_silent = False
 
@@ -88,7 +88,7 @@ def test_a_put_whose_answer_is_lost_may_have_been_done(
 def test_the_command_says_of_which_lines_nobody_knows_whether_they_were_put(
     server: RedisServer, tube: tubes.Tube, proxy: Proxy
 ) -> None:
-    """Who is told that they were not would put them again."""
+    """A user who is told that they were not would put them again."""
     with tubes.connect(server.url, sweep=False) as queue:
         lines = queue.create_tube("lines", "fifo")
         proxy.cut_after = scripts.PUT.sha.encode()
@@ -103,7 +103,7 @@ def test_the_command_says_of_which_lines_nobody_knows_whether_they_were_put(
 def test_a_take_whose_answer_is_lost_strands_nothing(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    """What it took, and told nobody, comes back with the next take of the same process."""
+    """What it took without an answer comes back with the next take of the same process."""
     tube.put("x")
     proxy.cut_after = scripts.TAKE.sha.encode()
     with pytest.raises(tubes.OutcomeUnknown):
@@ -118,7 +118,7 @@ def test_a_take_whose_answer_is_lost_strands_nothing(
 def test_a_take_that_arrives_when_its_sender_has_looked_already_strands_nothing(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    """A network mends, and sends again what was stuck in it."""
+    """A network recovers, and delivers what was stuck in it."""
     proxy.hold_back = scripts.TAKE.sha.encode()
     with pytest.raises(tubes.OutcomeUnknown):
         unlucky.take(timeout=0)
@@ -172,7 +172,7 @@ def test_counts_whose_answer_is_lost_are_stored_once(
 
 
 def test_a_tube_is_opened_though_the_answer_is_lost(tube: tubes.Tube, proxy: Proxy) -> None:
-    """Nothing of that is unknown: it is made where it is not there, and may be so twice."""
+    """No outcome is unknown: a tube is made only if it is not there, so the script may run twice."""
     proxy.cut_after = scripts.OPEN.sha.encode()
     with tubes.connect(f"redis://127.0.0.1:{proxy.port}", sweep=False) as queue:
         assert proxy.cut_after is None
@@ -184,7 +184,7 @@ def test_a_tube_is_opened_though_the_answer_is_lost(tube: tubes.Tube, proxy: Pro
 def test_a_drop_whose_answer_is_lost_leaves_no_name_behind(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    """Who drops it again is told that it is gone, and then its name is free."""
+    """A second drop says that the tube is gone, and then its name is free."""
     queue, mine = tube._queue, unlucky._queue
     queue.create_tube("other", "fifo").drop()  # so that the server knows the script
     last = tube.put("x").id
@@ -200,7 +200,7 @@ def test_a_drop_whose_answer_is_lost_leaves_no_name_behind(
 def test_the_name_of_a_tube_whose_drop_was_cut_short_is_free(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    """Also for who only puts, and has not heard of the drop."""
+    """Even for a process that has not heard of the drop, and opens the tube only to put."""
     tube._queue.create_tube("other", "fifo").drop()  # so that the server knows the script
     last = tube.put("x").id
     proxy.cut_after = scripts.DROP.sha.encode()
@@ -225,7 +225,7 @@ def test_a_look_whose_answer_is_lost_is_done_again(
 def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     server: RedisServer, tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
-    """No answer comes any more, neither a call nor the end of the wait: in time it waits on another connection."""
+    """Neither a call nor the end of its wait arrives; in time the consumer waits on another connection."""
 
     def blocked() -> set[str]:
         return {client["id"] for client in server.command("CLIENT LIST") if client["cmd"] == "blpop"}
@@ -252,7 +252,7 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
 def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
     lost: str, server: RedisServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a beat asks is waited for no longer than until the next, however long others are."""
+    """An answer to a beat is waited for only until the next beat, however long other answers are."""
     far = f"redis://127.0.0.1:{proxy.port}?dead_after=3"
     with tubes.connect(f"{server.url}&dead_after=3") as other, tubes.connect(far, sweep=False) as queue:
         other.create_tube("jobs", "fifo").put("x")
@@ -297,7 +297,7 @@ def test_a_call_that_is_under_way_when_its_queue_is_closed_leaves_no_connection_
 
 
 def test_a_server_that_was_busy_before_it_may_lose_as_many_connections(server: RedisServer) -> None:
-    """Until it counts as one that cannot be used: only those that were lost count."""
+    """Only lost connections count, not busy answers, until a server counts as one that cannot be used."""
     lost = importlib.import_module("tubes.drivers.redis.wire").Lost("it died", was_sent=False)
     busy = redis.exceptions.BusyLoadingError("it loads")
     with tubes.connect(server.url, sweep=False) as queue:
@@ -322,7 +322,7 @@ def test_a_server_that_was_busy_before_it_may_lose_as_many_connections(server: R
 
 
 def refused(url: str, **settings: Any) -> tubes.TubeError:
-    """The error of a connect in vain, which shows no secret wherever it is shown."""
+    """The error of a connect that must fail; however it is shown, it shows no secret."""
     with pytest.raises(tubes.TubeError) as caught:
         tubes.connect(url, **settings)
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
@@ -336,7 +336,7 @@ def refused(url: str, **settings: Any) -> tubes.TubeError:
     ids=["status", "number", "nothing", "empty", "text", "two"],
 )
 def test_a_server_that_answers_as_no_redis_does_is_an_error_of_ours(answer: bytes) -> None:
-    """Another that speaks the protocol, whatever it is asked."""
+    """It speaks the protocol, but always gives the same answer."""
 
     class AlwaysSo(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -356,7 +356,7 @@ def test_a_server_that_answers_as_no_redis_does_is_an_error_of_ours(answer: byte
 
 
 def test_who_may_not_in_keeps_no_connection_open(server: RedisServer) -> None:
-    """However long somebody keeps the error."""
+    """Even while somebody keeps the error."""
     server.command("ACL SETUSER", "none", "on", ">s3cret", "+ping", "~*")
     errors = [refused(server.url.replace("unix://", "unix://none:s3cret@")) for _ in range(3)]
     eventually(lambda: len(server.command("CLIENT LIST")) == 1, within=5)
@@ -364,7 +364,7 @@ def test_who_may_not_in_keeps_no_connection_open(server: RedisServer) -> None:
 
 
 def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
-    """A password that is wrong, or missing; a user who may not do what is needed."""
+    """The password is wrong or missing, or the user may not do what is needed."""
     server.command("CONFIG SET", "requirepass", "right")
     sock = f"{server.folder}/redis.sock"
 
@@ -407,12 +407,12 @@ def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
 def test_threads_take_turns_where_a_server_has_no_more_connections(
     own_redis_server: Callable[..., RedisServer],
 ) -> None:
-    """For as long as an answer is waited for; who has none of them is told so then."""
+    """They wait for one as long as for an answer; a client that still gets none is told why."""
     server = own_redis_server(fsync="always")
     with redis.Redis(unix_socket_path=f"{server.folder}/redis.sock") as admin:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        admin.config_set("port", port)  # through a Unix socket one is cut before one has heard why
+        admin.config_set("port", port)  # a Unix socket would be cut before the reason arrives
         url = f"redis://127.0.0.1:{port}"
         with tubes.connect(url, sweep=False) as queue:
             tube = queue.create_tube("jobs", "fifo")
@@ -425,7 +425,7 @@ def test_threads_take_turns_where_a_server_has_no_more_connections(
 
 @pytest.mark.slow
 def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServer, caplog: Any) -> None:
-    """All that it would notice is that its tasks come half a second late."""
+    """Otherwise its user would only notice that tasks come half a second late."""
     server.command("ACL SETUSER", "deaf", "on", ">s3cret", "~{tubes*", "+@all", "-blpop")
     url = server.url.replace("unix://", "unix://deaf:s3cret@")
     with tubes.connect(url) as queue, tubes.connect(server.url) as other:
@@ -442,7 +442,7 @@ def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServe
 def test_who_waits_where_there_are_no_bells_is_told_so(
     own_redis_server: Callable[..., RedisServer], caplog: Any
 ) -> None:
-    """A service, or a proxy before it, may have no commands that block."""
+    """A Redis service, or a proxy in front of it, may have no commands that block."""
     server = own_redis_server(settings='rename-command BLPOP ""')
     with tubes.connect(server.url) as queue:
         assert queue.create_tube("jobs", "fifo").take(timeout=0.1) is None
@@ -486,7 +486,7 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
     ],
 )
 def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
-    """Neither of a password, nor of digits of it that seem to be a port; also as that of a tube of the type redis."""
+    """Neither connect nor a tube of the type redis shows a password, or digits of it that look like a port."""
     with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(tubes.BadOption) as caught:
         queue.create_tube("jobs", "redis", url=url)
     for error in (refused(url), caught.value):
@@ -508,7 +508,7 @@ def test_an_at_may_stand_where_it_ends_nothing(url: str, place: str) -> None:
 
 @pytest.mark.parametrize("path", ["jobs", "1x", "-1", "1/2", "O"])
 def test_a_path_that_is_no_number_is_no_database(path: str) -> None:
-    """Redis-py would take the database 0 for some, and 12 for another."""
+    """For some of these redis-py would take database 0, and for another 12."""
     with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(tubes.BadOption, match="a number"):
         queue.create_tube("jobs", "redis", url=f"redis://127.0.0.1:1/{path}")
     for scheme in ("redis", "rediss"):
@@ -567,7 +567,7 @@ def test_a_host_that_none_can_be_called_is_one_that_is_not_there(host: str) -> N
 
 
 SIZE = "'socket_read_size'" if int(redis.__version__.partition(".")[0]) >= 8 else "an option"
-"""Before, redis-py takes the size as it comes, and whoever refuses it later does not know whose it is."""
+"""Before 8, redis-py takes any size, and what refuses it later does not know which option it was."""
 
 
 @pytest.mark.parametrize(
@@ -579,7 +579,7 @@ SIZE = "'socket_read_size'" if int(redis.__version__.partition(".")[0]) >= 8 els
     ],
 )
 def test_an_option_that_can_have_no_such_value_is_refused(option: str, why: str) -> None:
-    """Some only when there is a server. Before 8.1, redis-py takes no version from a URL at all."""
+    """Some only once a server is reached. Before 8.1, redis-py takes no version from a URL at all."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(tubes.BadOption, match=rf"bad store URL: .*{why}"):
@@ -595,7 +595,7 @@ def test_a_server_may_be_waited_for_as_long_as_one_likes(server: str, request: p
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_hiredis_is_not_needed(protocol: int, tube: tubes.Tube, proxy: Proxy) -> None:
-    """Whoever has redis-py already may not have it."""
+    """A user who already has redis-py may not have it."""
     program = (
         "import sys; sys.modules['hiredis'] = None; import tubes; "
         f"queue = tubes.connect('redis://127.0.0.1:{proxy.port}?dead_after=1&protocol={protocol}'); "
@@ -612,7 +612,7 @@ def test_a_database_that_is_not_there_is_an_error(server: RedisServer) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_still_loads_is_waited_for(server: RedisServer, caplog: Any) -> None:
-    """As one that was restarted: it takes connections, and says that it loads."""
+    """Such as one that was restarted: it takes connections, and says that it is loading."""
     connect = partial(tubes.connect, server.url)
     with quiet(connect) as queue, redis.Redis.from_url(server.url) as client:
         tube = queue.create_tube("jobs", "fifo")
@@ -633,7 +633,7 @@ def test_a_server_that_still_loads_is_waited_for(server: RedisServer, caplog: An
         assert task is not None and task.data == "x"
         late.join()
         starting.join()
-    assert not caplog.records  # that AOF is off, say, as it seems meanwhile
+    assert not caplog.records  # such as that AOF is off, as it seems meanwhile
 
 
 def says_that_it_loads(client: redis.Redis) -> bool:
@@ -647,7 +647,7 @@ def says_that_it_loads(client: redis.Redis) -> bool:
 
 
 def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
-    """Also by who must connect first, and name a database there, which Redis refuses meanwhile, and Valkey does not."""
+    """Even if a client must first connect and select a database, which Redis, unlike Valkey, refuses then."""
     with tubes.connect(server.url.replace("db=0", "db=2"), sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         store: Any = queue.store
@@ -661,7 +661,7 @@ def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
 
 @pytest.mark.timeout(20, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: RedisServer) -> None:
-    """It finds the session over, too, and its own thread in the middle of that."""
+    """It too finds the session over, in a thread that is in the middle of beginning another."""
     with tubes.connect(server.url, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
@@ -684,7 +684,7 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: Redis
 def test_a_signal_s_handler_may_call_while_the_server_of_a_hosted_tube_is_waited_for(
     server: RedisServer, tmp_path: Path, closes: bool
 ) -> None:
-    """Or close the queue, as that of SIGTERM does. What was being opened is given back then."""
+    """Or close the queue, as a handler of SIGTERM does. Then what was being opened is closed again."""
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as creator:
         creator.create_tube("jobs", "redis", url=server.url)
@@ -710,7 +710,7 @@ def test_a_signal_s_handler_may_call_while_the_server_of_a_hosted_tube_is_waited
 def call_while_busy(
     server: RedisServer, handler: Callable[[int, object], None], call: Callable[[], object]
 ) -> None:
-    """Call while the server runs a script, and have a signal's handler run in the wait."""
+    """Call while the server runs a script, and have a signal's handler run during the wait."""
     interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, handler)
     try:
@@ -723,7 +723,7 @@ def call_while_busy(
 
 @contextmanager
 def busy(server: RedisServer) -> Iterator[None]:
-    """The server runs a script without an end, until somebody kills it, or the block is over."""
+    """The server runs an endless script, until somebody kills that or the block ends."""
 
     def run_for_ever() -> None:
         with suppress(redis.ResponseError):
@@ -736,7 +736,7 @@ def busy(server: RedisServer) -> Iterator[None]:
         eventually(lambda: is_busy(server))
         yield
     finally:
-        with suppress(redis.ResponseError):  # it is over
+        with suppress(redis.ResponseError):  # it was killed already
             server.command("SCRIPT KILL")
         endless.join()
 
@@ -763,7 +763,7 @@ def test_nobody_is_asked_for_the_password_of_a_key(tmp_path: Path, capfd: pytest
 
 
 def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
-    """Wake-ups and all; and not with somebody whose certificate is not known."""
+    """Wake-ups come that way too; a server whose certificate is not trusted is refused."""
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     request += f" -addext subjectAltName=IP:127.0.0.1,DNS:redis.test -keyout {key} -out {certificate}"
@@ -774,7 +774,7 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
     try:
         url = f"rediss://127.0.0.1:{proxy.port}"
         assert "certificate" in str(refused(url)).lower()
-        with pytest.raises(tubes.BadOption, match="OpenSSL"):  # a package that is not there
+        with pytest.raises(tubes.BadOption, match="OpenSSL"):  # a package that is missing
             tubes.connect(f"{url}?ssl_cert_reqs=none&ssl_validate_ocsp_stapled=1")
         elsewhere = f"rediss://localhost:{proxy.port}?ssl_ca_certs={certificate}"  # it is another host's
         assert "Hostname mismatch" in str(refused(elsewhere))
@@ -794,7 +794,7 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
 def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves nothing open, and the next one can."""
+    """It leaves nothing open, and a later connect works."""
     open_files = []
     with no_new_threads(monkeypatch):
         for _ in range(2):
@@ -812,7 +812,7 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
 def test_who_leaves_a_line_has_no_error_of_those_it_would_call(
     own_redis_server: Callable[..., RedisServer],
 ) -> None:
-    """What it came for is done, or it had nothing; the others look by themselves."""
+    """It has what it came for, or came in vain; the others look by themselves."""
     server = own_redis_server()
     with tubes.connect(server.url, sweep=False, busy_timeout=0) as queue:
         tube = queue.create_tube("jobs", "fifo")
@@ -829,6 +829,6 @@ def test_no_pause_is_too_long_to_be_reckoned() -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0])
 def test_the_server_s_disk_is_never_waited_for_without_end(seconds: float) -> None:
-    """As 0 would mean, where the time was over with the first try."""
+    """0 would mean that, and may be all that is left after the first try."""
     wire = importlib.import_module("tubes.drivers.redis.wire")
     assert wire._waitaof(seconds) == wire._waitaof(0.001)
