@@ -63,7 +63,7 @@ def test_a_task_that_was_taken_in_another_queue_is_not_held_here(connect: Connec
 def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
     connect: Connect, server: Server, mode: Any
 ) -> None:
-    """Calls fail with a StoreError while the server is away, and succeed by themselves when it is back."""
+    """Calls fail with a StoreError while the server is away, and work again by themselves when it is back."""
     queues = [connect(), connect()]
     queues[0].create_tube("jobs", "fifo")
     with Load(queues) as load:

@@ -73,7 +73,7 @@ def asked(request: pytest.FixtureRequest, store: str, monkeypatch: pytest.Monkey
 
 
 def idle(queue: Any, asked: Asked) -> int:
-    """How many of them one turn of the background thread runs."""
+    """How many statements or scripts one turn of the background thread runs."""
     queue._sweeps = True
     before = asked(queue)
     queue._background()

@@ -155,7 +155,7 @@ def test_what_is_no_name_of_a_tube_is_a_bad_option(connect: Connect, name: Any) 
 
 
 def test_a_tube_of_another_queue_is_not_dropped(connect: Connect) -> None:
-    """Its number there is that of another tube here, which would be dropped instead."""
+    """Its number is also that of a tube here, which must not be dropped instead."""
     queue = connect()
     queue.create_tube("jobs", "fifo").put("kept")
     with (

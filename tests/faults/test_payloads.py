@@ -98,7 +98,7 @@ def test_what_json_cannot_carry_is_a_type_error_and_nothing_is_stored(connect: C
 
 @pytest.mark.parametrize("data", CARRIED.values(), ids=CARRIED.keys())
 def test_what_json_can_carry_comes_back_as_it_was(connect: Connect, data: Any) -> None:
-    """A put, a take, an ack and a peek on another connection return it, and with the same type."""
+    """Put, take, ack and a peek on another connection all return it, and of the same type."""
     tube = connect().create_tube("jobs", "fifo")
     put = tube.put(data)
     peeked = connect().tube.jobs.peek(put.id)

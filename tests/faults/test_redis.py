@@ -120,7 +120,7 @@ def test_forgotten_scripts_and_cut_connections_lose_and_double_nothing(
 
 @pytest.mark.slow
 def test_forgotten_scripts_alone_are_no_error(connect: Connect, server: RedisServer) -> None:
-    """Nobody notices: they are sent again."""
+    """No caller notices: the scripts are sent again."""
     tube = connect(sweep=False).create_tube("jobs", "utubettl")
     for number in range(20):
         server.command("SCRIPT FLUSH")
@@ -354,7 +354,7 @@ def test_a_bell_that_is_no_list_is_not_waited_at_without_a_rest(
 def test_a_call_for_who_was_called_already_goes_to_another_process(
     connect: Connect, server: RedisServer
 ) -> None:
-    """The called one is still busy; otherwise the consumer in the other process would sleep on."""
+    """The called consumer is still busy; a call for it would leave the one in the other process asleep."""
     busy, idle, other = (connect(sweep=False, busy_timeout=seconds) for seconds in (5, 6, 7))
     tube = other.create_tube("jobs", "fifo")
 
@@ -490,7 +490,7 @@ def test_nobody_dies_of_a_server_that_refuses_to_write(
 
 @pytest.mark.slow
 def test_what_a_restored_server_does_not_know_is_refused(connect: Connect, server: RedisServer) -> None:
-    """Sessions, tubes and takes since the backup are. What was already taken in it is rescued."""
+    """Sessions, tubes and takes since the backup are. What was already taken by then is rescued."""
     early = connect()
     tube = early.create_tube("jobs", "fifo")
     tube.put_many(["taken", "free"])
@@ -919,7 +919,7 @@ def test_a_signal_ends_a_waiting_take_at_once(
     sent = time.monotonic()
     worker.send_signal(getattr(signal, f"SIG{name}"))
     assert worker.wait(10) == status
-    assert time.monotonic() - sent < 2  # the end of a Python process included
+    assert time.monotonic() - sent < 2  # including the end of a Python process
     if name == "INT":
         assert heard(worker) == "after"
 
@@ -953,7 +953,7 @@ def test_a_handler_may_close_a_queue_while_another_is_connected(
 def test_a_handler_may_close_a_queue_while_another_begins_or_ends(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """They share the list of those that beat, and the lock by which queues find each other's connections."""
+    """They share the list of queues that beat, and the lock by which queues find each other's connections."""
     other, before = tubes.connect(server.url), signal.getsignal(signal.SIGUSR1)
     store: Any = other.store
 

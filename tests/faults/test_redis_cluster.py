@@ -286,7 +286,7 @@ def test_a_node_that_hangs_leaves_out_no_tube_of_type_redis_of_another(
                 there[0].put("x")
             began = time.monotonic()
             assert queue.statistics().keys() == {tube.name for tube in made if tube not in there}
-            assert time.monotonic() - began < 1  # an answer is waited for 1.2 s
+            assert time.monotonic() - began < 1  # waiting for an answer would take 1.2 s
 
 
 @pytest.mark.slow
@@ -630,7 +630,7 @@ def test_awaited_calls_to_a_node_that_hangs_hold_up_no_tube_of_another(cluster: 
 
 @pytest.mark.slow
 def test_who_rescues_and_takes_waits_for_no_other_node(cluster: RedisCluster) -> None:
-    """Only a sweep looks for unknown sessions, for which all tubes must be asked."""
+    """Unknown sessions, for which all tubes must be asked, are left to the sweep."""
     url = f"{owner_of(cluster, SESSIONS).url}?dead_after=1"
     with tubes.connect(url, busy_timeout=2, sweep=False) as queue:
         here, there = on_two_nodes(queue, cluster)

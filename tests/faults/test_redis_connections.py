@@ -1,4 +1,4 @@
-"""Redis: answers that are lost, connections that die without a word, and all the ways to get none."""
+"""Redis: answers that are lost, connections that die without a word, and the ways to get none."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_who_may_not_in_is_told_why(server: RedisServer, caplog: Any) -> None:
         with tubes.connect(login("half", "s3cret")) as queue:
             with pytest.raises(tubes.StoreUnavailable, match="permissions"):
                 queue.create_tube("jobs", "fifo")
-            assert queue.tubes() == []  # else nobody could open the queue any more
+            assert queue.tubes() == []  # otherwise nobody could open the queue any more
         with tubes.connect(login("tubes", "s3cret")) as queue:
             tube = queue.create_tube("jobs", "utubettl")
             tube.put("x")
@@ -486,7 +486,7 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
     ],
 )
 def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
-    """Neither connect nor a tube of the type redis shows a password, or digits of it that look like a port."""
+    """Neither connect nor a redis tube shows a password, or digits of it that look like a port."""
     with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(tubes.BadOption) as caught:
         queue.create_tube("jobs", "redis", url=url)
     for error in (refused(url), caught.value):
