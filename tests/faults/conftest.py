@@ -39,7 +39,7 @@ def public() -> Iterator[Path]:
 
 @pytest.fixture
 def url(db: Path) -> str:
-    """What ``connect`` opens: a file, or a server where a module says so."""
+    """What ``connect`` opens: a file, or a server in modules that override this."""
     return f"sqlite:///{db}"
 
 

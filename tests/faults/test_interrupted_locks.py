@@ -1,6 +1,6 @@
 """Locks that threads share are entered in guarded work only.
 
-Python 3.14 leaves a lock locked for ever where a signal's handler raises as soon as a ``with`` has it
+Python 3.14 leaves a lock locked for ever if a signal's handler raises as soon as a ``with`` has it
 (python/cpython#148874): of 25,655 signals in a loop that did nothing else, 16,471 left it so.
 """
 
@@ -22,7 +22,7 @@ from tubes.testing.suite import take
 
 
 class Watched:
-    """A lock that notes who enters it where a handler may raise."""
+    """A lock that notes who enters it while a signal's handler may raise."""
 
     def __init__(self, lock: Any, noted: list[str]) -> None:
         self._lock, self._noted = lock, noted
@@ -49,7 +49,7 @@ CLASSES = {
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who has entered one of these locks so."""
+    """The places at which one of these locks was entered like that."""
     noted: list[str] = []
     for path, make in CLASSES.items():
         module, holder, name = path.split(".")
@@ -65,7 +65,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def watching(init: Callable[..., None], make: Callable[[], Any], noted: list[str]) -> Callable[..., None]:
-    """The same, and the lock is a watched one."""
+    """The same ``__init__``, but with a watched lock."""
 
     def watched(self: Any, *given: Any, **options: Any) -> None:
         init(self, *given, **options)
@@ -100,9 +100,9 @@ def test_no_signal_can_leave_a_lock_locked(url: str, noted: list[str]) -> None:
         tube.statistics()
         tube.drop()
         queue.sweep()
-        if url != "sqlite://":  # which each has for itself
+        if url != "sqlite://":  # of which each has its own
             other.identify(queue.identify())
             other.create_tube("others", "fifo")
             queue.tube["others"].drop()
-            other.sweep()  # which forgets it
+            other.sweep()  # which forgets the dropped tube
     assert not noted

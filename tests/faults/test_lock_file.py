@@ -1,4 +1,4 @@
-"""The lock file, the proof of life, is deleted, or its locks are dropped; the database is reached by other paths."""
+"""The lock file (the proof of life) is deleted or its locks are dropped; the database is reached by other paths."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ if os.fork():
     os._exit(0)
 system.prctl(DIES_WITH_PARENT, SIGKILL)
 """
-"""To become process 1 of a namespace of its own, in a network of its own."""
+"""Makes a program process 1 of a namespace of its own, in a network of its own."""
 
 
 AS_ANOTHER_USER = """
@@ -106,7 +106,7 @@ if os.geteuid() == 0:
     os.setuid(int(sys.argv[2]))
 os.umask(int(sys.argv[3], 8))
 """
-"""To become that user, who is a member of the group nogroup, and has that umask."""
+"""Makes a program run as that user, a member of the group nogroup, with that umask."""
 
 
 VISITOR = """
@@ -118,7 +118,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 
 
 def copy_of(db: Path) -> Path:
-    """A backup, as it may be made while the database is in use."""
+    """Make a backup, in a way that is allowed while the database is in use."""
     path = db.with_name("copy")
     source, copy = sqlite3.connect(db), sqlite3.connect(path)
     source.backup(copy)
@@ -142,7 +142,7 @@ def asked(worker: Any, verb: str) -> str:
 
 @pytest.mark.slow
 def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> None:
-    """A process that opens the file by another name sees whose tasks are taken, and takes none of them."""
+    """A process that opens the file by another name sees which tasks are taken, and takes none of them."""
     tube = connect().create_tube("jobs", "fifo")
     tube.put("held")
     held = tube.take(timeout=0)
@@ -160,7 +160,7 @@ def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> 
 
 @pytest.mark.parametrize("precious", [None, b"precious"], ids=["new", "there"])
 def test_a_link_in_place_of_the_lock_file_leads_nowhere(db: Path, precious: bytes | None) -> None:
-    """Whoever may write to the folder has no file made or changed elsewhere."""
+    """Somebody who may write to the folder cannot have a file made or changed elsewhere."""
     victim = db.with_name("victim")
     if precious is not None:
         victim.write_bytes(precious)
@@ -171,7 +171,7 @@ def test_a_link_in_place_of_the_lock_file_leads_nowhere(db: Path, precious: byte
 
 
 def test_a_second_name_of_another_file_is_no_lock_file(db: Path) -> None:
-    """Where a system lets who may not write to a file give it another name, as Linux does when told to."""
+    """Some systems let users who may not write to a file give it another name, as Linux does when told to."""
     victim = db.with_name("victim")
     victim.write_bytes(b"precious")
     Path(f"{db}-tubes").hardlink_to(victim)
@@ -181,7 +181,7 @@ def test_a_second_name_of_another_file_is_no_lock_file(db: Path) -> None:
 
 
 def test_what_is_no_file_is_no_lock_file(connect: Connect, db: Path) -> None:
-    """It is named."""
+    """The error names it."""
     os.mkfifo(f"{db}-tubes")
     with pytest.raises(tubes.StoreUnavailable, match="-tubes"):
         connect()
@@ -190,7 +190,7 @@ def test_what_is_no_file_is_no_lock_file(connect: Connect, db: Path) -> None:
 
 
 def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
-    """Who came by it would see neither the others' tasks nor their locks."""
+    """A process that used the other name would see neither the others' tasks nor their locks."""
     connect().create_tube("jobs", "fifo").put(1)
     link = db.with_name("link.db")
     link.hardlink_to(db)
@@ -203,13 +203,13 @@ def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
 
 
 def test_containers_on_one_host_may_share_a_file(db: Path, process: Callable[..., Any]) -> None:
-    """Each is process 1 to itself, and hears no bell of the other's: the living are known by their locks alone."""
+    """Each is process 1 to itself, and hears no bell of the other's: only its locks show that a process lives."""
     first, second = process(IN_A_CONTAINER + USES, db), process(IN_A_CONTAINER + USES, db)
     assert asked(first, "take 0") == asked(second, "take 0") == "None"
     tell(first, "take 30")
     time.sleep(0.3)  # real time: it begins to wait
     assert asked(second, "put held") == heard(first) == "held"
-    assert asked(second, "take 1") == "None"  # it looks for the dead meanwhile
+    assert asked(second, "take 1") == "None"  # meanwhile, it looks for the dead
     assert asked(first, "ack") == "held"
     assert asked(second, "put left") == asked(first, "take 0") == "left"
     tell(second, "take 30")
@@ -218,7 +218,7 @@ def test_containers_on_one_host_may_share_a_file(db: Path, process: Callable[...
 
 
 def test_users_of_one_group_may_share_a_file(public: Path, process: Callable[..., Any]) -> None:
-    """It is the group's, as is what comes to lie beside it; whatever else the umask of each forbids."""
+    """The file is the group's, and so are those made beside it, whatever each user's umask forbids."""
     db = public / "queue.db"
     db.touch()
     if os.geteuid() == 0:
@@ -242,7 +242,7 @@ def test_users_of_one_group_may_share_a_file(public: Path, process: Callable[...
 def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
     public: Path, process: Callable[..., Any], beside: str
 ) -> None:
-    """It is there for a moment before it is for all who may use the file; one that stays so is named."""
+    """It exists for a moment before all its users may open it; one that stays so is named in the error."""
     db, made = public / "queue.db", public / f"queue.db-{beside}"
     tubes.connect(f"sqlite:///{db}").close()
     made.touch()
@@ -260,7 +260,7 @@ def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
 def test_what_cannot_be_opened_although_it_may_be_is_an_error(
     public: Path, process: Callable[..., Any]
 ) -> None:
-    """A folder has the log's name; the tries in which it seemed that another user was making it count, too."""
+    """A folder has the log's name; tries in which another user seemed to be making the log count, too."""
     db, folder = public / "queue.db", public / "queue.db-wal"
     tubes.connect(f"sqlite:///{db}").close()
     for file in public.iterdir():
@@ -320,7 +320,7 @@ def test_locks_that_another_library_dropped_are_taken_again(
     worker = process(WORKER, db)
     assert asked(worker, "take") == "held"
     assert asked(worker, "drop locks") == "dropped"
-    time.sleep(1.5)  # nobody looks meanwhile but the worker's own background work
+    time.sleep(1.5)  # meanwhile, only the worker's own background work looks
     assert tube.take(timeout=0) is None
     assert asked(worker, "ack") == "held"
 
@@ -329,8 +329,8 @@ def test_locks_that_another_library_dropped_are_taken_again(
 def test_who_reads_its_own_database_as_a_file_loses_nothing(connect: Connect, db: Path) -> None:
     """Closing any descriptor of it drops the lock by which SQLite shows that a process has it open.
 
-    A visitor that then comes and goes would take itself for the last, and remove the log that is still written to: what
-    is put from then on, others would not see, and their ids would be ours again.
+    A visitor that then came and went would take itself for the last, and remove the log that is still written to:
+    others would not see what is put from then on, and would use our ids a second time.
     """
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
@@ -345,7 +345,7 @@ def test_who_reads_its_own_database_as_a_file_loses_nothing(connect: Connect, db
 
 
 def test_without_a_hold_the_log_would_go(connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test before it would see. SQLite 3.51 has a look of its own whether others use the log."""
+    """What the test above would see without the hold. SQLite 3.51 itself checks whether others use the log."""
     hold = importlib.import_module("tubes.drivers.sql.sqlite_hold").Hold
     monkeypatch.setattr(hold, "take", lambda hold: None)
     connect().create_tube("jobs", "fifo").put("before")
@@ -386,7 +386,7 @@ def test_the_log_is_removed_by_a_queue_on_which_somebody_has_waited(connect: Con
 def test_a_connect_that_may_open_no_further_file_keeps_none_open(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was one more for the lock file, and none for the hold."""
+    """One descriptor was left, for the lock file, and none for the hold."""
     connect().close()
 
     def fails(path: str) -> None:
@@ -404,7 +404,7 @@ def test_a_connect_that_may_open_no_further_file_keeps_none_open(
 def test_a_queue_that_closes_takes_no_lock_from_a_user_s_connection(
     db: Path, namespaces: tuple[str, ...]
 ) -> None:
-    """The connection has the file open still: others that come and go do not remove the log under it."""
+    """The connection still has the file open: others that come and go do not remove the log under it."""
     user = sqlite3.connect(db, isolation_level=None)
     open_then: list[int] = []
     for _ in range(4):
@@ -431,7 +431,7 @@ def test_a_queue_that_closes_takes_no_lock_from_a_user_s_connection(
 def test_a_process_that_lost_its_proof_of_life_loses_leases_and_no_tasks(
     crew: Crew, db: Path, process: Callable[..., Any], how: str
 ) -> None:
-    """Its task is given to another, its own ack is refused; it goes on, and when it dies nothing stays behind."""
+    """If its task went to another, its own ack is refused; it goes on, and leaves nothing behind when it dies."""
     lock_file = db.with_name("queue.db-tubes")
     worker = process(WORKER, db)
     assert asked(worker, "take") == "None"
@@ -467,7 +467,7 @@ def test_a_process_that_lost_its_proof_of_life_loses_leases_and_no_tasks(
 
 
 def test_a_database_that_is_deleted_under_a_queue_is_an_error(connect: Connect, db: Path) -> None:
-    """What is written to a deleted file is lost, so writing soon ends with StoreUnavailable that says why."""
+    """What is written to a deleted file is lost, so writing soon fails with a StoreUnavailable that says why."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     tube.put(1)
@@ -511,12 +511,12 @@ print(tube.ack(task).data, tube.take(timeout=0).data)
 
 
 def test_a_folder_that_is_out_of_reach_for_a_while_ends_no_session(public: Path) -> None:
-    """What is open stays in use: that a path cannot be followed does not say that the file is gone."""
+    """Open files stay in use: a path that cannot be followed does not mean that the file is gone."""
     assert run(OUT_OF_REACH, public / "away").split() == ["x", "y"]
 
 
 def test_a_database_whose_folder_was_renamed_is_opened_by_its_new_path(tmp_path: Path) -> None:
-    """Also where the process has it open by the old one, by which it cannot be used any more."""
+    """Even if the process still has it open by the old path, by which it can no longer be used."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     with tubes.connect(f"sqlite:///{old}/queue.db", sweep=False) as left:
@@ -542,7 +542,7 @@ def test_a_database_whose_folder_was_renamed_is_opened_by_its_new_path(tmp_path:
 def test_a_database_that_is_deleted_while_it_is_opened_is_an_error(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch, is_restored: bool
 ) -> None:
-    """As a connect may wait for the file's lock: else it would write to the deleted one for as long as it lives."""
+    """A connect may have to wait for the file's lock; unchecked, it would then write to the deleted file for life."""
     with tubes.connect(f"sqlite:///{db}") as queue:
         queue.create_tube("jobs", "fifo").put("held")
         copy = copy_of(db)
@@ -565,7 +565,7 @@ def test_a_database_that_is_deleted_while_it_is_opened_is_an_error(
 
 
 def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, db: Path) -> None:
-    """It ends with StoreUnavailable instead of waiting for ever for what nobody can put."""
+    """It ends with StoreUnavailable instead of waiting for ever for tasks that nobody can put."""
     tube = connect().create_tube("jobs", "fifo")
     ended: list[Exception] = []
 
@@ -585,7 +585,7 @@ def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, d
 
 
 def test_a_database_that_is_deleted_is_not_made_anew_by_a_fork(connect: Connect, db: Path) -> None:
-    """A fork opens the file again, and what it would make is empty: without tables, and in the way of who restores."""
+    """A fork opens the file again; a new one would be empty, without tables, and in the way of a restore."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     for path in db.parent.iterdir():
@@ -604,7 +604,7 @@ def test_a_database_that_is_deleted_is_not_made_anew_by_a_fork(connect: Connect,
 def test_who_was_left_with_a_replaced_database_holds_nothing_in_the_new_one(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
-    """The copy that was restored knows it as the owner of a task, and it lives, but can never ack that."""
+    """The restored copy has the worker as a task's owner: it is alive, but can never ack that task."""
     with connect() as queue:
         queue.create_tube("jobs", "fifo").put("held")
         worker = process(WORKER, db)
@@ -619,7 +619,7 @@ def test_who_was_left_with_a_replaced_database_holds_nothing_in_the_new_one(
 def test_who_was_left_with_a_replaced_database_keeps_nobody_out_of_the_new_one(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
-    """The copy is older than its connection, whose number comes again; it does nothing, and so has not noticed."""
+    """The copy is older than the idler's connection, so its number is given out again; it is idle, so unaware."""
     with connect() as queue:
         queue.create_tube("jobs", "fifo").put("x")
         copy = copy_of(db)
@@ -635,7 +635,7 @@ def test_who_was_left_with_a_replaced_database_keeps_nobody_out_of_the_new_one(
 def test_a_lock_that_cannot_be_had_or_given_up_is_an_error_of_ours(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the system is out of locks. A queue that has lost its session takes when it can have one again."""
+    """As when the system is out of locks. A queue that has lost its session takes once it can have a new one."""
 
     def fails(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

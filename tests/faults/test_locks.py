@@ -79,7 +79,7 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
 
 
 def test_statistics_wait_for_no_writer(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
-    """And are right all the same, though what this process has counted cannot be stored now."""
+    """They are right all the same, although this process cannot store its counts just now."""
     tube = connect(busy_timeout=60, sweep=False).create_tube("jobs", "fifo")
     tube.put("x")
     other = process(LOCKING, db, "BEGIN IMMEDIATE")
@@ -92,7 +92,7 @@ def test_statistics_wait_for_no_writer(connect: Connect, db: Path, process: Call
 
 
 def test_connecting_to_a_locked_file_is_an_error(db: Path, process: Callable[..., Any]) -> None:
-    """A file that another program locks while it is made a queue: StoreBusy after the timeout, then it works."""
+    """Making a locked file a queue fails with StoreBusy after the timeout, and works once the lock is gone."""
     with closing(sqlite3.connect(db)) as raw:
         raw.execute("CREATE TABLE theirs (x)")
     other = process(LOCKING, db, "BEGIN EXCLUSIVE")
@@ -130,7 +130,7 @@ def test_connecting_waits_for_a_program_that_is_writing(
 def test_connecting_outdoes_a_program_that_wants_no_log(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that sets another journal mode at each of its connections, in the moment in which SQLite lets it."""
+    """The program sets another journal mode whenever it connects, at the one moment when SQLite lets it."""
     writer: Any = importlib.import_module("tubes.drivers.sql.sqlite_writer").SqliteWriter
     execute, tries = writer.execute, 0
 
@@ -159,7 +159,7 @@ def test_connecting_outdoes_a_program_that_wants_no_log(
 def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
     connect: Connect, db: Path, durability: str
 ) -> None:
-    """And not each after the other, which is forty times as long."""
+    """They do not wait one after the other, which would take forty times as long."""
     queue = connect(durability=durability, busy_timeout=0.5, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     refused: list[str] = []
@@ -188,7 +188,7 @@ def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
 
 
 def test_a_setting_that_could_not_be_stored_is_not_set(connect: Connect, db: Path) -> None:
-    """A session that begins later, as in a forked child, would have it."""
+    """Otherwise a session that begins later, as in a forked child, would have it."""
     queue = connect(busy_timeout=0.05, session_ttr=7, sweep=False)
     with closing(sqlite3.connect(db, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -200,7 +200,7 @@ def test_a_setting_that_could_not_be_stored_is_not_set(connect: Connect, db: Pat
 
 
 def test_any_timeout_is_waited_for(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
-    """SQLite takes one of more than 24 days for none, and Python has none of more than 292 years."""
+    """SQLite treats a timeout of more than 24 days as none, and Python has none of more than 292 years."""
     with closing(sqlite3.connect(db)) as raw:
         raw.execute("CREATE TABLE theirs (x)")
     other = process(LOCKING, db, "BEGIN EXCLUSIVE")
@@ -221,7 +221,7 @@ def test_any_timeout_is_waited_for(connect: Connect, db: Path, process: Callable
 def test_a_lock_that_ends_in_time_is_only_waited_for(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
-    """A take that waits gets its task though the file was locked just then."""
+    """A waiting take gets its task although the file was locked meanwhile."""
     queue = connect(busy_timeout=20)
     tube = queue.create_tube("jobs", "fifo")
     waiter, got = waiting(tube)
@@ -268,7 +268,7 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(
 def test_a_queue_that_waits_for_a_lock_to_begin_its_session_disturbs_nobody_who_waits(
     connect: Connect, db: Path, process: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether it lives is not looked at before it has a session."""
+    """Nobody checks whether it is alive before it has a session."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     waiter, got = waiting(tube)
     other = process(LOCKING, db, "BEGIN IMMEDIATE")
@@ -295,7 +295,7 @@ def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
     assert held is not None
     other = process(LOCKING, db, "BEGIN IMMEDIATE")
     assert heard(other) == "locked"
-    with pytest.raises(tubes.StoreBusy):  # here it is the ack that cannot be
+    with pytest.raises(tubes.StoreBusy):  # here the ack itself is refused
         tube.take(timeout=30, ack=held)
     tell(other)
     assert heard(other) == "free"
@@ -322,7 +322,7 @@ def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
 def test_a_queue_closes_when_it_has_waited_for_a_lock_once(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
-    """Counts to store, a session to end, what it holds to release: whoever is alive does the rest."""
+    """It has counts to store, a session to end and tasks to release: whoever is alive does the rest."""
     queue = connect(busy_timeout=1, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("held")
@@ -339,7 +339,7 @@ def test_a_queue_closes_when_it_has_waited_for_a_lock_once(
 
 
 def test_a_stopped_process_that_holds_a_transaction_hangs_nobody(crew: Crew) -> None:
-    """Others get StoreBusy after their timeout, and go on when it is continued or killed."""
+    """Others get StoreBusy after their timeout, and go on when it is killed."""
     queue, tube = crew.open(busy_timeout=0.3, sweep=False)
     with queue:
         worker = crew.start("transaction")
@@ -456,7 +456,7 @@ def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
 def test_who_listens_goes_on_when_a_store_cannot_look(
     error: Exception, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One queue of the process is being closed, say; the takes of the others are still called."""
+    """One queue of the process is being closed, say; takes that wait in the others are still woken."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     looks: list[float] = []
@@ -478,7 +478,7 @@ def test_who_listens_goes_on_when_a_store_cannot_look(
 
 
 def test_threads_that_share_commits_are_all_told(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by another one: nobody finds out only because it looks by itself in the end."""
+    """Each is told by another: none finds out only because it looks for itself in the end."""
     monkeypatch.setattr("tubes.drivers.sql.sqlite_writer.LONGEST_WAIT", 3600.0)
     queue = connect(durability="full", sweep=False)
     tube = queue.create_tube("jobs", "fifo")
@@ -501,7 +501,7 @@ def test_threads_that_share_commits_are_all_told(connect: Connect, monkeypatch: 
 def test_one_that_fails_costs_nothing_of_those_that_share_its_commit(
     connect: Connect, count: int, error: type[BaseException]
 ) -> None:
-    """A step of several statements leaves nothing of itself; one of a single statement may have committed that."""
+    """A failed step of several statements leaves nothing; one of a single statement may have committed that."""
     queue = connect(durability="full", sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
@@ -555,7 +555,7 @@ def test_all_that_share_a_commit_which_fails_are_told_and_nothing_of_theirs_is_s
 def test_a_thread_that_always_came_too_late_is_handed_the_file(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a busy thread, which lets go of it for a moment only, could keep the others from it for seconds."""
+    """Otherwise a busy thread, which lets go of it only for a moment, could keep others from it for seconds."""
     monkeypatch.setattr("tubes.drivers.sql.sqlite_writer.NAPS_FOR", 0.0)
     queue = connect(durability="normal", sweep=False)
     tube = queue.create_tube("jobs", "fifo")
@@ -572,7 +572,7 @@ def test_a_thread_that_always_came_too_late_is_handed_the_file(
 
 
 class Line(deque[Any]):
-    """Whom one looks at may go away at any moment, as one does whom a signal's handler interrupts."""
+    """A line whose first member may leave as it is looked at, as one does that a signal's handler interrupts."""
 
     def __bool__(self) -> bool:
         return True
@@ -610,7 +610,7 @@ def test_who_has_waited_in_vain_says_so_to_none_who_came_later(connect: Connect)
 def test_who_reads_while_another_thread_closes_the_queue_uses_nothing_that_is_closed(
     connect: Connect,
 ) -> None:
-    """It has begun, and waits for its turn to read."""
+    """The read has begun, and waits for its turn."""
     queue: Any = connect()
     store, reading, waits = queue.store, queue.store._reading, threading.Event()
     used: list[object] = []

@@ -1,4 +1,4 @@
-"""A recursion that has become too deep calls a queue: each call is whole, or refused before it has begun."""
+"""A recursion that is about to be too deep calls a queue: each call is whole, or refused before it begins."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ print(bool(stored and taken), bool(refused))
 def test_a_call_on_a_file_that_finds_the_stack_nearly_full_is_whole_or_refused(
     db: Path, durability: str
 ) -> None:
-    """The turn to write does not stay with it, nor is anything stored that it does not tell."""
+    """A refused call does not keep the turn to write, and nothing is stored that is not reported."""
     assert run(PROGRAM, f"sqlite:///{db}", durability) == "True True"
 
 
@@ -74,5 +74,5 @@ def test_a_call_on_a_file_that_finds_the_stack_nearly_full_is_whole_or_refused(
 def test_a_call_to_a_server_that_finds_the_stack_nearly_full_is_whole_or_refused(
     request: pytest.FixtureRequest, server: str
 ) -> None:
-    """Nor does it wait for ever for an answer that it has no room to receive."""
+    """Nor does a call wait for ever for an answer that it has no room to receive."""
     assert run(PROGRAM, request.getfixturevalue(server), "") == "True True"
