@@ -1,4 +1,4 @@
-"""Worker processes that are killed and stopped, and the account of what became of every task."""
+"""Worker processes to kill and stop, and the account of what became of every task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Connect = Callable[..., tubes.Queue]
 
 WORKER = Path(__file__).with_name("worker.py")
 ENOUGH = 21
-"""Acks without which a torment shows little, however slow the machine is."""
+"""Acks that a torment needs to show anything, however slow the machine is."""
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 
@@ -44,7 +44,7 @@ for name in sys.argv[2:]:
 print("holds", flush=True)
 sys.stdin.readline()
 """
-"""A program that takes a task of each tube that is named, and holds them until it is ended."""
+"""A program that takes a task from each tube that it is given, and holds them until it is ended."""
 
 DESCRIPTORS = """
 import contextlib, os, resource
@@ -61,26 +61,26 @@ def free_descriptors(count):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
 """
-"""How a program begins that is to have so many free descriptors, and no more, for a while."""
+"""The start of a program that needs to have exactly so many free descriptors for a while."""
 
 
 def quiet(connect: Connect, **options: Any) -> tubes.Queue:
-    """A queue that does nothing in the background, such as store its counts or look whether it is alive."""
+    """A queue that does nothing in the background, such as storing its counts or checking whether it is alive."""
     queue = connect(sweep=False, **options)
     queue._sweeper.stop()
     return queue
 
 
 def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
-    """Wait until something is true of other processes; fail when it does not become so."""
+    """Wait until something is true of other processes; fail if it does not become true in time."""
     deadline = time.monotonic() + within
     while not holds():
         assert time.monotonic() < deadline, f"not so within {within} s: {holds}"
-        time.sleep(0.002)  # real time: what is waited for happens in other processes
+        time.sleep(0.002)  # real time: other processes do what we wait for
 
 
 def seconds_each(count: int, call: Callable[[], object]) -> list[float]:
-    """How long a call takes in each of so many threads at once, of those in which it ends."""
+    """How long a call takes in so many threads at once: the times of those in which it returns."""
     took: list[float] = []
 
     def timed() -> None:
@@ -97,7 +97,7 @@ def seconds_each(count: int, call: Callable[[], object]) -> list[float]:
 
 
 def let_through_until_vacuumed(tube: tubes.Tube, db: psycopg.Connection, table: str = "tubes_task") -> None:
-    """Put, take and ack until the tube's table in PostgreSQL was vacuumed by a queue once more."""
+    """Put, take and ack until a queue has vacuumed the tube's table in PostgreSQL once more."""
 
     def vacuums() -> Any:
         return db.execute("SELECT pg_stat_get_vacuum_count(CAST(%s AS regclass))", (table,)).fetchall()
@@ -122,7 +122,7 @@ def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thr
 
 @contextmanager
 def handler_that_raises(name: str | None = None) -> Iterator[None]:
-    """A log handler of that logger's that fails, such as one that writes to a server that is away as well."""
+    """Give that logger a handler that fails, such as one that writes to a server that is away as well."""
 
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -137,7 +137,7 @@ def handler_that_raises(name: str | None = None) -> Iterator[None]:
 
 
 class EventfulClock(FakeClock):
-    """A clock at whose next reading something happens, in the middle of what reads it."""
+    """A clock that makes something happen when it is next read, in the middle of the work that reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Ended(Exception):
 
 
 def end_when_woken(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each wait by a clock end with Ended, as soon as it is woken."""
+    """Make each wait on a clock end with Ended as soon as it is woken."""
     wait = clock.wait
 
     def end(signal: Signal, timeout: float | None) -> bool:
@@ -166,7 +166,7 @@ def end_when_woken(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put_before_it_leaves(tube: tubes.Tube, data: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have one more task put by the next who leaves the line, when it has what it waited for."""
+    """Make the next member that leaves the line put one more task first, when it has what it waited for."""
     waiters = tube._store.waiters
     leave = waiters.leave
 
@@ -180,7 +180,7 @@ def put_before_it_leaves(tube: tubes.Tube, data: object, monkeypatch: pytest.Mon
 
 @contextmanager
 def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Another thread does that again and again, until the block ends."""
+    """Have another thread do that again and again, until the block ends."""
     is_over = threading.Event()
 
     def go_on() -> None:
@@ -198,10 +198,10 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
 
 
 class Growing(weakref.WeakSet[Any]):
-    """Another thread adds to it while somebody goes through it."""
+    """A set to which another thread adds something while it is iterated over."""
 
     other: Any = None
-    """What it has added."""
+    """What that thread has added."""
 
     def __init__(self, add: Callable[[], Any], members: Sequence[Any] = ()) -> None:
         super().__init__(members)
@@ -220,11 +220,11 @@ class Struck(BaseException):
 
 
 def strike(call: Callable[[], object], at: int) -> bool:
-    """Call it, with a signal after so many returns of C functions; tell whether it came to so many.
+    """Call it, with a signal after so many returns of C functions; tell whether it got that far.
 
-    Python runs handlers there, among others, so that a test which goes from 1 on leaves out no place. Where what a
-    handler raises is only printed (in a ``__del__``, in the callback of a weak reference or of the garbage collector),
-    there is another signal after the next return.
+    These are among the places where Python runs handlers, so a test that counts up from 1 leaves none of them out. If
+    what a handler raises is only printed (in a ``__del__``, or a callback of a weak reference or of the garbage
+    collector), another signal follows after the next return.
     """
     returns = 0
 
@@ -240,7 +240,7 @@ def strike(call: Callable[[], object], at: int) -> bool:
         if printed.exc_type is not Struck:
             return print_it(printed)
         at = returns + 1
-        sys.setprofile(count)  # what raises in it has ended it
+        sys.setprofile(count)  # the exception has ended it
 
     def raise_struck(number: int, frame: FrameType | None) -> None:
         raise Struck
@@ -278,7 +278,7 @@ def join_forgotten(connect: Callable[..., tubes.Queue], forget: Callable[[int], 
 
 @contextmanager
 def no_new_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As where a process may have no more of them."""
+    """Make starting a thread fail, as if the process may have no more of them."""
 
     def fails(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -295,9 +295,9 @@ def rescue_in_moments(
     beat: Callable[[Any], object],
     pass_time: Callable[[], object],
 ) -> None:
-    """Kill one of two who hold a task: of those who are there but for a moment, the third gets its task.
+    """Kill one of two that hold a task: of the short-lived queues that then look at due times, the third gets it.
 
-    ``beat`` is the other's, whose store it is given; ``pass_time``: the next roll call is due.
+    ``beat`` beats for the other process, whose store it is given; ``pass_time`` makes the next roll call due.
     """
     with connect() as living:
         tube = living.create_tube("jobs", "fifo")
@@ -321,7 +321,7 @@ def rescue_in_moments(
 
 
 def look_in_hastier_moments(connect: Callable[..., tubes.Queue], pass_time: Callable[[int], object]) -> None:
-    """With a smaller ``dead_after``, such as the command line's own: each is called as seldom as its own beats come."""
+    """Look with a smaller ``dead_after``, such as the command line's: each is called as seldom as it beats itself."""
     with connect(dead_after=60) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
@@ -334,12 +334,12 @@ def look_in_hastier_moments(connect: Callable[..., tubes.Queue], pass_time: Call
 
 
 def take_looking_seldom(tube: tubes.Tube) -> tubes.Task:
-    """Take what a killed process held, looking less often than it takes to be dead."""
+    """Take what a killed process held, looking less often than every ``dead_after``."""
     for _ in range(15):
         task = tube.take(timeout=0)
         if task is not None:
             return task
-        time.sleep(1.2)  # real time: that of the beats, which the killed process stopped
+        time.sleep(1.2)  # real time: the killed process has stopped its beats
     raise AssertionError("what a killed process held was not to be had")
 
 
@@ -356,20 +356,20 @@ class Crew:
     server: str = ""
     """The URL of a database on a server; else it is a SQLite file in the folder."""
     patience: float = 0.2
-    """Seconds until what the dead hold must be ready again."""
+    """Seconds within which what the dead hold must be ready again."""
 
     @property
     def url(self) -> str:
-        """The queue that they work on."""
+        """The URL of the queue that the workers use."""
         return self.server or f"sqlite:///{self.folder / 'crew.db'}"
 
     @property
     def log(self) -> Path:
-        """What they say."""
+        """The file in which they log what they do."""
         return self.folder / "crew.log"
 
     def start(self, role: str, **settings: Any) -> Process:
-        """Start a worker process: no fork of this one."""
+        """Start a worker process, not a fork of this one."""
         self.started += 1
         settings |= {
             "url": self.url,
@@ -390,7 +390,7 @@ class Crew:
         return self.workers.pop(worker)
 
     def check_alive(self) -> None:
-        """Fail when a worker ended by itself."""
+        """Fail if a worker ended by itself."""
         for worker in self.workers:
             assert worker.poll() is None, f"a worker ended by itself, with status {worker.returncode}"
 
@@ -399,11 +399,11 @@ class Crew:
         return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def acked(self) -> int:
-        """How many acks they have seen answered."""
+        """How many acks the workers have seen answered."""
         return self.log.read_bytes().count(b"\nack!") if self.log.exists() else 0
 
     def said(self, word: str, times: int = 1) -> Callable[[], bool]:
-        """A question for ``eventually``: whether the log has that word so often."""
+        """A question for ``eventually``: does the log have that word so many times?"""
         return lambda: sum(line[0] == word for line in self.lines()) >= times
 
     def open(self, **settings: Any) -> tuple[tubes.Queue, tubes.Tube]:
@@ -412,7 +412,7 @@ class Crew:
         return queue, queue.create_tube("jobs", self.type, if_not_exists=True, **self.tube)
 
     def disband(self) -> None:
-        """Kill all that are left, also those that are stopped."""
+        """Kill all workers that are left, including stopped ones."""
         for worker in list(self.workers):
             self.kill(worker)
 
@@ -430,8 +430,8 @@ def torment(
 ) -> int:
     """Kill, stop and continue workers at random moments, replacing the dead; return how many were killed.
 
-    Goes on for at least ``seconds``, until ``kills`` were killed, ``ENOUGH`` tasks acked, and what goes on
-    ``meanwhile`` was done as often as it must. In the end everybody is killed.
+    Goes on for at least ``seconds``, until ``kills`` workers were killed, ``ENOUGH`` tasks acked, and everything in
+    ``meanwhile`` was done as often as it must be. In the end all workers are killed.
     """
     dice = random.Random(seed)
     for role, count in (("produce", producers), ("consume", consumers)):
@@ -473,14 +473,14 @@ def torment(
 
 
 class Pace:
-    """Workers have acked something between two blows, however slow the machine is: else they would get nowhere."""
+    """Lets workers ack something between two blows, however slow the machine is: else they would get nowhere."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._acked = 0
 
     def allows_more(self) -> bool:
-        """Tell whether they have, since it last did."""
+        """Tell whether they have acked something since the last call."""
         before, self._acked = self._acked, self._crew.acked()
         return self._acked > before
 
@@ -512,9 +512,9 @@ class Meanwhile(threading.Thread):
 
 
 def drain(crew: Crew) -> dict[int, str]:
-    """Take and ack all that is left, from a process that outlived the others; return data by id.
+    """Take and ack all that is left, in a process that outlived the others; return the data by id.
 
-    Nothing may be stuck: takes must bring everything, with no more patience than the dead and delays need.
+    Nothing may be stuck: takes must get everything, with no more patience than dead sessions and delays require.
     """
     queue, tube = crew.open()
     left: dict[int, str] = {}
@@ -553,8 +553,8 @@ class Account:
 def settle(lines: Sequence[Sequence[str]], left: dict[int, str]) -> Account:
     """Check the log against what was left: nothing lost, nothing acked twice, no lease handed out twice.
 
-    A worker that was killed inside a call has said what it was about to do and not what came of it; for
-    those calls, and for no others, both outcomes are right.
+    A worker that was killed inside a call has logged what it was about to do, but not the outcome; for those
+    calls, and no others, both outcomes are right.
     """
     by_word: dict[str, list[Sequence[str]]] = defaultdict(list)
     for line in lines:
@@ -592,7 +592,7 @@ def numbers() -> itertools.count[int]:
 
 
 def run(code: str, *arguments: object, within: float = 60.0) -> str:
-    """Run a piece of Python in a process of its own; return what it printed. Fails when it or a thread of it does."""
+    """Run a piece of Python in a process of its own; return what it printed. Fails if it or a thread of it fails."""
     done = interpreter.run(["-c", code, *arguments], timeout=within, text=True)
     assert done.returncode == 0 and "Exception in thread" not in done.stderr, done.stderr
     return str(done.stdout).strip()
@@ -604,13 +604,13 @@ def begin(code: str, *arguments: object) -> Process:
 
 
 def heard(worker: Process) -> str:
-    """The next line that it prints."""
+    """The next line that the process prints."""
     assert worker.stdout is not None
     return str(worker.stdout.readline()).strip()
 
 
 def tell(worker: Process, line: str = "") -> None:
-    """Let it go on, with a line to read."""
+    """Let the process go on, by giving it a line to read."""
     assert worker.stdin is not None
     worker.stdin.write(line + "\n")
     worker.stdin.flush()
