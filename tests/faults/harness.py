@@ -334,12 +334,12 @@ def look_in_hastier_moments(connect: Callable[..., tubes.Queue], pass_time: Call
 
 
 def take_looking_seldom(tube: tubes.Tube) -> tubes.Task:
-    """Take what a killed process held, looking less often than every ``dead_after``."""
+    """Take what a killed process held, looking only every 1.2 seconds."""
     for _ in range(15):
         task = tube.take(timeout=0)
         if task is not None:
             return task
-        time.sleep(1.2)  # real time: the killed process has stopped its beats
+        time.sleep(1.2)  # real time: beats are timed by it, and the killed process makes none
     raise AssertionError("what a killed process held was not to be had")
 
 

@@ -16,10 +16,10 @@ from faults.harness import eventually
 class Proxy:
     """Listens on ``port`` for clients of the server at that Unix socket.
 
-    ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``spoil_after``: of the
-    next whose answer cannot be read. ``is_silent``: answers are lost, and nobody is told. ``is_deaf``: who comes now is
-    not heard, and not told either. ``hold_back``: bytes of the
-    next request that gets stuck on its way, while its sender loses the connection; ``deliver`` lets it arrive.
+    ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``spoil_after``: bytes of
+    the next one whose answer becomes unreadable. ``is_silent``: answers are lost, and nobody is told. ``is_deaf``: new
+    clients are not heard, and not told either. ``hold_back``: bytes of the next request that gets stuck on its way,
+    while its sender loses the connection; ``deliver`` lets it arrive.
     """
 
     def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
@@ -28,7 +28,7 @@ class Proxy:
         self.hold_back: bytes | None = None
         self.is_silent = self.is_deaf = False
         self.lost = 0
-        """Answers that it was silent about."""
+        """Reads of the server's answers that were lost because of ``is_silent``."""
         self._held: tuple[socket.socket, bytes] | None = None
         self._server = server
         self._tls = tls
@@ -39,7 +39,7 @@ class Proxy:
         self._start(self._accept)
 
     def close(self) -> None:
-        """End it, and what is relayed."""
+        """Stop listening and relaying."""
         self._is_over = True
         for thread in self._threads:
             thread.join(10)

@@ -2,7 +2,7 @@
 
 The tube's own idea of who holds what is not asked. A racer notes, by the machine's monotonic clock, when it had a
 task: after its take returned, until before the call that gives it up. No two of these spans may overlap, for one task
-or for one sub-queue. The racers put what they take away, so that sub-queues stay nearly empty: where one task leaves
+or for one sub-queue. The racers replace what they remove, so that sub-queues stay nearly empty: if one task leaves
 while another comes, a missing lock shows.
 """
 
@@ -26,7 +26,7 @@ import tubes
 THREADS, PROCESSES = 16, 8
 
 BRIEF = 0.1
-"""Seconds of ttr that some tasks have, whose holder dawdles until they are over."""
+"""The ttr of some tasks, in seconds. Their holders dawdle until it is over."""
 
 MARGIN = 0.04
 """Seconds by which the clocks of a lease may be wrong: the server's offset is measured, and rounded to ms."""
@@ -41,11 +41,11 @@ class Hold:
     token: int | None
     utube: str | None
     asked: float
-    """When it began to ask for a task, maybe with several takes."""
+    """When the holder began to ask for a task, maybe with several takes."""
     called: float
     """Before the take that got it."""
     begin: float
-    """When it had it."""
+    """When the holder had the task."""
     end: float
     """Before the call that gave it up."""
     until: float
@@ -53,14 +53,14 @@ class Hold:
     back: float
     """When that call had returned."""
     how: str
-    """That call."""
+    """How the task was given up."""
     is_lost: bool = False
-    """It was refused: the task was no longer held."""
+    """Whether that call was refused, as the task was no longer held."""
 
 
 @dataclass(frozen=True)
 class Act:
-    """What was done to a task that one does not hold: ``put``, or ``bury`` and ``delete`` by its id."""
+    """What a racer did to a task that it does not hold: ``put``, or ``bury`` or ``delete`` by its id."""
 
     how: str
     id: int
@@ -69,7 +69,7 @@ class Act:
 
 
 TIMES_ENOUGH = 50
-"""Holds a racer, on average, of which one who had none was starved. A short race on a busy machine has fewer."""
+"""Average holds per racer from which a racer without any was starved. Short races on busy machines have fewer."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Racer:
                 task = self._work(task, is_last=time.monotonic() >= until)
 
     def _put(self) -> None:
-        """Put what one has taken away, so that there are always as many; with little patience if there is no room."""
+        """Replace what was removed, so that the number of tasks stays the same; be impatient if there is no room."""
         features, dice = self._tube.features, self._dice
         while self._owed:
             options: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class Racer:
             self._owed -= 1
 
     def _meddle(self) -> None:
-        """Kick what is buried; now and then bury or delete what somebody else may have in hand."""
+        """Kick buried tasks; now and then bury or delete one that another racer may have in hand."""
         choice = self._dice.random()
         if choice < 0.15:
             self._tube.kick(2)
@@ -158,7 +158,7 @@ class Racer:
         self._asked = self._asked or self._called
 
     def _work(self, task: tubes.Task, *, is_last: bool) -> tubes.Task | None:
-        """Have a task in hand for a moment, and give it up; return the one taken with the ack."""
+        """Hold a task for a moment, then give it up; return the one taken with the ack."""
         begin, until = time.monotonic(), _lease(task)
         asked, called, self._asked = self._asked, self._called, 0.0
         how, following = self._way(task, is_last=is_last), None
@@ -241,11 +241,11 @@ class Verdict:
     holds: int
     lost: int
     fewest: int
-    """Times that the one held a task who did so least often."""
+    """Holds of the racer that had the fewest."""
     longest_wait: float
-    """Seconds that somebody asked for a task."""
+    """The longest time, in seconds, for which a racer asked for a task."""
     most_stored: int
-    """Tasks that were surely stored at the same moment."""
+    """The most tasks that were surely stored at the same moment."""
 
     def __str__(self) -> str:
         return (
@@ -258,7 +258,7 @@ class Verdict:
 def judge(notes: Notes, racers: Sequence[str], *, capacity: int = 0, are_called: bool = True) -> Verdict:
     """Check what racers noted, from the first put until all was drained.
 
-    Who is not called when a task is there has one by chance alone, so that nobody was starved who had none.
+    Racers that are not called when a task is there get one only by chance, so one without any was not starved.
     """
     holds, meddled = notes.holds, defaultdict(list)
     for act in notes.acts:
@@ -309,7 +309,7 @@ def _removes(hold: Hold) -> bool:
 def _check_apart(
     holds: Iterable[Hold], key: Callable[[Hold], Any], meddled: dict[int, list[Act]], what: str
 ) -> None:
-    """Nobody has it while another has it: as far as the ttr reaches, and until somebody buried or deleted the task."""
+    """Check that no two holds overlap, up to the end of the ttr, or until a racer buried or deleted the task."""
     spans = defaultdict(list)
     for hold in holds:
         interferences = [act.called for act in meddled[hold.id] if act.returned >= hold.called]
@@ -344,7 +344,7 @@ def race(
     are_called: bool = True,
     **settings: Any,
 ) -> Verdict:
-    """Let that many race on a new tube, drain it, and judge. Of tasks there are about half as many as racers."""
+    """Let that many race on a new tube, drain it, and judge. There are about half as many tasks as racers."""
     racers = threads + processes
     groups, capacity = racers // 3, racers * 5 // 12 if type == "limfifottl" else 0
     options: dict[str, Any] = {"capacity": capacity} if capacity else {}
@@ -388,11 +388,11 @@ class _Process:
         theirs.close()
 
     def hear(self) -> Any:
-        """What it says next; an EOFError when it has failed."""
+        """What the process says next; raises EOFError if it has failed."""
         return self.pipe.recv()
 
     def end(self) -> None:
-        """Nothing of it is left."""
+        """End the process, and leave nothing of it."""
         self.pipe.close()
         self._process.join(20)
         self._process.kill()
@@ -429,7 +429,7 @@ def _in_threads(works: Sequence[Callable[[], None]]) -> None:
 
 
 def _watch(tube: tubes.Tube, until: float, groups: int) -> None:
-    """Ask again and again how many tasks there are: never more than there may be."""
+    """Check again and again that there are no more tasks than there may be."""
     most = tube.record.options.get("capacity", float("inf"))
     most_taken = groups if tube.features.grouped else float("inf")
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""What the tests of both servers share: a load, who waits, a worker that is told what to do, another clock."""
+"""What the tests of both servers share: a load, a worker that is told what to do, a client with another clock."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Load:
                 self._ack(tube, task)
 
     def _ack(self, tube: tubes.Tube, task: tubes.Task) -> None:
-        """Ack until it is known to have been done: what nobody acks and its session holds, is in the way of others."""
+        """Ack until the outcome is known: a task that its session holds and nobody acks is in the way of others."""
         while True:
             try:
                 tube.ack(task)
@@ -83,7 +83,7 @@ class Load:
         self.unsure.add(task.data)
 
     def settle(self, connect: Connect) -> None:
-        """Everything that was stored is acked once, or may be, or is still there."""
+        """Check that everything that was stored is acked once, or may be, or is still there."""
         with connect(sweep=False) as queue:
             tube = queue.tube.jobs
 
@@ -100,7 +100,7 @@ class Load:
 
 
 def put_when_it_can(tube: tubes.Tube, data: object) -> None:
-    """Put once, when the server is there again."""
+    """Put once, as soon as the server is back."""
 
     def put() -> bool:
         try:
@@ -146,7 +146,7 @@ for line in sys.stdin:
 
 
 def check_clocks(tube: tubes.Tube, client: Any) -> None:
-    """A skewed client and this process agree on a delay and a ttr; on a slow machine they may be over by then."""
+    """Check that a skewed client and this process agree on a delay and a ttr, which may be over if all is slow."""
     began = time.monotonic()
     tell(client, "put 600 0.6")
     heard(client)

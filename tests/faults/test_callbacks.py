@@ -41,7 +41,7 @@ def test_a_callback_that_raises_is_logged_and_changes_nothing(
 def test_an_alarm_in_a_callback_is_not_the_callback_s_error(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ends the work, as it would have a moment before. What a callback raises itself is its own error."""
+    """It ends the work, as it would have a moment earlier. What a callback itself raises is its own error."""
     tube = connect().create_tube("jobs", "fifo")
     heard: list[object] = []
 
@@ -98,7 +98,7 @@ def test_a_callback_that_blocks_holds_up_nobody_else(connect: Connect) -> None:
 def test_a_callback_that_is_set_while_a_call_begins_hears_of_it_then_or_never(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another thread, after the call has begun and before it commits: nothing is left in the line."""
+    """Another thread sets it after the call has begun and before it commits: nothing is left in the line."""
     tube = connect().create_tube("jobs", "fifo")
     heard: list[int] = []
     is_set = threading.Event()
@@ -123,7 +123,7 @@ def test_a_callback_that_is_set_while_a_call_begins_hears_of_it_then_or_never(
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_callback_may_call_the_tube_again(connect: Connect, type: str) -> None:
-    """A put in a put's callback, an ack in a take's: each is told after what caused it."""
+    """A put in a put's callback, an ack in a take's: each is reported after the change that caused it."""
     tube = connect().create_tube("jobs", type)
     heard: list[tuple[str, object]] = []
 
@@ -179,7 +179,7 @@ def test_a_callback_may_use_a_transaction_and_drop_the_tube(connect: Connect) ->
 
 
 def test_a_callback_that_closes_the_queue_ends_it_in_order(connect: Connect) -> None:
-    """The put stands; what comes after is told that the queue is closed."""
+    """The put stands; a later one is told that the queue is closed."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     tube.on_task_change(lambda task, event: queue.close())
@@ -190,7 +190,7 @@ def test_a_callback_that_closes_the_queue_ends_it_in_order(connect: Connect) -> 
 
 
 def test_a_take_with_an_ack_acks_or_says_that_the_queue_is_closed(connect: Connect) -> None:
-    """A callback calls while ``close`` waits for the sweep that called it: None would say that the ack stands."""
+    """A callback takes while ``close`` waits for the sweep that called it: None would mean that the ack stands."""
     other, queue = connect(sweep=False), connect()
     jobs, due = queue.create_tube("jobs", "fifo"), queue.create_tube("due", "fifottl")
     jobs.put("x")
@@ -232,7 +232,7 @@ def test_a_callback_in_the_sweeper_may_block_and_raise(connect: Connect) -> None
 
 
 def test_a_slow_callback_of_one_who_waited_holds_up_nobody_else(connect: Connect) -> None:
-    """He has his task, and stands in line no more."""
+    """The slow consumer has its task, and no longer stands in line."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     go_on, is_slow = threading.Event(), threading.Event()
     got: list[object] = []

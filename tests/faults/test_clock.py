@@ -110,7 +110,7 @@ def test_a_waiting_take_ends_in_its_time_whatever_the_clock_does(connect: Connec
 
 @pytest.mark.parametrize("step", [-HOUR, DAY])
 def test_a_waiting_take_gets_what_is_put_after_a_step(connect: Connect, step: float) -> None:
-    """A take that waits for a task which a step puts off is woken by another."""
+    """A take that waits for a delayed task, still not due after the step, is woken by another."""
     clock = FakeClock()
     queue = connect(clock=clock, sweep=False)
     tube = queue.create_tube("jobs", "fifottl")
@@ -149,7 +149,7 @@ def test_a_real_clock_that_steps_back_stops_no_background_sweep(connect: Connect
 
 
 class Passing(FakeClock):
-    """Whoever waits lets the time pass."""
+    """A clock on which waiting makes the time pass."""
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
         assert timeout is not None
@@ -159,7 +159,7 @@ class Passing(FakeClock):
 
 @pytest.mark.parametrize("verb", ["take", "put"])
 def test_what_becomes_due_while_one_tries_is_done_at_once(connect: Connect, verb: str) -> None:
-    """A transaction takes its milliseconds, and in each of them the next task's time may be over."""
+    """A transaction takes a few milliseconds, and the next task's time may be over in any of them."""
     clock = Passing()
     tube = connect(clock=clock, sweep=False).create_tube("jobs", "limfifottl", capacity=2)
     tube.bury(tube.put("over", ttl=1 if verb == "take" else 2))
@@ -182,7 +182,7 @@ def test_what_becomes_due_while_one_tries_is_done_at_once(connect: Connect, verb
 
 
 def test_what_becomes_due_while_one_sweeps_is_done_at_once(connect: Connect) -> None:
-    """As with many tubes, or with callbacks that take their time."""
+    """It happens with many tubes, or with slow callbacks."""
     clock = FakeClock()
     queue: Any = connect(clock=clock, sweep=False)
     first, second = (queue.create_tube(name, "fifottl") for name in ("first", "second"))

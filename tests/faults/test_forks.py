@@ -47,7 +47,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_child_takes_and_puts_in_a_session_of_its_own(connect: Connect, type: str) -> None:
-    """What the child takes is the child's; when it is gone it is ready again. The parent's leases stay."""
+    """What the child takes is its own, and is ready again when the child is gone. The parent's leases stay."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", type)
     options: Any = {"utube": "b"} if tube.features.grouped else {}
@@ -155,7 +155,7 @@ def test_multiprocessing_children_work_on_their_own(connect: Connect) -> None:
 
 
 def test_a_child_that_is_forked_in_a_callback_has_callbacks_of_its_own(connect: Connect) -> None:
-    """And of what its parent has still to tell, it tells nobody."""
+    """It reports none of the changes that its parent has yet to report."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     heard: list[Any] = []
     in_children: list[Any] = []
@@ -178,7 +178,7 @@ def test_a_child_that_is_forked_in_a_callback_has_callbacks_of_its_own(connect: 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_what_a_child_of_multiprocessing_did_is_counted(connect: Connect, db: Path, method: str) -> None:
-    """It leaves at the end of its work, without what the interpreter does at its own."""
+    """It exits when its work ends, without the interpreter's own exit functions."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     tube.put_many(range(5))
     context: Any = multiprocessing.get_context(method)
@@ -216,7 +216,7 @@ def do_all_when_the_main_thread_has_ended(url: str) -> None:
 
 
 def do_all_at_the_end(url: str) -> None:
-    """In what the program has multiprocessing do last of all."""
+    """Ack in what the program makes multiprocessing do last of all."""
     jobs = tubes.connect(url).tube.jobs
     tasks = jobs.take_many(5, timeout=0)
     multiprocessing.util.Finalize(None, jobs.ack_many, (tasks,), exitpriority=-100)
@@ -228,7 +228,7 @@ def do_all_at_the_end(url: str) -> None:
 def test_a_child_of_multiprocessing_works_and_counts_to_its_very_end(
     connect: Connect, db: Path, work: Callable[[str], None]
 ) -> None:
-    """Its queues are closed after all that may use them, its threads too; and so are those of its own children."""
+    """Its queues are closed after all their users, threads included; so are the queues of its own children."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     tube.put_many(range(5))
     child = multiprocessing.get_context("fork").Process(target=work, args=(f"sqlite:///{db}",))
@@ -241,7 +241,7 @@ def test_a_child_of_multiprocessing_works_and_counts_to_its_very_end(
 
 
 def test_a_fork_while_other_threads_write_and_wait_leaves_a_child_that_works(connect: Connect) -> None:
-    """Whatever locks other threads hold at the moment of the fork, the child is not held up by them."""
+    """The child is not held up by locks that other threads hold at the moment of the fork."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     other = queue.create_tube("idle", "fifo")
@@ -306,7 +306,7 @@ print([task.data for task in tube.tasks("r")])
 def test_a_child_that_leaves_a_transaction_on_a_server_does_not_end_it(
     postgres_queue_url: str, leaves: str
 ) -> None:
-    """The connection is the parent's, which goes on in its transaction; also when the child has one of its own."""
+    """The connection is the parent's, whose transaction goes on, even if the child has a connection of its own."""
     code = f"""
 import os, sys, tubes
 queue = tubes.connect(sys.argv[1], sweep=False)
@@ -359,9 +359,9 @@ others = ()
 def test_a_child_that_goes_on_in_a_call_on_a_server_does_not_touch_its_connection(
     store: str, url: str, request: pytest.FixtureRequest
 ) -> None:
-    """A signal's handler has forked in the middle of it: what is sent there and answered is the parent's.
+    """A signal's handler has forked in the middle of it: requests and answers on the connection are the parent's.
 
-    Neither waits for an answer that the other has read.
+    Neither process waits for an answer that the other has read.
     """
     code = (
         "import os, sys, tubes"
@@ -395,7 +395,7 @@ print(hear())
 def test_a_child_that_ends_in_the_middle_of_a_call_does_not_cancel_that_of_its_parent(
     postgres_queue_url: str,
 ) -> None:
-    """As a handler that forks and leaves the child by sys.exit does."""
+    """A signal's handler forks, and ends the child by sys.exit."""
     code = """
 import os, signal, sys, tubes
 import sqlalchemy as sa
@@ -425,7 +425,7 @@ queue.close()
 def test_a_child_that_goes_on_in_a_call_tries_it_again_in_a_session_of_its_own(
     postgres_queue_url: str, verb: str
 ) -> None:
-    """What it took in that of its parent, the parent would hold."""
+    """The parent would hold what the child took in the parent's session."""
     code = f"""
 import os, signal, sys, tubes
 import sqlalchemy as sa
@@ -449,7 +449,7 @@ queue.close()
 
 
 def test_children_that_come_and_go_leave_the_parent_whole(connect: Connect, db: Path) -> None:
-    """After a hundred forks the parent still works, and the database is in order."""
+    """After 25 forks the parent still works, and the database is in order."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifo")
     for number in range(25):
@@ -514,7 +514,7 @@ def test_a_child_leaves_a_transaction_though_another_thread_was_in_a_call_of_it(
 
 
 def test_a_child_sweeps_though_its_parent_s_thread_is_not_there(connect: Connect) -> None:
-    """What is due there is done by itself, where nobody else comes first."""
+    """What is due in the child is done by itself, unless somebody else comes first."""
     queue = connect()
     tube = queue.create_tube("jobs", "fifottl")
     tube.put("of the parent", delay=60)
@@ -536,7 +536,7 @@ def test_a_child_sweeps_though_its_parent_s_thread_is_not_there(connect: Connect
 def test_a_child_s_sweeper_does_not_count_on_that_of_its_parent(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which would come before what is due in the child."""
+    """The parent's sweeper would come before the child's task is due."""
     for module, name in (("sweeper", "SWEEP_EVERY"), ("queue", "SWEEP_EVERY"), ("queue", "FLUSH_AFTER")):
         monkeypatch.setattr(f"tubes.{module}.{name}", 3600.0)
     queue = connect()
@@ -576,7 +576,7 @@ def test_a_queue_that_is_closed_while_a_fork_waits_for_it_is_not_opened_again(co
 def test_a_fork_waits_for_a_thread_that_opens_a_file(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
-    """A child that has it half open cannot use it, and is told so: it would wait for locks that nobody has."""
+    """A child that has it half open cannot use it, and is told so: it would wait for locks that nobody holds."""
     queue = connect(sweep=False)
     queue.create_tube("jobs", "fifo")
     url, shared = f"sqlite:///{db}", importlib.import_module("tubes.drivers.sql.sqlite_shared")
@@ -629,7 +629,7 @@ def test_a_child_joins_a_transaction_though_another_thread_was_about_to(connect:
 
 
 def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -> None:
-    """One that has no queue of its parent's."""
+    """The child uses no queue of its parent's."""
     tubes.connect(postgres_db, migrate=True, sweep=False).close()
     shared = importlib.import_module("tubes.drivers.sql.postgresql_shared").Shared
 
@@ -685,7 +685,7 @@ queue.close()
 
 @pytest.mark.slow
 def test_a_hook_of_the_program_uses_a_tube_elsewhere_in_the_child(tmp_path: Path, redis_url: str) -> None:
-    """It is called before the driver's own hooks, too. What the parent holds there stays its own."""
+    """It, too, is called before the driver's own hooks. What the parent holds there stays its own."""
     code = f"""
 import os, sys, tubes
 os.register_at_fork(after_in_child=lambda: tube.take(0))
@@ -709,7 +709,7 @@ queue.close()
 
 @pytest.mark.slow
 def test_a_hook_of_the_program_that_calls_in_the_middle_of_a_fork_is_refused(db: Path) -> None:
-    """It was registered before tubes was imported, so that the file is closed where it is called. It does not hang."""
+    """It was registered before tubes was imported, so the file is closed when it is called. It does not hang."""
     code = """
 import os, sys
 def call():
@@ -762,9 +762,10 @@ queue.close()
 
 @pytest.mark.slow
 def test_a_child_keeps_no_connection_of_its_parent_open(postgres_db: str) -> None:
-    """Not one that no call was using: the server would keep it for as long as the child lives.
+    """Not even one that no call was using: the server would keep it for as long as the child lives.
 
-    Also where the queues hear of the fork first, as one of SQLite was there before, and nothing refers to it any more.
+    This also holds if the queues hear of the fork first, because there was a SQLite one before, and nothing refers to
+    the connection any more.
     """
     code = """
 import gc, os, sys, tubes
@@ -786,7 +787,7 @@ queue.close()
 
 
 def test_queues_that_cannot_be_opened_again_after_a_fork_keep_no_other_from_it(db: Path) -> None:
-    """Else one of them would hold up its callers for ever."""
+    """Otherwise one of them would hold up its callers for ever."""
     code = """
 import os, sys, threading, tubes
 sys.unraisablehook = lambda told: print(told.exc_type.__name__)
@@ -837,12 +838,12 @@ print(sum(os.path.realpath("/dev/fd/" + fd) == sys.argv[1] for fd in os.listdir(
 
 
 def test_a_file_that_was_read_only_during_a_fork_is_written_to_when_it_may_be_again(public: Path) -> None:
-    """SQLite goes on reading what it could not open for writing. And nothing of such a try stays open."""
+    """SQLite goes on reading a file that it could not open for writing. Nothing of such a try stays open."""
     assert run(READ_ONLY_MEANWHILE, public / "queue.db").split() == ["kept", "0"]
 
 
 def test_a_fork_waits_for_no_long_look(connect: Connect) -> None:
-    """Such as the doctor's at a large file. The child is told that the file was in use; the parent goes on."""
+    """One such is the doctor's at a large file. The child is told that the file was in use; the parent goes on."""
     queue = connect(busy_timeout=0.1, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     looks, is_over = threading.Event(), threading.Event()
@@ -864,7 +865,7 @@ def test_a_fork_waits_for_no_long_look(connect: Connect) -> None:
 
 @pytest.mark.parametrize("strikes", ["queue.store.writer.park", "queue.store._connect"])
 def test_ctrl_c_in_the_middle_of_a_fork_leaves_the_queue_usable(db: Path, strikes: str) -> None:
-    """As the file is closed before it, and as it is opened again after it."""
+    """It comes as the file is closed before the fork, or as it is opened again afterwards."""
     code = f"""
 import os, signal, sys, threading, tubes
 sys.unraisablehook = lambda told: print(told.exc_type.__name__)
@@ -901,7 +902,7 @@ putter.join(10)
 def test_what_another_thread_was_at_as_its_process_forked_is_not_waited_for(
     db: Path, module: str, lock: str
 ) -> None:
-    """It opened a queue, say. In the child nobody ends that."""
+    """It was opening a queue, say. In the child nobody finishes that."""
     code = f"""
 import importlib, os, signal, sys, threading, tubes
 import sqlalchemy as sa
@@ -947,7 +948,7 @@ def test_a_memory_queue_says_that_it_does_not_outlive_a_fork() -> None:
 def test_threads_that_begin_at_once_in_a_child_are_of_one_session(
     store: str, connect: Connect, request: pytest.FixtureRequest
 ) -> None:
-    """The first of them begins it anew, and the others wait for that."""
+    """The first of them begins a new session, and the others wait for it."""
     if store == "sqlite":
         queue = connect(sweep=False)
     else:
@@ -994,7 +995,7 @@ def test_the_queues_of_a_child_share_their_counts_as_its_parent_s_do(postgres_db
 
 
 def test_a_child_of_another_thread_hears_signals() -> None:
-    """The main thread was inside a verb, where signals are only noted: in the child there is nobody who ends that."""
+    """The main thread was inside a verb, where signals are only noted: in the child nobody would end that."""
     code = """
 import os, signal, threading
 from tubes.interrupts import guarded, interruptible

@@ -78,7 +78,7 @@ def consume(tube: tubes.Tube, log: Log, settings: dict[str, Any]) -> None:
 def finish(tube: tubes.Tube, log: Log, task: tubes.Task, choice: float) -> tubes.Task | None:
     """Ack a task, release it, or ack it and take the next in one commit; return the next.
 
-    A server that is away is asked until it answers: what a living session holds, nobody else gets.
+    A server that is away is asked until it answers: nobody else gets what a living session holds.
     """
     following: tubes.Task | None = None
     if choice >= 0.1:
@@ -92,7 +92,7 @@ def finish(tube: tubes.Tube, log: Log, task: tubes.Task, choice: float) -> tubes
                 following = tube.take(timeout=0, ack=task)
             else:
                 tube.ack(task)
-        except tubes.NotTaken:  # or a try before had done it
+        except tubes.NotTaken:  # or an earlier try had done it
             log.write("lost", task.id, task.token)
         except tubes.StoreError:
             log.write("busy")
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def opened(settings: dict[str, Any]) -> tuple[tubes.Queue, tubes.Tube]:
-    """Open the queue and the tube, when the store can be reached, and no stopped process holds its lock."""
+    """Open the queue and the tube, once the store can be reached and no stopped process holds its lock."""
     while True:
         try:
             queue = tubes.connect(settings["url"], **settings["connect"])
