@@ -34,7 +34,7 @@ def test_a_dead_process_s_task_is_taken_at_once(crew: Crew, type: str) -> None:
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_waiting_take_gets_a_dead_process_s_task(crew: Crew, type: str) -> None:
-    """A take that waits already is woken by the death."""
+    """A take that is already waiting is woken by the death."""
     crew.type = type
     queue, tube = crew.open(sweep=False)
     with queue:
@@ -49,7 +49,7 @@ def test_a_waiting_take_gets_a_dead_process_s_task(crew: Crew, type: str) -> Non
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_dead_process_s_task_comes_first_though_others_are_ready(crew: Crew, type: str) -> None:
-    """A busy consumer gets it soon, though it always finds other work."""
+    """A busy consumer gets it soon, although it always finds other work."""
     crew.type = type
     queue, tube = crew.open(sweep=False)
     with queue:

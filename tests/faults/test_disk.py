@@ -1,4 +1,4 @@
-"""A full disk, a file that cannot be written, and what is no database: a clear error, nothing half stored."""
+"""A full disk, a file that cannot be written, or one that is no database: a clear error, nothing half stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_commit_waits_for_the_disk_as_the_durability_says(
 
 
 def limit_pages(queue: tubes.Queue, pages: int) -> None:
-    """Let the database have so many pages and no more, as a full disk would."""
+    """Limit the database to so many pages, as a full disk would."""
     queue.store.writer.db.execute(f"PRAGMA max_page_count={pages}")  # type: ignore[attr-defined]
 
 

@@ -28,7 +28,7 @@ sys.stdin.readline()
 
 
 def begun(db: Path) -> int:
-    """How often the log was begun anew, as it says itself."""
+    """How often the log was begun again, as its header says."""
     return int.from_bytes(db.with_name(f"{db.name}-wal").read_bytes()[12:16])
 
 

@@ -1,4 +1,4 @@
-"""A put that waits for room is called from other processes too, by whatever makes room there."""
+"""A put that waits for room is called from other processes, too, by whatever makes room there."""
 
 from __future__ import annotations
 
