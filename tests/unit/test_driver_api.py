@@ -63,7 +63,7 @@ def test_the_api_has_the_methods_of_the_protocol() -> None:
 
 
 def test_features_may_be_annotated_with_what_only_type_checkers_import() -> None:
-    """Python 3.14 evaluates an annotation when it is asked for; those before want it as a text then."""
+    """Python 3.14 evaluates an annotation only when asked for it; older versions need it as text then."""
     annotation = "Features" if sys.version_info >= (3, 14) else "'Features'"
     written: dict[str, Any] = {}
     exec(f"class Annotated:\n    features: {annotation}", written)
@@ -94,7 +94,7 @@ def test_a_method_that_cannot_be_called_is_missing() -> None:
 
 
 def test_a_method_of_the_protocol_s_own_is_missing_in_a_class_that_inherits_it() -> None:
-    """It would do nothing: who waits would never be called, say."""
+    """It would do nothing: a waiting consumer would never be called, say."""
     attributes = {name: value for name, value in complete().items() if name != "can_take"}
     kind = type("Partial", (Driver,), attributes)
     for driver in (kind, kind()):
@@ -110,7 +110,7 @@ def test_a_method_of_the_protocol_s_own_is_missing_in_a_class_that_inherits_it()
     ids=str,
 )
 def test_what_a_driver_needs_for_what_it_says_of_itself_is_named_too(said: Any, needed: str) -> None:
-    """Else it would be missed by who first takes with an ack, or gives the option."""
+    """Else the first take with an ack, or the first tube with the option, would fail for lack of it."""
     attributes = {name: value for name, value in complete(**said).items() if name != "take"}
     for driver in (type("Partial", (), attributes), type("Partial", (), attributes)()):
         with pytest.raises(IncompleteDriver) as caught:
@@ -210,7 +210,7 @@ def test_what_is_no_driver_is_refused(driver: Any) -> None:
     "wrong", [{"order": "newst"}, {"order": None}, {"features": {"timed": True}}], ids=str
 )
 def test_a_type_that_cannot_be_is_refused_where_it_is_written(wrong: Any) -> None:
-    """A misspelt order would be the oldest first, and nobody would notice."""
+    """A misspelt order would mean the oldest first, and nobody would notice."""
     (option,) = wrong
     with pytest.raises(BadOption, match=f"{option} must be") as caught:
         TubeType(**wrong)
@@ -244,7 +244,7 @@ def test_a_built_in_type_cannot_be_replaced(name: str) -> None:
 def test_a_type_that_the_store_cannot_realise_is_refused_with_the_reason(
     store: str, request: pytest.FixtureRequest
 ) -> None:
-    """And there is no such tube then, also where nothing is rolled back."""
+    """And there is no such tube then, even on a store that rolls nothing back."""
     tubes.register_driver("impossible", TubeType(Features(grouped=True), order="newest"))
     url = "sqlite://" if store == "sqlite" else request.getfixturevalue("redis_db")
     with tubes.connect(url, sweep=False) as queue:
@@ -254,7 +254,7 @@ def test_a_type_that_the_store_cannot_realise_is_refused_with_the_reason(
 
 
 class Twice:
-    """A driver of somebody's own, whose steps do two things each; the second may fail."""
+    """A driver of your own, whose steps do two things each; the second may fail."""
 
     def __init__(self, driver: Any) -> None:
         self.driver, self.features, self.fails = driver, driver.features, False
@@ -277,7 +277,7 @@ class Twice:
 
 @pytest.mark.parametrize("is_listened_to", [False, True])
 def test_a_step_of_a_driver_of_ones_own_is_undone_whole(is_listened_to: bool) -> None:
-    """Its transaction is open before it does anything, though the steps that it is made of would commit one by one."""
+    """Its transaction is open before it does anything: the steps in it would else commit one by one."""
 
     def make_twice(store: Any, tube: Any) -> Twice:
         return Twice(store.realise(TubeType(), tube))
@@ -300,7 +300,7 @@ def test_a_step_of_a_driver_of_ones_own_is_undone_whole(is_listened_to: bool) ->
 
 
 class Buggy:
-    """A driver of somebody's own, of which one method always raises what is no error of ours."""
+    """A driver of your own, one method of which always raises an error that is not one of ours."""
 
     def __init__(self, driver: Any, method: str) -> None:
         self.driver, self.features = driver, driver.features
@@ -330,7 +330,7 @@ def buggy(request: pytest.FixtureRequest) -> str:
 def test_a_tube_whose_driver_cannot_be_started_is_not_made(
     buggy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And that driver is stopped, of whom nobody else knows."""
+    """And that driver, which nobody else knows of, is stopped."""
     stopped: list[Any] = []
     monkeypatch.setattr(Buggy, "stop", lambda self: stopped.append(self), raising=False)
     url = f"sqlite:///{tmp_path / 'queue.db'}"
@@ -364,7 +364,7 @@ def test_a_driver_that_cannot_be_started_any_more_costs_its_own_tube_alone(
 def test_what_a_driver_raises_keeps_nobody_from_the_other_tubes(
     buggy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the dead hold there is rescued, time goes on, counts are shown, and the queue closes."""
+    """There, dead sessions' tasks are rescued, due ones settled, counts shown; and the queue closes."""
     url, clock = f"sqlite:///{tmp_path / 'queue.db'}", FakeClock()
     with tubes.connect(url, clock=clock, sweep=False) as queue:
         queue.create_tube("bad", buggy).put("theirs", ttl=1)
@@ -393,7 +393,7 @@ def test_what_a_driver_raises_keeps_nobody_from_the_other_tubes(
 def test_a_take_with_an_ack_is_a_take_of_a_driver_with_a_difference(
     store: str, request: pytest.FixtureRequest
 ) -> None:
-    """Also where the one that it passes all else on to does both in one step."""
+    """Even if the driver that it delegates the rest to does both in one step."""
 
     class Counting:
         takes = 0
@@ -429,7 +429,7 @@ def test_a_take_with_an_ack_is_a_take_of_a_driver_with_a_difference(
 
 @pytest.mark.parametrize("type", ["fifo", "fifottl"])
 def test_verbs_and_callbacks_show_the_same_task(type: str) -> None:
-    """Also where the driver has turned what a step gives into a Task already, and would turn that into another."""
+    """Even if the driver's steps return Tasks already, which it would turn into others."""
 
     class Loud(Twice):
         put = property(lambda self: self.driver.put)
@@ -452,7 +452,7 @@ def test_verbs_and_callbacks_show_the_same_task(type: str) -> None:
 
 
 def test_a_driver_that_tells_of_nothing_that_it_stores_has_not_filled_its_tube() -> None:
-    """Of a type without bounds nobody would understand that."""
+    """For a type without bounds, nobody would understand a TubeFull."""
 
     class Silent(Twice):
         def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> list[Change]:
@@ -480,7 +480,7 @@ WRONG_ANSWERS: dict[str, Callable[[Iterable[Change]], Any]] = {
 @pytest.mark.parametrize("is_listened_to", [False, True])
 @pytest.mark.parametrize("answer", WRONG_ANSWERS)
 def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_listened_to: bool) -> None:
-    """Else what the caller is told has failed would be stored, and a generator would run after the commit."""
+    """Else what the caller hears has failed would be stored, and a generator would run after the commit."""
 
     class Wrong(Twice):
         def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Any:
@@ -519,7 +519,7 @@ def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_liste
             lambda: tube.take(0, ack=held),
         ]
         for call in calls:
-            clock.advance(1)  # what is taken in the millisecond of a take that fails would be given back
+            clock.advance(1)  # else held is given back, as taken in the millisecond of a failed take
             driver.fails = True
             with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* must return .*, not"):
                 call()
@@ -540,7 +540,7 @@ def test_the_built_in_types_are_found_through_entry_points() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_tube_is_warned_of_before_it_is_made() -> None:
-    """Else it would be there although create_tube failed, where warnings are errors."""
+    """Else, if warnings are errors, create_tube would fail and yet leave a tube."""
     with tubes.connect("sqlite://", sweep=False) as queue:
         with pytest.raises(tubes.TubesWarning, match="no ttr"):
             queue.create_tube("short", "fifottl", ttl=5)
@@ -548,7 +548,7 @@ def test_a_tube_is_warned_of_before_it_is_made() -> None:
 
 
 def test_counts_that_a_store_cannot_keep_are_kept_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it raises."""
+    """Whatever the store raises."""
 
     def fails(calls: Any) -> None:
         raise LookupError("a fault of the store's")
@@ -568,7 +568,7 @@ def test_counts_that_a_store_cannot_keep_are_kept_for_later(monkeypatch: pytest.
 def test_a_tube_is_made_without_a_look_at_all_others(
     store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a thousand of them would take a million looks."""
+    """Else making a thousand would take a million looks."""
     url = "sqlite://" if store == "sqlite" else request.getfixturevalue("redis_db")
     with tubes.connect(url, sweep=False) as queue:
         with monkeypatch.context() as patch:
@@ -579,7 +579,7 @@ def test_a_tube_is_made_without_a_look_at_all_others(
 
 
 def test_of_a_tube_that_is_there_its_own_options_are_warned_of() -> None:
-    """Those given have no effect on it."""
+    """The options given have no effect on it."""
     with tubes.connect("sqlite://", sweep=False) as queue:
         queue.create_tube("long", "fifottl", ttl=5, ttr=1)
         with warnings.catch_warnings():
@@ -618,7 +618,7 @@ def test_an_unknown_type_is_an_error_that_suggests_a_near_one() -> None:
 
 
 class Package:
-    """Installs packages with entry points, each of one module that may be anything."""
+    """Installs packages with entry points, each of a single module that may contain anything."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -631,7 +631,7 @@ class Package:
         (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
 
     def run(self, program: str, *given: str) -> list[str]:
-        """What a program that has them installed prints."""
+        """What a program prints that has them installed."""
         installed = f"import sys; sys.path.insert(0, {str(self.folder)!r})\n{program}"
         done = interpreter.run(["-c", installed, *given], text=True)
         assert done.returncode == 0, done.stderr
@@ -682,7 +682,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_with_the_reason(package: P
 
 
 def test_a_module_that_cannot_be_loaded_is_tried_once(package: Package) -> None:
-    """Whoever opens tubes asks again and again."""
+    """Every opening of tubes asks for it again."""
     package("breaks", "print('tried'); 1 / 0", "breaks = breaks:Driver")
     said = package.run(ASK, "breaks")
     assert len(said) == 3 and said.count("tried") == 1
@@ -698,11 +698,11 @@ def without_files(attempt):
         except tubes.TubeError as error:
             print(type(error).__name__, error)
 """
-"""A program that can have no file opened any more, for the time of a call."""
+"""The beginning of a program that can make a call while no more files can be opened."""
 
 
 def test_a_module_that_was_loaded_when_no_file_could_be_opened_is_tried_again(package: Package) -> None:
-    """It was the process that lacked something: its tubes can be used as soon as it does not."""
+    """It was the process that lacked something: as soon as it does not, tubes of the type can be used."""
     package("late", "import tubes; Driver = tubes.TubeType()", "late = late:Driver")
     program = """
 tubes.registry._found.clear()  # those that were there when this interpreter was started
@@ -718,7 +718,7 @@ with tubes.connect("sqlite://", sweep=False) as queue:
 
 @pytest.mark.parametrize("known", ["", "tubes.registry._entries('tubes.stores')"], ids=["read", "import"])
 def test_a_first_connect_when_no_file_can_be_opened_is_an_error_of_ours(package: Package, known: str) -> None:
-    """It reads what is installed, and imports a store."""
+    """The first connect reads what is installed, and imports a store."""
     package(
         "late",
         "from tubes.drivers.sql.sqlite import SqliteStore as Store",
@@ -779,7 +779,7 @@ def test_what_a_signal_s_handler_raises_while_a_type_is_loaded_is_not_the_type_s
 
 
 def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: Package) -> None:
-    """Which of them came first would be chance, and its tasks in the one's order today, in the other's tomorrow."""
+    """Else chance would decide: tasks would be in the one's order today, in the other's tomorrow."""
     plain = "import tubes; Driver = tubes.TubeType()"
     package("mine", plain, "both = mine:Driver")
     package("yours", plain, "both = yours:Driver\nyours = yours:Driver")
@@ -792,7 +792,7 @@ def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: 
 
 @pytest.mark.slow
 def test_a_module_that_registers_what_its_entry_point_names_does_so_once(package: Package) -> None:
-    """As the how-to's modules do, once they are packaged: by its type, and by an import."""
+    """As the how-to's modules do once they are packaged, whether found by type or imported first."""
     code = "import tubes\nDriver = {}\ntubes.register_driver({!r}, Driver)"
     package("itself", code.format("tubes.TubeType()", "itself"), "itself = itself:Driver")
     package("other", code.format("tubes.TubeType()", "claimed"), "")
@@ -814,7 +814,7 @@ importlib.metadata.EntryPoint.__init__ = checked
 import tubes, tubes.registry
 tubes.registry._found.clear()  # those that were there when this interpreter was started
 """
-"""A program on Python 3.15, where the entry points of a package are refused together."""
+"""The beginning of a program as on Python 3.15, where one bad entry point spoils all of its package's."""
 
 
 @pytest.mark.parametrize("group", ["tubes.drivers", "console_scripts"])
@@ -869,7 +869,7 @@ sys.exit(run(["ls", "--url", sys.argv[1]]) or run(["doctor", "--deep", "--url", 
 def test_a_tube_whose_driver_cannot_be_had_here_keeps_nobody_from_the_others(
     package: Package, tmp_path: Path
 ) -> None:
-    """Its package is incomplete, or of another version; the dead hold tasks of other tubes, and time goes on."""
+    """Its package is incomplete, or another version. Elsewhere, rescues and what is due go on."""
     url = f"sqlite:///{tmp_path / 'mixed.db'}"
     plain = "import tubes; Driver = tubes.TubeType()"
     damaged = {
@@ -934,7 +934,7 @@ def test_a_tube_waits_for_its_driver_and_opens_when_that_is_registered(tmp_path:
 def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_dropped(
     tmp_path: Path,
 ) -> None:
-    """Whoever creates a tube that is there makes one more; others may drop it, and make it anew."""
+    """One is left over if a tube that exists is created, or if others drop a tube and make it again."""
     stopped: list[Any] = []
 
     class Noting:
@@ -959,14 +959,14 @@ def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_
         other.drop_tube("jobs")
         other.create_tube("jobs", "notes_its_end")
         stopped.clear()
-        assert [*queue.statistics()] == ["jobs"]  # a walk over all of them has the new one at once
+        assert [*queue.statistics()] == ["jobs"]  # a walk over all tubes has the new one at once
         assert queue.tube.jobs is not tube
         assert stopped == [tube.driver]
 
 
 @pytest.fixture
 def failing() -> Iterator[Any]:
-    """A queue with two tubes whose drivers cannot do what time asks for: of one the server is away."""
+    """A queue with two tubes whose drivers cannot tell what is due: one is broken, one's server is away."""
 
     class Failing:
         is_hosted = True
@@ -992,7 +992,7 @@ def failing() -> Iterator[Any]:
 
 
 def test_a_hosted_tube_is_part_of_no_transaction(failing: Any) -> None:
-    """Though its driver does not say so: its steps are not rolled back."""
+    """Even if its driver does not say so: its steps are not rolled back."""
     with failing.transaction() as unit, pytest.raises(tubes.NotSupported, match="several calls"):
         failing.tube.away.put("x", unit=unit)
 
@@ -1007,7 +1007,7 @@ def test_a_server_that_is_away_hides_no_fault_of_another_driver(failing: Any) ->
 def test_a_tube_whose_server_is_away_costs_no_look_at_all_that_is_taken(
     failing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That comes each ten seconds, and when the queue's own store is back."""
+    """That look comes every ten seconds, and when the queue's own store is back."""
     looks: list[bool] = []
     monkeypatch.setattr(
         failing.store, "deaths_suspected", lambda *, thoroughly=False, lately=False: looks.append(thoroughly)
@@ -1021,7 +1021,7 @@ def test_a_tube_whose_server_is_away_costs_no_look_at_all_that_is_taken(
 
 
 def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_others(tmp_path: Path) -> None:
-    """Its driver, which has a store of its own, takes its time to start, and another one to stop."""
+    """Its driver, which has a store of its own, is slow to start, and another tube's is slow to stop."""
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     starts, goes_on, has_ended = (threading.Event() for _ in range(3))
     stopped: list[str] = []
@@ -1105,7 +1105,7 @@ def test_a_queue_that_cannot_be_opened_gives_all_back_and_says_why(tmp_path: Pat
 
 
 def test_what_the_dead_held_in_a_tube_that_waits_is_released_when_its_driver_comes(tmp_path: Path) -> None:
-    """Somebody dies with a task, and those who notice do not know the type yet."""
+    """A process dies with a task, and the one that notices does not know the type yet."""
     url = f"sqlite:///{tmp_path / 'late.db'}"
     elsewhere(url, "comes_too_late", "tube.take(0); import os; os._exit(0)")
     with tubes.connect(url, sweep=False) as queue:
@@ -1133,7 +1133,7 @@ def reach(tube: Tube, clock: FakeClock, state: State, ttl: float) -> int:
 
 
 def moves(tube: Tube, queue: Queue, clock: FakeClock, id: int) -> dict[str, Any]:
-    """Everything that can be done to a task, or by time."""
+    """Everything that calls, or time, can do to a task."""
 
     def wait(seconds: float) -> None:
         clock.advance(seconds)
@@ -1161,11 +1161,11 @@ def stage() -> Any:
 
 
 def test_drivers_make_exactly_the_moves_of_the_table(stage: tuple[FakeClock, Queue, Tube]) -> None:
-    """From every state everything is tried: what happens is in the table, and what is in the table happens."""
+    """All is tried from every state: what happens is in the table, and what is in the table happens."""
     clock, queue, tube = stage
     seen: set[tuple[State | None, Event, State]] = set()
     cases = [(state, 100.0) for state in (State.READY, State.TAKEN, State.DELAYED, State.BURIED)]
-    cases += [(State.TAKEN, 10), (State.DELAYED, 0)]  # whose lives end with the ttr, and with the delay
+    cases += [(State.TAKEN, 10), (State.DELAYED, 0)]  # their ttl ends with the ttr, and with the delay
     for state, ttl in cases:
         for move in moves(tube, queue, clock, 0):
             events: list[tuple[Event, State]] = []
@@ -1194,7 +1194,7 @@ def test_the_table_says_every_move_once() -> None:
 
 
 def test_a_step_of_none_matches_nothing(stage: tuple[FakeClock, Queue, Tube]) -> None:
-    """A driver answers what does not fit by silence; errors are the tube's."""
+    """A driver returns nothing for what does not match; raising errors is the tube's part."""
     clock, queue, tube = stage
     refs = [Ref(12345), Ref(tube.put("x").id, token=7)]
     driver: Driver = tube.driver
