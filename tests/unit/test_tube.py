@@ -1,4 +1,4 @@
-"""What a tube does by itself, whatever its driver: work in steps, options of nothing, what nobody knows of."""
+"""What a tube does by itself, whatever its driver: steps, options of an empty batch, unknown outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tube(queue: tubes.Queue) -> tubes.Tube:
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes many steps takes few tasks."""
+    """Few tasks take many steps: three at most in each."""
     for module in ("tubes.tube", "tubes.taking"):
         monkeypatch.setattr(f"{module}.STEP_LIMIT", 3)
 
@@ -65,7 +65,7 @@ def test_what_takes_of_unknown_outcome_hold_is_found_behind_what_others_hold(
     tube._unknown.add(tube._store.session, milliseconds(lost[0].updated_at))
     assert tube.expire() == (0, None)
     assert tube.tasks("t") == known
-    assert tube._unknown and not tube._unknown.due()  # it is looked for again, and not at once
+    assert tube._unknown and not tube._unknown.due()  # it is looked for again, but not at once
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_takes_of_unknown_outcome_hold_is_found_behind_what_others_hold(
 def test_what_a_take_holds_that_fails_when_it_is_committed_is_given_back(
     tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception
 ) -> None:
-    """The server's answer never came; or a statement by itself is done, and what it gave is strange."""
+    """The server's answer never came; or a lone statement is committed, but its result cannot be used."""
     owner, name = fails.split(".")
     verb = getattr(getattr(tube, owner), name)
 
@@ -113,7 +113,7 @@ def test_statistics_of_all_leave_out_no_tube_because_the_store_is_away(
 
 @pytest.fixture
 def held(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> tubes.Task | None:
-    """A taken task. However long it is until the next take, that looks for the dead only when it finds nothing."""
+    """A taken task. However late the next take is, it looks for dead sessions only if it finds nothing."""
     monkeypatch.setattr("tubes.rescuer.LOOK_EVERY", math.inf)
     tube.put("held")
     return tube.take(timeout=0)
@@ -122,7 +122,7 @@ def held(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> tubes.Task | None
 def test_an_ack_stands_when_the_look_for_more_meets_a_store_that_is_away(
     tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error would tell the caller that nothing was changed; the next call has it."""
+    """An error would tell the caller that nothing was changed; the next call gets it."""
 
     def is_away(*_: object) -> None:
         raise tubes.StoreUnavailable("no such server")
@@ -147,8 +147,8 @@ def test_an_ack_while_the_queue_closes_is_refused_and_not_left_out_without_a_wor
 def test_a_lease_of_a_session_that_this_process_has_lost_is_lost(
     tube: tubes.Tube, held: tubes.Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was ours; what another's session held never was."""
-    monkeypatch.setattr(tube._store, "session", "f" * 32)  # as of who was taken for dead, and began anew
+    """That lease was ours; one of somebody else's session never was."""
+    monkeypatch.setattr(tube._store, "session", "f" * 32)  # as if taken for dead, and in a new session
     assert type(refusal(tube.ack, held, error=tubes.NotTaken)) is tubes.NotTaken
     monkeypatch.setattr(tube._store, "lost_sessions", {held.owner.hex} if held.owner else set())
     assert type(refusal(tube.ack, held, error=tubes.NotTaken)) is tubes.LeaseLost
@@ -156,7 +156,7 @@ def test_a_lease_of_a_session_that_this_process_has_lost_is_lost(
 
 @pytest.fixture
 def no_take_is_committed(tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is away whenever a take is to be committed, and rolls it back."""
+    """The store is away whenever a take is about to commit, and rolls it back."""
     transact = tube.place.transact
 
     def transact_or_fail(step: Any, on_commit: Any = None) -> Any:
@@ -198,7 +198,7 @@ def test_an_ack_stands_and_what_was_waited_for_and_not_committed_is_not_taken(
 def test_what_a_waiting_take_of_unknown_outcome_took_is_given_back_before_it_is_handed_out(
     tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is taken nobody knows, so that two would have it."""
+    """Nobody knows whether that take was committed: if it was not, two consumers could have the task."""
     transact = tube.place.transact
 
     def transact_and_lose(step: Any, on_commit: Any = None) -> Any:
@@ -232,7 +232,7 @@ def test_a_put_of_more_than_a_tube_can_hold_tells_that_it_is_gone(queue: tubes.Q
 def test_a_task_that_comes_after_a_delete_has_looked_was_not_there(
     tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its id may be known by then: on PostgreSQL, of a put whose transaction is still open."""
+    """Its id may be known before: on PostgreSQL, that of a put whose transaction is still open."""
     task = tube.put("x")
     monkeypatch.setattr(tube.driver, "delete", lambda *given, **options: ())
     with pytest.raises(tubes.TaskNotFound):
@@ -255,7 +255,7 @@ def test_an_ack_in_a_transaction_does_not_stand_by_itself(
 
 
 def test_what_was_taken_in_a_transaction_that_is_over_is_not_given_back(tube: tubes.Tube) -> None:
-    """It was rolled back with it, or its commit has waited for that."""
+    """It was rolled back with the transaction, or the commit has waited for it to be given back."""
     tube.put("x")
     with tube._queue.transaction() as unit:
         task = tube.take(timeout=0, unit=unit)
@@ -331,7 +331,7 @@ def test_what_is_taken_in_a_second_try_is_taken_once(
 
 
 def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: None, tmp_path: Path) -> None:
-    """And counted, though nobody else has the store open."""
+    """The releases are counted too, though nobody else has the store open."""
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     with tubes.connect(url, sweep=False) as queue:
         jobs = queue.create_tube("jobs", "fifo")
@@ -343,7 +343,7 @@ def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: 
 
 
 def test_what_is_given_back_for_somebody_who_is_gone_is_that_very_take(tube: tubes.Tube) -> None:
-    """He may have lost it since, to another thread of this session."""
+    """The caller may have lost it since, to another thread of this session."""
     tube.put("x")
     old = tube.take(timeout=0)
     assert old is not None
@@ -370,7 +370,7 @@ def test_it_is_given_back_in_the_session_that_took_it(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_acked_gives_its_room_back_in_a_type_without_times(queue: tubes.Queue) -> None:
-    """There it is acked in another way than in limfifottl."""
+    """Such a type acks in another way than limfifottl."""
     tubes.register_driver("limfifo", tubes.TubeType(tubes.Features(bounded=True)))
     tube = queue.create_tube("few", "limfifo", capacity=3)
     for _ in range(2):
@@ -389,7 +389,7 @@ def are_asleep(clock: FakeClock, number: int) -> bool:
 def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
     tube: tubes.Tube, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Who is called in vain is passed over by the next call, and overtaken by who is behind."""
+    """A waiter called in vain is passed over by the next call, and overtaken by the one behind it."""
     waiters, key, publish, heed = tube._store.waiters, tube.record.id, tube.publish, tube._store.waiters.heed
     called: list[bool] = []
     takes: list[Future[tubes.Task | None]] = []
@@ -407,7 +407,7 @@ def test_nobody_is_called_for_what_the_first_in_line_found_as_it_was_committed(
     ready = 2 if how == "put_many" else 1
 
     def are_served(number: int) -> bool:
-        """And that all others sleep."""
+        """Whether so many takes are done, and all others sleep."""
         asleep = [signal for signal in waiters.line.get(key, ()) if not signal.is_set]
         return sum(take.done() for take in takes) == number and len(asleep) == clock.waiting == 3 - number
 
@@ -492,7 +492,7 @@ def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called
 def test_a_tube_that_another_has_dropped_is_forgotten_and_its_driver_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process that lives long they would be more and more."""
+    """Else a long-lived process would have more and more of them."""
     url = f"sqlite:///{tmp_path / 'q.db'}"
     with tubes.connect(url, sweep=False) as queue, tubes.connect(url, sweep=False) as other:
         tube, stopped = queue.create_tube("jobs", "fifo"), list[str]()
@@ -567,7 +567,7 @@ def test_a_session_is_known_until_all_that_it_held_is_released(
 
 
 def test_a_session_is_known_as_long_as_a_tube_cannot_be_opened_here(tmp_path: Path, clock: FakeClock) -> None:
-    """Its driver knows what it held there."""
+    """Only that tube's driver knows what it held there."""
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     with tubes.connect(url, clock=clock, sweep=False) as queue:
         store = queue.store
@@ -582,7 +582,7 @@ def test_a_session_is_known_as_long_as_a_tube_cannot_be_opened_here(tmp_path: Pa
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_there_is_no_second_of_a_queue(again: Callable[[Any], object], queue: tubes.Queue) -> None:
-    """A copy that was closed would have closed the first; and a child that was given one begins by itself."""
+    """Closing a copy would close the original; and each process connects by itself."""
     tube = queue.create_tube("jobs", "fifo")
     with queue.transaction() as unit:
         for one in queue, tube, unit:
@@ -627,7 +627,7 @@ def test_a_take_settles_all_that_is_due_before_it_says_that_there_is_nothing(
 
 
 def test_a_take_in_a_transaction_leaves_takes_of_unknown_outcome_to_the_next(queue: tubes.Queue) -> None:
-    """It would wait for itself, or give back what the transaction may not know of."""
+    """Else it would wait for itself, or give back what the transaction might not know of."""
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many("ab")
     taken = tube.take(timeout=0)

@@ -1,4 +1,4 @@
-"""Waiters are woken in the order in which they came, as many as there is something for, and by whatever makes that."""
+"""Waiters are woken in order of arrival, as many as there is something for, by whatever makes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_first_in_line_is_woken_first() -> None:
 
 
 def test_one_that_is_awake_already_is_not_counted_again() -> None:
-    """Two tasks wake two consumers, also when the first has not come round to leaving the line."""
+    """Two tasks wake two more consumers, even if the one woken before has not left the line yet."""
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(4)]
     waiters.wake(JOBS)
@@ -103,7 +103,7 @@ def test_any_other_news_is_for_the_first_in_each_line_or_the_next_where_that_one
 
 
 def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first() -> None:
-    """Nobody else may look for himself: he would overtake."""
+    """No other waiter may look: it would overtake."""
     waiters = Waiters()
     first, second = waiters.enter(JOBS), waiters.enter(JOBS)
     assert waiters.uncalled(JOBS) == 2
@@ -118,7 +118,7 @@ def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first
 
 
 def test_nobody_is_called_for_what_one_who_has_left_had_before() -> None:
-    """Or the next call would pass over who was called in vain."""
+    """Else the next call would pass over a waiter that was called in vain."""
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(4)]
     waiters.leave(JOBS, line[0], [(7, 1), (8, 1)])
@@ -145,10 +145,10 @@ def test_what_many_who_have_left_had_is_known_and_not_for_ever() -> None:
 
 
 def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
-    """Who entered while the last one left would stand in a line that is gone, and wait for ever."""
+    """Else a waiter that enters as the last one leaves would stand in a line that is gone, for ever."""
 
     class Line(dict[Any, Any]):
-        """Fails where the lock is not held. Whether there is a line at all can be seen without it."""
+        """Fails if the lock is not held. Whether there is a line at all can be seen without it."""
 
         def __getattribute__(self, name: str) -> Any:
             assert waiters._lock.locked(), name
@@ -177,7 +177,7 @@ def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
 
 
 def test_for_a_single_task_the_first_in_line_is_woken_whoever_is_called() -> None:
-    """So that who was called in vain is not overtaken."""
+    """So that a waiter called in vain is not overtaken."""
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(3)]
     assert waiters.wake(JOBS) == waiters.wake(JOBS) == 1
@@ -199,7 +199,7 @@ def test_what_the_first_in_line_has_not_found_nobody_is_called_for_any_more() ->
     assert waiters.uncalled(JOBS) == 3
     waiters.wake(JOBS)
     waiters.wake(JOBS)
-    waiters.looked_in_vain(JOBS, line[0])  # before they were called: it looks again
+    waiters.looked_in_vain(JOBS, line[0])  # it looked before these calls, and looks again
     assert waiters.uncalled(JOBS) == 1
     waiters.heed(JOBS, line[0])
     waiters.wake(JOBS, 2)
@@ -251,11 +251,11 @@ def test_who_cannot_begin_to_wait_leaves_the_line(error: type[BaseException]) ->
 def test_what_is_held_up_is_tried_again_after_as_long_as_it_has_been_due(
     due: int, tried: int, now: int, seconds: float
 ) -> None:
-    """At once it would be tried again and again for as long as a transaction is open."""
+    """Tried at once, it would be tried again and again for as long as a transaction is open."""
     assert seconds_until(due, tried, now) == pytest.approx(seconds)
 
 
-# In a database in memory, where nobody who waits looks by himself now and then: only a call gets him anything
+# In a database in memory, waiters never look by themselves: only a call gets them anything
 
 
 @pytest.mark.parametrize("end", ["ack", "delete", "bury", "ttl"])
@@ -428,7 +428,7 @@ def test_who_comes_to_be_first_in_line_sees_to_what_is_due(queue: tubes.Queue, c
 
 
 def test_who_has_settled_what_was_due_sleeps_until_the_next_is(queue: tubes.Queue, clock: FakeClock) -> None:
-    """And no longer, as by what was due before."""
+    """If it still went by what was due before, it would sleep longer."""
     tube = queue.create_tube("jobs", "fifottl")
     tube.put("held", ttl=5)
     tube.take(timeout=0)
@@ -441,7 +441,7 @@ def test_who_has_settled_what_was_due_sleeps_until_the_next_is(queue: tubes.Queu
 
 
 def test_who_was_called_behind_one_that_found_nothing_is_called_again() -> None:
-    """Or else who comes later is called in its place for the next two, and overtakes it."""
+    """Else a later waiter is called in its place for the next two, and overtakes it."""
     clock = EventfulClock()
     with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
         tube, waiters = queue.create_tube("jobs", "fifo"), queue.store.waiters
@@ -453,7 +453,7 @@ def test_who_was_called_behind_one_that_found_nothing_is_called_again() -> None:
             waiters.wake(tube.record.id)
             left.append(waiters.uncalled(tube.record.id))
 
-        clock.then = call_both  # as the first looks; and others have been faster
+        clock.then = call_both  # as the first one looks; others have been faster
         waiters.wake_first(tube.record.id)
         eventually(lambda: left == [0])
         eventually(lambda: waiters.uncalled(tube.record.id) == 2)
@@ -499,7 +499,7 @@ def test_who_waits_takes_what_a_rescue_had_to_leave(queue: tubes.Queue, clock: F
     tube.put("held")
     tube.take(timeout=0)
     waiter = Waiting(clock, tube.take)
-    tube.ended.add(queue.store.session)  # as where another transaction has locked the task meanwhile
+    tube.ended.add(queue.store.session)  # as if another transaction had locked the task meanwhile
     queue.store.waiters.wake_first(tube.record.id)
     assert waiter.end().data == "held"
 
@@ -507,7 +507,7 @@ def test_who_waits_takes_what_a_rescue_had_to_leave(queue: tubes.Queue, clock: F
 def test_who_waits_for_room_goes_when_the_queue_closes_however_long_that_takes(
     queue: tubes.Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who looked when it had begun, and waited on, would wait for ever."""
+    """A waiter that looked after the close began, and waited on, would wait for ever."""
     tube = queue.create_tube("jobs", "limfifottl", capacity=1)
     tube.put("full")
     waiter = Waiting(clock, tube.put, "x", timeout=None)
