@@ -1,4 +1,4 @@
-"""A queue in memory, on a clock that the tests advance: what is tested there has no driver of its own."""
+"""A queue in memory, on a clock that the tests advance, for what does not depend on a driver."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tubes.testing import FakeClock
 
 
 class Waiting(threading.Thread):
-    """A thread that waits for a signal, and what its wait said."""
+    """A thread that waits for a signal, and what its wait returned."""
 
     def __init__(self, clock: SystemClock | FakeClock, timeout: float | None) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ def test_a_wait_in_the_main_thread_lasts_as_long_though_it_looks_for_signals(tim
 
 
 def test_a_wait_ends_where_a_tool_for_tests_has_stopped_the_clock() -> None:
-    """As freezegun does; the time of day is what is asked for there, and a take that never ends is not."""
+    """As freezegun does: its users want another time of day, not a take that never ends."""
     code = """
 import time, tubes
 jobs = tubes.connect("sqlite://").create_tube("jobs", "fifo")
@@ -169,7 +169,7 @@ def test_a_wait_of_no_time_on_the_fake_clock_returns_at_once() -> None:
 
 
 def test_a_server_s_clock_is_learned_from_the_quickest_answer() -> None:
-    """One that took long may be wrong by half of that: it changes nothing while the better one can be true."""
+    """A slow one may be wrong by half its time: it changes nothing while the better one can still be true."""
     clock = ServerClock()
     now = uptime()
     assert clock.learn(1_000_000, now - 0.002, now) == pytest.approx(1)
@@ -196,7 +196,7 @@ def test_an_old_look_at_a_server_s_clock_counts_less() -> None:
 
 
 def test_a_server_s_clock_went_on_while_this_host_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or what is put before it is asked again would be over at once, for everybody else."""
+    """Else a task put before the next look at it would be over at once, for everybody else."""
     clock = ServerClock()
     clock.ask(lambda: 1_000_000.0)
     real, slept = time.clock_gettime, {time.CLOCK_BOOTTIME: 3600.0}

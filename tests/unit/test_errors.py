@@ -1,4 +1,4 @@
-"""One tree of errors: each is a relative of a built-in one where there is one, and carries its data."""
+"""One tree of errors: each carries its data, and is a built-in error too if one fits."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_error_reaches_the_parent_of_a_worker_process_as_it_was(error: tubes.
 
 
 def test_an_error_reaches_another_process_whatever_was_given() -> None:
-    """The value that was refused may be one that cannot be pickled; what is said of it can."""
+    """Even if the refused value cannot be pickled, its repr can."""
     given: Any = {"pri": lambda: 0}
     with tubes.connect("sqlite://") as queue, pytest.raises(tubes.BadOption) as caught:
         queue.create_tube("jobs", "fifottl").put("x", **given)

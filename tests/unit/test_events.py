@@ -60,12 +60,12 @@ def test_a_callback_that_raises_is_logged_and_the_others_go_on(caplog: pytest.Lo
 def test_what_is_logged_says_where_and_a_log_handler_that_raises_changes_nothing(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The put is committed: were the handler's error its own, the user would put the task again."""
+    """The put is committed: if it raised the handler's error, the user would put the task again."""
 
     def fails(task: Task, event: Event) -> None:
         raise ValueError
 
-    with handler_that_raises(), tubes.connect("sqlite://", sweep=False) as queue:  # after that of caplog
+    with handler_that_raises(), tubes.connect("sqlite://", sweep=False) as queue:  # after caplog's
         queue.create_tube("jobs", "fifo", on_task_change=fails).put("x")
     assert "no route to host" in capsys.readouterr().err
     assert [(record.filename, record.funcName) for record in caplog.records] == [("events.py", "_call_first")]
@@ -109,12 +109,12 @@ def test_one_thread_delivers_while_others_only_append() -> None:
 
 
 def test_what_is_added_while_a_delivery_comes_to_its_end_is_delivered() -> None:
-    """Who adds it finds somebody at it still, and leaves it to them."""
+    """Whoever adds it finds a delivery still under way, and leaves it to that."""
     deliveries: Any = Deliveries()
     seen: list[int] = []
 
     class Ending:
-        """The lock of who delivers, at whose release somebody comes."""
+        """The lock of a delivery: another change comes just before its release."""
 
         def __init__(self) -> None:
             self._lock = threading.Lock()
@@ -196,7 +196,7 @@ def test_who_removes_a_listener_twice_leaves_what_others_have_added() -> None:
 
 
 def test_a_listener_that_is_added_while_another_thread_adds_one_is_heard() -> None:
-    """The other thread has read those that there are, and has not noted them yet."""
+    """One thread has read the listeners, and not set them yet, when the other adds one."""
     heard: list[str] = []
     with tubes.connect("sqlite://", sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")

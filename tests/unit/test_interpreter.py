@@ -1,4 +1,4 @@
-"""A process that is forked for a test is what a new interpreter would be."""
+"""A process that is forked for a test behaves as a new interpreter would."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_it_can_be_stopped_and_killed() -> None:
     process.kill()
     assert process.wait(20) == -signal.SIGKILL == process.poll()
     assert time.monotonic() - begun < 5
-    process.kill()  # of which nothing is left
+    process.kill()  # it has ended already
     process.stdout.close()

@@ -42,7 +42,7 @@ def test_what_is_no_url_is_refused_without_the_password_that_may_be_in_it(url: s
 
 
 def test_a_url_that_is_no_text_is_refused_by_its_type() -> None:
-    """One of SQLAlchemy's is shown as a text that would do."""
+    """SQLAlchemy's own, shown as text, would look like one that is accepted."""
     url: Any = sa.make_url("sqlite:///jobs.db")
     with pytest.raises(BadOption, match="not a value of type URL"):
         tubes.connect(url)
@@ -78,7 +78,7 @@ def test_letters_digits_and_underscores_make_a_tube_name(name: str) -> None:
 
 
 def test_a_member_of_an_enumeration_names_by_its_text() -> None:
-    """It shows itself as Kind.MAILS, which no statement takes for a name."""
+    """In an f-string it would be Kind.MAILS, which no statement accepts as a name."""
     name = options.tube_name(Kind.MAILS)
     assert (type(name), name) == (str, "mails")
     with tubes.connect("sqlite://", namespace=Kind.MAILS) as queue:
@@ -114,15 +114,15 @@ def test_seconds_become_milliseconds(seconds: object, stored: int) -> None:
 
 @given(st.integers(0, 10**12))
 def test_a_duration_that_is_whole_milliseconds_stays_exact(ms: int) -> None:
-    """Seconds are floats: 0.3 s is a hair more than 300 ms, and must not become 301."""
+    """Seconds are floats: 0.1 s is a hair more than 100 ms, and must not become 101."""
     assert options.milliseconds("ttl", ms / 1000) == ms
 
 
 @given(st.floats(0, 1e9))
 @example(100_000_000.61700031)
 def test_nothing_ends_early(seconds: float) -> None:
-    """Rounded up, but for what is beyond the fifteen digits that a float is good for."""
-    beyond = Fraction(5, 10**15)  # of a number, at most: half a unit of the fifteenth digit
+    """Durations are rounded up, except beyond the fifteen digits that a float is good for."""
+    beyond = Fraction(5, 10**15)  # at most, of a number: half a unit of its fifteenth digit
     assert options.milliseconds("ttl", seconds) >= Fraction(seconds) * (1 - beyond) * 1000
 
 
@@ -196,7 +196,7 @@ class Share(float, Enum):
 
 
 def test_members_of_enumerations_are_the_numbers_that_they_stand_for() -> None:
-    """A store that makes text of them would have their names."""
+    """A store that turned them into text would store their names."""
     numbers = (
         options.whole("pri", Level.LOW),
         options.milliseconds("ttl", Level.LOW),
@@ -231,7 +231,7 @@ def test_other_numbers_are_refused_with_the_range_that_is_allowed(value: object)
         (True, "true"),
         (False, "false"),
         ("größe", "größe"),
-        (Host.SHOP, "shop.example"),  # and not "Host.SHOP", as it shows itself
+        (Host.SHOP, "shop.example"),  # not "Host.SHOP", as it shows itself
         (Customer.ANN, "7"),
     ],
 )
@@ -241,7 +241,7 @@ def test_sub_queues_are_compared_as_text(value: object, name: str | None) -> Non
 
 @given(st.lists(st.none() | st.text("a\1\2", max_size=4) | st.text(st.characters(exclude_categories=["Cs"]))))
 def test_no_two_sub_queues_are_stored_alike(names: list[str | None]) -> None:
-    """Not even the unnamed one and the one whose name is empty. Each is read as it was given."""
+    """Not even the unnamed one and the one with an empty name. Each is read back as it was given."""
     names = [name for name in names if name is None or "\0" not in name]
     stored = [options.sub_queue(name) for name in names]
     assert [options.sub_queue_name(text) for text in stored] == names
@@ -297,7 +297,7 @@ def test_what_is_no_duration_is_refused_by_configure_too(given: Any) -> None:
 
 
 def test_what_another_type_has_is_suggested_too() -> None:
-    """Who misspells an option that this type does not support learns its name, and then that."""
+    """Whoever misspells an option that this type does not support learns its name first, then that."""
     with tubes.connect("sqlite://", sweep=False) as queue:
         jobs = queue.create_tube("jobs", "fifo")
         for near, call in (

@@ -1,4 +1,4 @@
-"""A payload comes back as what it was, or is refused: nothing changes on the way without a word."""
+"""A payload comes back as it was, or is refused: nothing changes silently on the way."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_bytes_are_stored_as_they_are(data: bytes) -> None:
 
 
 def test_bytes_of_a_class_of_its_own_are_carried_as_the_bytes_that_they_are() -> None:
-    """A store that is given such an object would ask it again how long it is, and what."""
+    """A store given such an object would ask it again for its length and its bytes."""
 
     class Odd(bytes):
         def __bytes__(self) -> bytes:
@@ -81,7 +81,7 @@ def test_the_edges_come_back(data: Any) -> None:
 
 
 def test_a_view_that_was_released_or_has_gaps_is_carried_or_refused() -> None:
-    """In a batch as alone: what Python itself says of them is no error of ours."""
+    """Alone or in a batch. For a released one, Python itself raises ValueError, which is no error of ours."""
     view = memoryview(b"abcdef")
     assert encode_many([view[::2], "x"]) == [(b"ace", b"ace"), ('"x"', "x")]
     view.release()
@@ -173,7 +173,7 @@ def test_a_foreign_equality_that_raises_does_no_harm() -> None:
 
 
 def test_what_a_signal_s_handler_raises_meanwhile_is_raised() -> None:
-    """It may be the timeout of a put that takes long."""
+    """It may be the timeout of a put that takes too long."""
 
     class Long(dict[str, int]):
         def __eq__(self, other: object) -> bool:
@@ -200,7 +200,7 @@ def test_what_a_signal_s_handler_raises_meanwhile_is_raised() -> None:
     ids=["torn", "empty", "deep", "nan", "latin-1"],
 )
 def test_what_is_no_json_comes_back_as_it_is(text: str) -> None:
-    """Or as bytes; see ``decode_json``."""
+    """As bytes, that is; see ``decode_json``."""
     raw = text.encode("latin-1")
     is_text = text.isascii()
     if is_text:

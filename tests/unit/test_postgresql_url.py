@@ -1,4 +1,4 @@
-"""What a PostgreSQL URL may say of our own, checked before anybody connects."""
+"""Our own options in a PostgreSQL URL are checked before anything connects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_option_that_is_nearly_ours_is_suggested(given: str, meant: str) -> N
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
-    """It may have a password in it, also in what the parser said of it."""
+    """It may contain a password, and so may the parser's message about it."""
     with pytest.raises(tubes.BadOption, match="store") as caught:
         tubes.connect(url)
     assert caught.value.option == "url"
@@ -72,7 +72,7 @@ def test_a_url_that_cannot_be_read_is_refused_and_not_shown(url: str) -> None:
     ],
 )
 def test_an_unusual_url_is_read_and_its_server_is_away(url: str, host: str) -> None:
-    """Also where no host can have that name, of which psycopg lets Python say so."""
+    """Even if no host can have that name: then psycopg lets Python's own error through."""
     with pytest.raises(tubes.StoreUnavailable, match=re.escape(host)):
         tubes.connect(url)
 

@@ -1,4 +1,4 @@
-"""The Redis servers of the tests themselves: private, keeping what they were told, gone with who started them."""
+"""The tests' own Redis servers are private, keep their data, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_server_without_a_file_forgets(own_redis_server: Start) -> None:
 
 
 def test_a_closed_server_leaves_nothing_behind() -> None:
-    """Not even one that does not listen."""
+    """Not even if it hangs."""
     server = RedisServer()
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
@@ -92,7 +92,7 @@ def test_a_setting_that_the_server_does_not_know_is_an_error_with_its_log() -> N
 
 @pytest.mark.parametrize("turn", ["first", "second"])
 def test_a_test_finds_nothing_of_another(redis_url: str, redis_db: str, turn: str) -> None:
-    """Yet what is in the database that all share stays there."""
+    """But what is in the database that all tests share stays there."""
     assert asked(redis_db, "DBSIZE") == 0
     for url in (redis_db, redis_url):
         asked(url, "SET", f"left over from the {turn}", "1")
@@ -140,7 +140,7 @@ def test_a_server_dies_with_the_process_that_started_it() -> None:
 def test_three_nodes_form_a_cluster(redis_cluster: str) -> None:
     with redis.RedisCluster.from_url(redis_cluster) as client:
         assert len(client.get_primaries()) == RedisCluster.SIZE
-        keys = [f"{{{number}}} of 20" for number in range(20)]  # in slots of each of them
+        keys = [f"{{{number}}} of 20" for number in range(20)]  # in slots of every node
         for key in keys:
             client.set(key, 1)
         kept = [len(client.keys("*} of 20", target_nodes=node)) for node in client.get_primaries()]

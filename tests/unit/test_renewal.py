@@ -1,4 +1,4 @@
-"""A store that was open when its process forked, in the child."""
+"""In a forked child: a store that was open when the process forked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ renewal: Any = importlib.import_module("tubes.drivers.renewal")
 
 
 class ClosedAsItOpens(renewal.Renewable):  # type: ignore[misc]  # imported by its name, it has no type
-    """As where a signal's handler closes the queue in the middle of that."""
+    """As if a signal's handler closed the queue in the middle of opening it."""
 
     closed = 0
 

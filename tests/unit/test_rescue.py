@@ -1,4 +1,4 @@
-"""A rescue of what many sessions held that ended at once."""
+"""A rescue of what was held by many sessions that ended at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def queue(tmp_path: Path) -> Iterator[tubes.Queue]:
 
 
 def hold(queue: tubes.Queue, count: int, ends_ms: int | None) -> None:
-    """As many sessions hold a task each, and end then; ``None``: nobody knows them."""
+    """Have so many sessions hold a task each, and end at ``ends_ms``; ``None``: nobody knows them."""
     assert len(queue.tube.jobs.take_many(count, timeout=0)) == count
     with queue.transaction() as unit:
         execute = unit.connection.exec_driver_sql
@@ -35,7 +35,7 @@ def hold(queue: tubes.Queue, count: int, ends_ms: int | None) -> None:
 def test_all_are_seen_to_in_one_rescue_some_at_a_time(
     queue: tubes.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who else is at it has seen to others by the next look."""
+    """By the next look, other rescuers have seen to other sessions."""
     hold(queue, MANY, ends_ms=1)
     store: Any = queue.store
     forget, steps = store.forget_sessions, list[int]()

@@ -1,4 +1,4 @@
-"""The servers of the tests themselves: private, durable, and gone with the process that started them."""
+"""The tests' own PostgreSQL servers: private, durable, and gone with the process that started them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def leave_things(url: str) -> psycopg.Connection:
 
 
 def test_a_test_finds_nothing_of_another(postgres_db: str) -> None:
-    """Neither tables nor schemas nor types; and who stayed connected holds no lock on them."""
+    """Neither tables nor schemas nor types; and a connection left open holds no lock on them."""
     with closing(leave_things(postgres_db)):
         empty_database(postgres_db)
         leave_things(postgres_db).close()

@@ -71,7 +71,7 @@ def test_threads_lose_no_counts() -> None:
 
 
 def test_a_flush_that_takes_long_has_stored_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for somebody; what it has drained is counted all the same."""
+    """It is itself waiting; what it has drained still counts as pending."""
     monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 0.01)
     counts = Counts()
     counts.add(1, Event.PUT, 2)
@@ -98,7 +98,7 @@ def test_a_flush_that_failed_is_not_under_way_any_more(monkeypatch: pytest.Monke
 def test_what_is_on_its_way_is_counted_for_its_own_tube_until_its_own_flush_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two threads may be at it, with as much."""
+    """Two threads may be flushing, with equal counts."""
     monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 0.01)
     counts, drained = Counts(), []
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_statistics_have_tarantools_keys_and_zeros_for_what_never_happened() -> 
 
 
 def test_who_asks_waits_for_a_flush_that_another_thread_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has drained is neither pending nor stored."""
+    """Until then, what the flush has drained is neither pending nor stored."""
     monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 60.0)
     counts = Counts()
     counts.add(1, Event.PUT, 1)

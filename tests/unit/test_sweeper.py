@@ -1,4 +1,4 @@
-"""The background thread: that it goes on after failures, and says them once; when it runs, and how it ends."""
+"""The background thread: it goes on after failures, and logs each once; when it runs, and how it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AWAY, STARTING = StoreUnavailable("no such server"), StoreUnavailable("the serve
 
 
 def test_what_is_due_in_a_hundred_thousand_years_is_nothing_to_hurry_for() -> None:
-    """The task is stored by then, and no calendar has that day."""
+    """A nudge must not fail: the task is stored by then, and no calendar has that day."""
     sweeper = Sweeper(lambda: None)
     sweeper.nudge(3e12)
     sweeper.stop()
@@ -61,7 +61,7 @@ def test_a_failure_that_lasts_is_said_once_and_its_end_too(
             pause(0.005)
         sweeper.stop()
     assert len(turns) >= len(answers) + 2
-    *failed, works = caplog.records  # of the scheduler there are none
+    *failed, works = caplog.records  # none is the scheduler's
     assert [record.levelname for record in failed] == levels
     assert all("failed" in record.message and bool(record.exc_info) is has_traceback for record in failed)
     assert (works.levelname, works.message) == ("WARNING", "the background sweep works again")
@@ -88,7 +88,7 @@ def test_a_log_handler_that_raises_ends_no_background_thread() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [timedelta(hours=-1), timedelta(days=200)], ids=["back", "far forward"])
 def test_a_wall_clock_that_is_set_stops_no_sweep(by: timedelta, monkeypatch: pytest.MonkeyPatch) -> None:
-    """APScheduler's own clock, by which it plans; it would list all that it has missed, for years an hour long."""
+    """APScheduler plans by it, and would list all runs that it missed: an hour's work for years."""
     step = timedelta()
 
     class Wall(datetime):
@@ -134,7 +134,7 @@ def test_a_thread_that_cannot_be_had_is_asked_for_again(
 
 
 def test_it_goes_on_when_the_main_thread_has_ended() -> None:
-    """In a program whose other threads go on: those that were there, and those that it makes then."""
+    """In a program whose other threads go on: a sweeper from before, and one made afterwards."""
     code = """
 import sys, threading
 from tubes.sweeper import Sweeper
@@ -230,7 +230,7 @@ def test_who_stops_it_waits_for_what_it_is_at() -> None:
 
 
 def test_once_stopped_it_is_nudged_in_vain() -> None:
-    """A change that commits while its queue is closed must start no thread that nobody ends."""
+    """A change that commits while its queue closes must start no thread that nobody ends."""
     turns: list[float] = []
     sweeper = Sweeper(lambda: turns.append(real_monotonic()))
     sweeper.stop()
@@ -260,13 +260,13 @@ def test_what_calls_exit_ends_no_background_thread(caplog: pytest.LogCaptureFixt
 
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Background threads that come only when something is due: not every second, and not to store counts."""
+    """Background threads that run only when something is due: not every second, nor to store counts."""
     for name in ("tubes.sweeper.SWEEP_EVERY", "tubes.queue.SWEEP_EVERY", "tubes.queue.FLUSH_AFTER"):
         monkeypatch.setattr(name, 10.0)
 
 
 def test_a_sweep_comes_when_something_is_due(idle: None) -> None:
-    """The first nudges it; of the others it knows when it has come: the soonest in any tube."""
+    """The first task nudges it; when it runs, it learns when the next one in any tube is due."""
     heard: list[object] = []
 
     def hear(task: tubes.Task, event: tubes.Event) -> None:
@@ -287,7 +287,7 @@ def test_what_is_due_sooner_than_the_next_sweep_brings_it_forward(idle: None) ->
     with tubes.connect("sqlite://") as queue:
         tube = queue.create_tube("jobs", "fifottl")
         tube.on_task_change(lambda task, event: heard.append(event))
-        for _ in range(2):  # the second when a sweep has been, and has planned the next
+        for _ in range(2):  # the second one after a sweep has run and planned the next
             heard.clear()
             tube.put("x", delay=0.02)
             eventually(lambda: heard[-1:] == [tubes.Event.DELAY], within=5)

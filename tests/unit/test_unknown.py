@@ -1,4 +1,4 @@
-"""Takes of unknown outcome: what they may hold is looked for at once, then ever more seldom, and not for ever."""
+"""What takes of unknown outcome may hold is looked for at once, then ever less often, and not for ever."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_one_that_comes_during_a_look_is_looked_for_at_once(clock: FakeClock) ->
     assert takes.due() == {("me", 5), ("me", 6)}
     due = takes.due()
     takes.add("me", 7)
-    clock.advance(LOOKS_FOR)  # as at a server that hangs: what is old then was not looked for yet
+    clock.advance(LOOKS_FOR)  # the server hung: a take may be old then without any look for it
     takes.looked_for(due)
     assert takes.due() == {("me", 7)}
 
@@ -59,7 +59,7 @@ def test_an_old_one_is_forgotten_and_a_new_one_is_not(clock: FakeClock) -> None:
 
 
 def test_one_that_comes_in_the_middle_of_a_note_is_looked_for_at_once(clock: FakeClock) -> None:
-    """Where threads run at the same moment, another may add one between any two steps."""
+    """If threads run truly in parallel, another may add one between any two steps."""
     takes, numbers = UnknownTakes(clock.monotonic), iter(range(100))
 
     class Some(set[Taken]):
