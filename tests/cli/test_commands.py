@@ -50,7 +50,7 @@ def tubes_(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     """The command in this process, on a store of its own: fast, and all but signals and pipes are real."""
     monkeypatch.setenv("TUBES_URL", f"sqlite:///{tmp_path}/q.db")
     monkeypatch.delenv("TUBES_SESSION", raising=False)
-    monkeypatch.setattr("tubes.cli_output._secrets", set())  # not also those of the tests before
+    monkeypatch.setattr("tubes.cli_output._secrets", set())  # without those of earlier tests
 
     def command(*arguments: str) -> Said:
         status = run(arguments)
@@ -151,7 +151,7 @@ def test_ls_shows_who_holds_a_task_and_since_when(tubes_: Command) -> None:
     tubes_("put", "jobs", '"one"')
     assert "session" not in tubes_("ls", "jobs").out
     task = tubes_("take", "jobs").json()
-    tubes_("put", "jobs", '"two"')  # whom nobody holds
+    tubes_("put", "jobs", '"two"')  # nobody holds this one
     shown = tubes_("ls", "jobs").out
     assert "session" in shown
     row = next(row for row in shown.splitlines() if '"one"' in row)
@@ -191,7 +191,7 @@ def test_ls_shows_what_a_terminal_would_obey_as_what_it_is(tubes_: Command) -> N
 def test_what_others_have_stored_in_the_catalogue_is_shown_as_it_is(
     command: str, shown: tuple[str, ...], tubes_: Command, tmp_path: Path
 ) -> None:
-    """It may be a file from anywhere: a name in it is no markup, no command to a terminal, and no error."""
+    """The file may come from anywhere: its names are no markup, command no terminal, and cause no error."""
     for name in ("red", "closed", "title", "damaged"):
         tubes_("create", name)
     with sqlite3.connect(tmp_path / "q.db") as db:
@@ -217,7 +217,7 @@ def test_a_line_of_json_commands_no_terminal_and_means_the_same(tubes_: Command)
 
 
 def test_a_line_is_json_whatever_others_have_put(tubes_: Command, tmp_path: Path) -> None:
-    """Python reads numbers that it would write down in a way that is none of JSON's."""
+    """Python reads numbers that it would write in a form that is not JSON."""
     tubes_("create", "jobs")
     tubes_("put", "jobs", "0")
     with closing(sqlite3.connect(tmp_path / "q.db")) as db, db:
@@ -237,7 +237,7 @@ def test_ls_tells_an_empty_sub_queue_name_from_none(tubes_: Command) -> None:
 def test_ls_shows_a_tube_whose_type_is_not_registered_here(
     type: str, tubes_: Command, tmp_path: Path
 ) -> None:
-    """Or needs an option that its entry does not have."""
+    """Or one whose type needs an option that its entry lacks."""
     tubes_("create", "jobs")
     with sqlite3.connect(tmp_path / "q.db") as db:
         db.execute("UPDATE tubes_tube SET type = ?", (type,))
@@ -268,7 +268,7 @@ def test_a_tube_that_is_dropped_meanwhile_hides_no_other(
 
 
 def test_what_can_be_read_can_be_shown(tubes_: Command, tmp_path: Path) -> None:
-    """However deep it is nested; only a few levels more could not be read."""
+    """However deeply it is nested: with a few levels more it could not be read."""
 
     def nested(depth: int, inner: str = "0") -> str:
         return f"{'[' * depth}{inner}{']' * depth}"
@@ -472,7 +472,7 @@ def test_a_mistyped_path_is_told_and_makes_no_file(tubes_: Command, tmp_path: Pa
 def test_a_database_without_tubes_is_told_and_left_as_it_is(
     verb: str, tubes_: Command, tmp_path: Path
 ) -> None:
-    """Another program's, or another namespace than there is."""
+    """It is another program's, or lacks this namespace."""
     path = tmp_path / "theirs.db"
     with closing(sqlite3.connect(path)) as theirs:
         theirs.execute("CREATE TABLE orders (id)")
@@ -536,7 +536,7 @@ def test_a_password_is_never_printed_wherever_it_was_given(
 
 
 def test_a_password_is_hidden_as_it_is_written_and_as_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another URL may be a part of it."""
+    """Another URL's password may be a part of it."""
     monkeypatch.setattr("tubes.cli_output._secrets", set())
     for password in ("s3", "s3%40cret"):
         keep_secret(f"redis://me:{password}@host/0")
@@ -546,7 +546,7 @@ def test_a_password_is_hidden_as_it_is_written_and_as_it_is_meant(monkeypatch: p
 def test_a_password_is_hidden_that_begins_in_the_middle_of_what_seems_to_be_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who reads this URL as some do takes all between the host and the @ for the password."""
+    """One way to read this URL takes all between the host and the @ for the password."""
     monkeypatch.setattr("tubes.cli_output._secrets", set())
     url = "redis://host:1/0?password=s3@cret"
     keep_secret(url)

@@ -35,7 +35,7 @@ def count(tube: tubes.Tube, state: str) -> int:
 
 
 def answer_one(process: Process, tube: tubes.Tube) -> None:
-    """Wait until another process has taken and acked a first task: it is there, and waits for the next."""
+    """Wait until another process has taken and acked a first task: it has started, and waits for the next."""
     assert process.stdout is not None
     tube.put("first")
     assert json.loads(process.stdout.readline())["data"] == "first"
@@ -76,7 +76,7 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
 
 
 def test_a_byte_order_mark_in_front_is_no_part_of_the_first_line(shell: Shell, jobs: tubes.Tube) -> None:
-    """As programs for Windows write it. In front of a later line, where two files were joined, it is no JSON."""
+    """Windows programs write one. In front of a later line, as after two files were joined, it is not JSON."""
     mark = "\ufeff".encode()
     put = shell.run("put", "jobs", input=mark + b"1\r\n2\r\n" + mark + b"3\n")
     assert put.returncode == BAD_INPUT
@@ -110,7 +110,7 @@ def test_a_line_is_stored_when_it_has_come_not_when_the_input_ends(shell: Shell,
 
 
 def test_input_that_does_not_wait_is_waited_for(shell: Shell, jobs: tubes.Tube) -> None:
-    """As another process that shares it can have set it: a pipe of a program that runs an event loop, say."""
+    """Another process that shares it may have set it so: a program that runs an event loop, say."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     with open(read, "rb") as input, open(write, "wb", buffering=0) as output:
@@ -136,7 +136,7 @@ def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
 def test_an_end_of_which_nobody_knows_is_told_with_its_lines(
     jobs: tubes.Tube, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of the commit that was under way, and no others."""
+    """The lines of the commit that was under way, and no others."""
 
     def lose(*_: Any, **__: Any) -> Any:
         raise tubes.OutcomeUnknown("the connection was lost in the commit")
@@ -205,9 +205,9 @@ def test_take_without_ack_keeps_the_task_for_a_session_that_other_commands_can_j
             kept = db.execute("SELECT ttr_ms FROM tubes_session WHERE id = ?", [UUID(first["session"]).hex])
             return int(kept.fetchone()[0])
 
-    assert kept_ms() == 600_000  # who joins it leaves that as it is
+    assert kept_ms() == 600_000  # joining it leaves that as it is
     third = values(shell.run("take", "jobs", "--session", first["session"], "--session-ttr", "300").stdout)[0]
-    assert kept_ms() == 300_000  # unless told
+    assert kept_ms() == 300_000  # unless told otherwise
     ids = [str(task["id"]) for task in (first, second, third)]
     acked = shell.run("ack", "jobs", "--session", first["session"], *ids)
     assert (acked.returncode, acked.stderr) == (0, b"")
@@ -254,7 +254,7 @@ def get_tube(queue, name, get_tube=tubes.Queue.get_tube):
 tubes.Queue.get_tube = get_tube
 main()
 """
-"""The command, to which a signal comes while Python clears away: what its handler raises there is raised to nobody."""
+"""The command, with a signal while Python runs a ``__del__``: what its handler raises there reaches nobody."""
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ main()
 def test_a_signal_that_comes_while_python_clears_away_is_obeyed(
     shell: Shell, jobs: tubes.Tube, number: signal.Signals, status: int
 ) -> None:
-    """As while it collects garbage, which it does for long at the start of a command."""
+    """Such as while it collects garbage, which takes long at the start of a command."""
     process = Process(
         ["-c", LOST, "take", "jobs", str(int(number))], env=shell.environment, stderr=subprocess.PIPE
     )
@@ -284,7 +284,7 @@ tubes.cli.main()"""
 
 
 def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jobs: tubes.Tube) -> None:
-    """Its reader reads nothing, so that it is stuck in the middle of a task too large for the pipe."""
+    """Its reader stops reading, so that it is stuck in the middle of a task too large for the pipe."""
     jobs.put("small")
     jobs.put("x" * 1_000_000)
     jobs.put("last")
@@ -301,7 +301,7 @@ def test_what_could_not_be_written_goes_back_when_take_is_ended(shell: Shell, jo
 
 
 def test_nothing_stays_taken_while_the_reader_is_behind(shell: Shell, jobs: tubes.Tube) -> None:
-    """Else its ttr would be over before it is written, and it would be printed again and again."""
+    """Else a task's ttr could be over before it is written, and it would be printed again and again."""
     jobs.put_many(["x" * 1000] * 300)  # several times what the pipe holds
     process = shell.start("take", "jobs", "--ack", "--all", "--timeout", "0", stdout=subprocess.PIPE)
     eventually(lambda: count(jobs, "total") < 300 and count(jobs, "taken") == 0)
@@ -313,7 +313,7 @@ def test_nothing_stays_taken_while_the_reader_is_behind(shell: Shell, jobs: tube
 
 
 def test_what_a_killed_take_was_to_ack_is_ready_again_at_once(shell: Shell, jobs: tubes.Tube) -> None:
-    jobs.put("x" * 1_000_000)  # there it is stuck
+    jobs.put("x" * 1_000_000)  # take gets stuck there
     process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE)
     eventually(lambda: count(jobs, "taken") == 1)
     process.kill()
@@ -322,7 +322,7 @@ def test_what_a_killed_take_was_to_ack_is_ready_again_at_once(shell: Shell, jobs
 
 
 def test_no_signal_leaves_a_task_taken_that_take_was_to_ack(jobs: tubes.Tube) -> None:
-    """Wherever its handler raises: the session may be one that goes on."""
+    """Wherever its handler raises: the session may go on, and would keep the task."""
     jobs.put_many(range(200))
     at = 1
     while strike(Taking(jobs, 1, 0.0, acks=True).run, at):
@@ -335,7 +335,7 @@ def test_no_signal_leaves_a_task_taken_that_take_was_to_ack(jobs: tubes.Tube) ->
 def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, jobs: tubes.Tube) -> None:
     """As from a terminal that is closed, or from somebody in a hurry."""
     jobs.put("small")
-    jobs.put("x" * 1_000_000)  # there it is stuck
+    jobs.put("x" * 1_000_000)  # take gets stuck there
     jobs.put_many(range(20))
     process = shell.start("take", "jobs", "--all", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     eventually(lambda: count(jobs, "taken") == 22)
@@ -352,7 +352,7 @@ def test_what_was_written_is_done_though_a_second_signal_comes(shell: Shell, job
 
 @pytest.mark.slow
 def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) -> None:
-    """Its reader reads too late: the task is back in the tube, and the ack of it must not pass for one."""
+    """Its reader reads too late: the task is back in the tube, and must not pass for acked."""
     with shell.connect() as queue:
         jobs = queue.create_tube("jobs", "fifottl")
         jobs.put("x" * 1_000_000, ttr=0.1)
@@ -368,7 +368,7 @@ def test_a_task_whose_time_was_over_before_it_was_written_is_told(shell: Shell) 
 def test_a_take_that_is_ended_has_nothing_to_give_back_where_the_time_was_over(shell: Shell) -> None:
     with shell.connect() as queue:
         jobs = queue.create_tube("jobs", "fifottl")
-        jobs.put("x" * 1_000_000, ttr=0.1)  # there it is stuck
+        jobs.put("x" * 1_000_000, ttr=0.1)  # take gets stuck there
         process = shell.start("take", "jobs", "--ack", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         eventually(lambda: jobs.statistics()["calls"]["ttr"] == 1)
         process.terminate()
@@ -436,7 +436,7 @@ def test_help_ends_as_quietly_as_tasks_where_the_reader_goes_away(shell: Shell) 
 def test_a_closed_standard_file_is_an_error_and_never_the_store(
     arguments: str, status: int, why: bytes, shell: Shell, jobs: tubes.Tube
 ) -> None:
-    """A file that is opened gets the lowest free number: the store's must not become standard output."""
+    """A file that is opened gets the lowest free descriptor: the store's must not become standard output."""
     jobs.put("x" * 5000)
     command = f'exec "$0" {arguments}'
     done = subprocess.run(
