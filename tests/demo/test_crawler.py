@@ -67,7 +67,7 @@ def hosts(asked: list[str]) -> Iterator[tuple[Host, Host]]:
 def test_whatever_lies_in_a_page_the_crawl_goes_on_and_each_request_is_a_task(
     hosts: tuple[Host, Host], asked: list[str]
 ) -> None:
-    """A redirect that is followed at once reaches another host while that is in somebody else's hands."""
+    """A redirect followed at once would reach another host that may be in another worker's hands."""
     first, second = hosts
     taken: list[str] = []
     with (
@@ -80,7 +80,7 @@ def test_whatever_lies_in_a_page_the_crawl_goes_on_and_each_request_is_a_task(
         crawl(pages, seen, {f"{first.url}/", f"{second.url}/nothing"})
         buried = {task.data for task in pages.tasks("!")}
     unread = {f"{first.url}/gone", f"{first.url}/short"}
-    assert buried - {f"{first.url}/odd"} == unread  # that one, newer Pythons' parser reads
+    assert buried - {f"{first.url}/odd"} == unread  # newer Pythons' parsers read that one
     paths = ("/", "/stra%C3%9Fe", "/a%20b", "/moved", "/gone", "/odd", "/short")
     assert sorted(asked) == sorted(
         [*(first.url + path for path in paths), f"{second.url}/nothing", f"{second.url}/here"]

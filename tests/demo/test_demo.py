@@ -1,4 +1,4 @@
-"""``tubes demo`` on a small site: it holds with a utube, and fails when politeness is broken."""
+"""``tubes demo`` on a small site: it succeeds with a utube, and fails when politeness is broken."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_same_crawl_on_a_fifo_fails_because_hosts_got_two_requests_at_once()
 
 
 def test_what_lies_in_the_current_folder_is_not_taken_for_a_module_of_the_demo(tmp_path: Path) -> None:
-    """The command does not look there for modules, and what it starts does not either."""
+    """Neither the command nor what it starts looks there for modules."""
     for name in ("select", "sqlite3", "tubes"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not what was meant')\n")
     done = demo("--pages", "50", "--workers", "2", cwd=tmp_path)

@@ -77,7 +77,7 @@ def test_two_requests_at_once_are_counted_as_two_on_their_host_alone(site: tuple
 
 
 def test_the_request_of_a_client_that_is_gone_is_over(site: tuple[Site, list[str]]) -> None:
-    """The next request of the same page is alone, however soon it comes, and counts as the page's second."""
+    """The next request for the same page is alone, however soon it comes, and counts as the page's second."""
     served, (first, _) = site
     served.hold_next()
     with asking(first, process=4711):

@@ -1,8 +1,8 @@
 """Finds the fenced blocks of a Markdown file, and runs its Python ones: ``python blocks.py FILE [REDIS]``.
 
-The blocks of a file run in their order in one namespace, in the current folder. One that begins with ``>>>``
+The blocks of a file run in order in one namespace, in the current folder. One that begins with ``>>>``
 is checked as a doctest. One whose first line is a comment with a file name (``# worker.py``) is saved as that
-file instead. The URL of a Redis database takes the place of the one that examples have.
+file instead. A Redis URL, if given, replaces the one in the examples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/reference/redis.md has from the heads of the .lua files; ``python redis_page.py`` writes it there."""
+"""What docs/reference/redis.md takes from the heads of the .lua files; ``python redis_page.py`` writes it there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def described(name: str) -> dict[str, str]:
 
 
 def errors(name: str) -> list[str]:
-    """What a script may answer instead."""
+    """The errors that a script may answer instead."""
     return sorted({*re.findall(r"error_reply\('(\w+)", (LUA / f"{name}.lua").read_text(encoding="utf-8"))})
 
 
@@ -57,7 +57,7 @@ def scripts(whose: str) -> str:
     for name in names():
         if included(name) == whose:
             parts = described(name)
-            del parts["KEYS"]  # the same of all; the tables have them
+            del parts["KEYS"]  # the same for all; the tables have them
             lines = [f"### `{name}`", "", _escaped(parts.pop("")), ""]
             lines += [f"- *{part}*: {_escaped(text)}" for part, text in parts.items()]
             if errors(name):

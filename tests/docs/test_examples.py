@@ -93,7 +93,7 @@ def test_blocks_share_a_namespace_and_files_are_saved(tmp_path: Path) -> None:
 
 
 def test_the_tutorials_programs_work_as_it_says(tmp_path: Path) -> None:
-    """They are saved as the tutorial says and started as it says, two workers at the same time."""
+    """They are saved and started as the tutorial says, two workers at the same time."""
     for block in blocks(ROOT / "docs" / "tutorial.md", "python"):
         if block.file is not None:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
@@ -113,7 +113,7 @@ def test_the_tutorials_programs_work_as_it_says(tmp_path: Path) -> None:
 
 
 def test_the_worker_tries_again_puts_aside_and_ends_when_it_is_told(tmp_path: Path) -> None:
-    """That of the how-to, with shorter pauses between its tries. What is kicked is tried as often again."""
+    """The how-to's worker, with shorter pauses between its tries. A kicked task is tried as often again."""
     (block,) = (found for found in blocks(ROOT / "docs/how-to/run-workers.md", "python") if found.file)
     (tmp_path / "worker.py").write_text(block.text.replace("RETRY_AFTER = 2.0", "RETRY_AFTER = 0.001"))
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
@@ -155,7 +155,7 @@ def test_the_worker_puts_aside_what_killed_its_workers(tmp_path: Path) -> None:
 def test_the_awaiting_worker_touches_what_takes_long_and_finishes_it_when_it_is_told_to_end(
     tmp_path: Path,
 ) -> None:
-    """That of the how-to, in less time and with less to do: of six tasks the last is not taken, and no ttr is over."""
+    """The how-to's worker, faster, with five tasks at once: the sixth is not taken, and no ttr is over."""
     (block,) = (found for found in blocks(ROOT / "docs/how-to/asyncio.md", "python") if found.file)
     text = block.text.replace("every=20", "every=1").replace("range(50)", "range(5)")
     (tmp_path / "worker.py").write_text(text)
@@ -179,7 +179,7 @@ def test_the_awaiting_worker_touches_what_takes_long_and_finishes_it_when_it_is_
 
 
 def test_the_figures_show_what_waits_though_no_worker_lives_and_not_its_delay() -> None:
-    """Those of the how-to: 40 of the 100 seconds since the put were its delay, which nobody saw end."""
+    """The how-to's figures: 40 of the 100 seconds since the put were its delay, whose end nobody saw."""
     (block,) = (
         found
         for found in blocks(ROOT / "docs/how-to/watch-a-queue.md", "python")
@@ -197,7 +197,7 @@ def test_the_figures_show_what_waits_though_no_worker_lives_and_not_its_delay() 
 
 
 def test_the_application_goes_on_where_its_work_fails(caplog: pytest.LogCaptureFixture) -> None:
-    """That of the how-to. An error in the group of its lifespan would close the queue under all requests."""
+    """The how-to's application. An error in its lifespan's group would close the queue under all requests."""
     (block,) = (
         found
         for found in blocks(ROOT / "docs/how-to/web-application.md", "python")
@@ -211,7 +211,7 @@ def test_the_application_goes_on_where_its_work_fails(caplog: pytest.LogCaptureF
         async with page["lifespan"](None) as state:
             await state["mails"].put(1)
             while not caplog.records:
-                await asyncio.sleep(0)  # the work is another task's
+                await asyncio.sleep(0)  # another task does the work
             await state["mails"].put(2)
 
     asyncio.run(serve())
@@ -219,7 +219,7 @@ def test_the_application_goes_on_where_its_work_fails(caplog: pytest.LogCaptureF
 
 
 def test_the_awaiting_worker_makes_up_for_a_touch_that_failed() -> None:
-    """Else another would get the task after a restart of the server, long before it is done."""
+    """Else, after a restart of the server, another worker would get the task long before it is done."""
     (block,) = (found for found in blocks(ROOT / "docs/how-to/asyncio.md", "python") if found.file)
     page: dict[str, Any] = {"__name__": "worker"}
     exec(block.text, page)
@@ -239,7 +239,7 @@ def test_the_awaiting_worker_makes_up_for_a_touch_that_failed() -> None:
 
 
 def test_the_copy_to_another_store_leaves_out_what_is_over() -> None:
-    """That of the how-to, also where a task never had any time to live."""
+    """The how-to's copy, even if a task never had any time to live."""
     (block,) = (
         found for found in blocks(ROOT / "docs/how-to/upgrade.md", "python") if "def copy" in found.text
     )

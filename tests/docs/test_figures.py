@@ -1,4 +1,4 @@
-"""The README says of the speed what the pages that the benchmarks wrote say."""
+"""The README's figures on speed are those of the pages that the benchmarks wrote."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ROWS = {
     "PostgreSQL": ("put, one connection", "take, ack, one connection"),
     "Redis": ("put", "take, ack"),
 }
-"""By store, the rows of its page that the README gives, in the order of its columns."""
+"""By store, the rows of its page that the README gives, in the order of the README's columns."""
 
 
 def cells(line: str) -> list[str]:
-    """Those of a table's row."""
+    """The cells of a table's row."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def measured(page: Path, row: str, peer: str) -> list[float]:
-    """How many times as fast as a peer we are in this row of the page's tables, from the least to the most."""
+    """How many times as fast as a peer we are in this row of the page's tables, from least to most."""
     ratios, names = [], []
     for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith("|  |"):

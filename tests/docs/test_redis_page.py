@@ -47,7 +47,7 @@ def test_a_script_says_what_it_does_what_it_answers_and_what_it_costs(name: str)
 
 @pytest.mark.parametrize("name", page.names())
 def test_a_script_says_what_each_of_its_arguments_is(name: str) -> None:
-    """The numbers that it uses are those that it names, or follow on them where any number may."""
+    """It uses only the numbers that it names, or those after them if any number may follow."""
     said = page.described(name).get("ARGV", "")
     own = 3 if page.included(name) == "tube" else 0
     numbers = [int(number) for number in re.findall(r"(?:^| · )(\d+) ", said)]
@@ -102,7 +102,7 @@ def test_all_that_lies_in_redis_is_in_the_tables(redis_db: str) -> None:
 def test_the_how_to_names_all_commands_that_a_user_needs(
     own_redis_server: Callable[..., RedisServer],
 ) -> None:
-    """Who may run those, and those of the scripts, on our keys alone can do all there is."""
+    """A user who may run only those and the scripts' own, on our keys alone, can do all there is."""
     how_to = (page.PAGE.parents[1] / "how-to" / "redis.md").read_text(encoding="utf-8")
     (named,) = re.findall(r"^The user needs all commands that the scripts call(.*?):$", how_to, re.M | re.S)
     lua = "".join(map(source, [*page.names(), *page.INCLUDED]))
@@ -119,4 +119,4 @@ def test_the_how_to_names_all_commands_that_a_user_needs(
         assert [*Doctor(queue, deep=True).examine()] == []
         queue.flush_counts()
     refused = {entry["object"] for entry in server.command("ACL LOG")}
-    assert refused <= {"client|setinfo", "client"}  # what redis-py tells of itself
+    assert refused <= {"client|setinfo", "client"}  # what redis-py tells about itself

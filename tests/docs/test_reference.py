@@ -1,4 +1,4 @@
-"""The reference pages say what is: each table is compared with the code or the database that it describes."""
+"""The reference pages are true: each table is compared with the code or the database that it describes."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ INTERNAL = {
         "sweep_in_background",
     },
 }
-"""Public among the framework's own modules, and nothing for users."""
+"""Public among the framework's own modules, but not for users."""
 
 
 @pytest.mark.parametrize("cls", [tubes.Tube, tubes.Queue])
