@@ -76,7 +76,7 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
 
 
 def test_a_byte_order_mark_in_front_is_no_part_of_the_first_line(shell: Shell, jobs: tubes.Tube) -> None:
-    """Windows programs write one. In front of a later line, as after two files were joined, it is not JSON."""
+    """Windows programs write one. In front of a later line, as when files were joined, it is not JSON."""
     mark = "\ufeff".encode()
     put = shell.run("put", "jobs", input=mark + b"1\r\n2\r\n" + mark + b"3\n")
     assert put.returncode == BAD_INPUT
@@ -254,7 +254,7 @@ def get_tube(queue, name, get_tube=tubes.Queue.get_tube):
 tubes.Queue.get_tube = get_tube
 main()
 """
-"""The command, with a signal while Python runs a ``__del__``: what its handler raises there reaches nobody."""
+"""The command, with a signal while Python runs a ``__del__``: what a handler raises there reaches nobody."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What docs/reference/redis.md takes from the heads of the .lua files; ``python redis_page.py`` writes it there."""
+"""What docs/reference/redis.md takes from the .lua files' heads; ``python redis_page.py`` writes it there."""
 
 from __future__ import annotations
 

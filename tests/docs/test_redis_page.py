@@ -1,4 +1,4 @@
-"""What docs/reference/redis.md says about keys and scripts is what the .lua files say, and they say what they do."""
+"""docs/reference/redis.md says of keys and scripts what the .lua files say, and these say what they do."""
 
 from __future__ import annotations
 

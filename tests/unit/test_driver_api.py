@@ -277,7 +277,7 @@ class Twice:
 
 @pytest.mark.parametrize("is_listened_to", [False, True])
 def test_a_step_of_a_driver_of_ones_own_is_undone_whole(is_listened_to: bool) -> None:
-    """Its transaction is open before it does anything: the steps in it would else commit one by one."""
+    """Its transaction is opened first: else the steps that it is made of would commit one by one."""
 
     def make_twice(store: Any, tube: Any) -> Twice:
         return Twice(store.realise(TubeType(), tube))
@@ -702,7 +702,7 @@ def without_files(attempt):
 
 
 def test_a_module_that_was_loaded_when_no_file_could_be_opened_is_tried_again(package: Package) -> None:
-    """It was the process that lacked something: as soon as it does not, tubes of the type can be used."""
+    """It was the process that lacked something: once it no longer does, the type can be used."""
     package("late", "import tubes; Driver = tubes.TubeType()", "late = late:Driver")
     program = """
 tubes.registry._found.clear()  # those that were there when this interpreter was started
@@ -869,7 +869,7 @@ sys.exit(run(["ls", "--url", sys.argv[1]]) or run(["doctor", "--deep", "--url", 
 def test_a_tube_whose_driver_cannot_be_had_here_keeps_nobody_from_the_others(
     package: Package, tmp_path: Path
 ) -> None:
-    """Its package is incomplete, or another version. Elsewhere, rescues and what is due go on."""
+    """Its package is incomplete, or another version. In other tubes, tasks are rescued, and due ones settled."""
     url = f"sqlite:///{tmp_path / 'mixed.db'}"
     plain = "import tubes; Driver = tubes.TubeType()"
     damaged = {

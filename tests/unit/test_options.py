@@ -297,7 +297,7 @@ def test_what_is_no_duration_is_refused_by_configure_too(given: Any) -> None:
 
 
 def test_what_another_type_has_is_suggested_too() -> None:
-    """Whoever misspells an option that this type does not support learns its name first, then that."""
+    """Whoever misspells an option that this type lacks learns its name first, then that the type lacks it."""
     with tubes.connect("sqlite://", sweep=False) as queue:
         jobs = queue.create_tube("jobs", "fifo")
         for near, call in (
