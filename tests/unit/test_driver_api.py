@@ -869,7 +869,7 @@ sys.exit(run(["ls", "--url", sys.argv[1]]) or run(["doctor", "--deep", "--url", 
 def test_a_tube_whose_driver_cannot_be_had_here_keeps_nobody_from_the_others(
     package: Package, tmp_path: Path
 ) -> None:
-    """Its package is incomplete, or another version. In other tubes, tasks are rescued, and due ones settled."""
+    """Its package is incomplete, or another version. Elsewhere, tasks are rescued, and due ones settled."""
     url = f"sqlite:///{tmp_path / 'mixed.db'}"
     plain = "import tubes; Driver = tubes.TubeType()"
     damaged = {
