@@ -1,4 +1,4 @@
-"""Stores for the tests of the asyncio API: what it promises, it promises on each."""
+"""Stores for the tests of the asyncio API, which keeps its promises on each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The same, with transactions over several calls."""
+    """The same, but only stores whose transactions may span several calls."""
     yield from _store(request, tmp_path)
 
 

@@ -13,7 +13,7 @@ from tubes import aio
 P = ParamSpec("P")
 
 PATIENCE = 30.0
-"""Real seconds after which something that must happen has not."""
+"""Real seconds within which what must happen has to happen."""
 
 
 def awaited(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -39,11 +39,11 @@ async def until(happened: Callable[[], Any]) -> None:
 
 
 def threads_since(before: list[threading.Thread]) -> set[threading.Thread]:
-    """Those that are there now and were not then; a count would be wrong where others end meanwhile."""
+    """The threads alive now that were not then; a count would be wrong if others ended meanwhile."""
     return {*threading.enumerate()} - {*before}
 
 
 async def in_line(tube: aio.Tube, count: int) -> None:
-    """Wait until that many takes wait."""
+    """Wait until that many takes are waiting."""
     waiters, id = tube._plain._queue.store.waiters, tube.record.id
     await until(lambda: waiters.count(id) == count)

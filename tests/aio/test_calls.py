@@ -152,7 +152,7 @@ async def test_a_real_timeout_ends_too(url: str) -> None:
 @pytest.mark.parametrize("far", ["timeout", "delay"])
 @awaited
 async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str) -> None:
-    """Which is 292 years."""
+    """The system can wait for 292 years."""
     ages = 500 * 365 * 86400
     async with connect(url) as queue:
         jobs = await queue.create_tube("jobs", "fifottl")
@@ -169,7 +169,7 @@ async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str)
 @pytest.mark.slow
 @awaited
 async def test_many_short_waits_keep_no_list_of_their_timeouts(url: str) -> None:
-    """Though there is one that ends before them all, and has not ended."""
+    """Even while a take whose time is over before theirs is still waiting."""
     async with connect(url) as queue:
         jobs, nothing = [await queue.create_tube(name, "fifo") for name in ("jobs", "nothing")]
         waiting = asyncio.create_task(nothing.take(1000))
@@ -209,7 +209,7 @@ async def test_a_thread_is_reserved_again_when_all_its_calls_are_over() -> None:
     for each in may_end[:-1]:
         each.set()
     await asyncio.gather(*calls[:-1])
-    await asyncio.sleep(0)  # what their end has called is over
+    await asyncio.sleep(0)  # let their callbacks run
     assert crew._spare == []
     may_end[-1].set()
     await until(lambda: crew._spare == [worker])
@@ -228,7 +228,7 @@ async def test_closing_ends_waiting_takes(url: str) -> None:
 
 @awaited
 async def test_the_last_spare_thread_may_go_to_the_loop_of_another_thread() -> None:
-    """It was there a moment ago. Where there is no GIL, that loop may have it by now."""
+    """It was there a moment ago, but without a GIL that loop may have it by now."""
 
     class Spare(list[bridge.Worker]):
         def __bool__(self) -> bool:
@@ -305,7 +305,7 @@ async def test_a_transaction_that_raises_or_is_cancelled_leaves_nothing(sql_url:
 
 @awaited
 async def test_a_closed_queue_begins_no_transaction(sql_url: str) -> None:
-    """Also where threads of several that were open at the same time were to serve the next."""
+    """Even if the threads of several that were open at once are kept for the next."""
 
     async def open_one() -> None:
         async with queue.transaction():
@@ -319,7 +319,7 @@ async def test_a_closed_queue_begins_no_transaction(sql_url: str) -> None:
 
 @awaited
 async def test_a_queue_that_is_closed_in_the_middle_of_a_transaction_ends_it(postgres_db: str) -> None:
-    """Also one in a thread that another had before."""
+    """Even one whose thread served another before."""
     async with connect(postgres_db) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         async with queue.transaction():
@@ -347,7 +347,7 @@ async def test_statements_of_ones_own_run_in_the_transaction(sql_url: str) -> No
 
 @awaited
 async def test_a_statement_of_one_s_own_that_finds_nothing_next_ends() -> None:
-    """A StopIteration would be lost on its way to the loop, and with it the transaction that waits for an answer."""
+    """A StopIteration would be lost on its way to the loop, and the transaction would wait for ever."""
     async with connect("sqlite://") as queue, queue.transaction() as unit:
         with pytest.raises(RuntimeError, match="StopIteration"):
             await asyncio.wait_for(queue.run_sync(lambda connection: next(iter(())), unit=unit), 1)
@@ -380,7 +380,7 @@ async def test_transactions_of_many_tasks_take_turns(sql_url: str) -> None:
 @pytest.mark.slow
 @awaited
 async def test_transactions_inside_others_wait_for_nobody(postgres_db: str) -> None:
-    """Each of two tasks has as many as there is room for, and neither waits for what the other has."""
+    """Two tasks open more between them than there is room for, and neither waits for the other's."""
     both_have_half = asyncio.Barrier(2)
 
     async with connect(postgres_db) as queue:
@@ -402,7 +402,7 @@ async def test_transactions_inside_others_wait_for_nobody(postgres_db: str) -> N
 async def test_one_inside_another_after_the_next_waits_for_nobody(
     postgres_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The outer one keeps its thread and its place when an inner one is over."""
+    """The outer one keeps its thread and its place when an inner one ends."""
     monkeypatch.setattr(aio, "MOST_TRANSACTIONS", 1)
     async with connect(postgres_db) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
@@ -423,7 +423,7 @@ async def test_transactions_one_after_another_share_a_thread(sql_url: str) -> No
                 pass
         assert (
             sum(thread.name == "tubes-aio" for thread in threads_since(before)) == 2
-        )  # and that of the connect
+        )  # theirs and that of the connect
 
 
 def test_a_queue_may_outlast_a_loop_also_where_transactions_wait_for_their_turn(sql_url: str) -> None:
@@ -489,7 +489,7 @@ async def test_a_callback_runs_in_the_event_loop_before_the_verb_returns(url: st
 @awaited
 @pytest.mark.parametrize("is_awaited", [False, True])
 async def test_callbacks_see_the_context_variables_of_who_connected(url: str, is_awaited: bool) -> None:
-    """Whoever calls the verb: of calls at one time, one may tell the changes of all."""
+    """Whoever calls the verb: one of several calls at once may report the changes of all."""
     seen: list[str] = []
 
     def plain(task: tubes.Task, event: tubes.Event) -> None:
@@ -549,12 +549,12 @@ async def test_a_coroutine_function_is_awaited_one_change_at_a_time_in_order(url
         await jobs.put_many("bc")  # does not wait for it
         assert seen == [("begin", "a")]
         may_go_on.set()
-    assert seen == [(what, data) for data in "abc" for what in ("begin", "end")]  # the close did
+    assert seen == [(what, data) for data in "abc" for what in ("begin", "end")]  # the close waited
 
 
 @awaited
 async def test_a_close_waits_for_the_callback_that_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else it does is over by then."""
+    """Even if all its other work is done before the callback ends."""
     is_closed, ended = asyncio.Event(), []
 
     async def note(task: tubes.Task, event: tubes.Event) -> None:
@@ -577,7 +577,7 @@ async def test_a_close_waits_for_the_callback_that_is_awaited(monkeypatch: pytes
 
 
 def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None:
-    """Nobody goes on with it: that loop has ended."""
+    """Nothing would resume it: that loop has ended."""
 
     async def begin() -> aio.Queue:
         queue = await connect("sqlite://")
@@ -600,7 +600,7 @@ def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None
 
 
 def test_who_closes_in_another_loop_waits_for_no_answer_that_the_first_has_left(tmp_path: Path) -> None:
-    """It may go on all the same, some day."""
+    """The first loop may still run again some day."""
 
     async def begin() -> tuple[aio.Queue, asyncio.Task[tubes.Task | None]]:
         queue = await connect(f"sqlite:///{tmp_path / 'aio.db'}")
@@ -637,7 +637,7 @@ async def test_a_callback_that_is_cancelled_keeps_nobody_from_the_next(url: str)
 
 @awaited
 async def test_a_plain_callback_that_raises_a_cancellation_keeps_nobody_from_the_next(url: str) -> None:
-    """As ``result()`` does of what was cancelled. The others stand in line behind one that is awaited."""
+    """As ``result()`` of a cancelled future does. Its calls stand in line behind an awaited callback."""
     seen: list[Any] = []
     go_on = asyncio.Event()
 
@@ -658,7 +658,7 @@ async def test_a_plain_callback_that_raises_a_cancellation_keeps_nobody_from_the
 
 @awaited
 async def test_a_callback_may_close_the_queue(url: str) -> None:
-    """It waits for all that is awaited, but not for itself."""
+    """The close waits for every awaited callback except the one that calls it."""
     closed = asyncio.Event()
     async with connect(url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")

@@ -63,7 +63,7 @@ async def test_timeouts_of_asyncio_end_a_wait(url: str) -> None:
 async def test_a_take_that_is_cancelled_in_any_moment_keeps_nothing(
     url: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it took may be committed by then, and on its way to a caller who is gone."""
+    """By then its task may be committed and on its way to a caller that is gone."""
     answered = bridge.Call._succeed
 
     def cancel_when_taken(task: tubes.Task, event: tubes.Event) -> None:
@@ -175,7 +175,7 @@ async def test_a_cancelled_wait_for_room_puts_nothing(url: str) -> None:
 
 @awaited
 async def test_what_waits_for_a_transaction_can_be_cancelled(tmp_path: Path) -> None:
-    """It cannot be interrupted; so it is not waited for without end, and what came of it is rolled back."""
+    """The wait cannot be interrupted, so nobody waits for its end, and what comes of it is rolled back."""
     async with connect(f"sqlite:///{tmp_path / 'aio.db'}") as queue:
         jobs = await queue.create_tube("jobs", "fifo")
 
@@ -199,7 +199,7 @@ async def test_what_waits_for_a_transaction_can_be_cancelled(tmp_path: Path) -> 
 async def test_a_transaction_has_no_thread_in_which_a_cancelled_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process holds the file, which the one does not know that comes after the cancelled one."""
+    """Another process holds the file; the transaction after the cancelled one does not know that."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.01)
     path = tmp_path / "aio.db"
     async with connect(f"sqlite:///{path}", busy_timeout=20) as queue:
@@ -226,7 +226,7 @@ async def test_a_transaction_has_no_thread_in_which_a_cancelled_one_waits(
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 @awaited
 async def test_a_transaction_whose_end_is_cancelled_is_rolled_back(sql_url: str, ending: str) -> None:
-    """Its thread is at something else, and comes to the end when nobody waits for that any more."""
+    """Its thread is busy, and gets to the end when nobody waits for it any more."""
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         may_go_on = threading.Event()
@@ -246,7 +246,7 @@ async def test_a_transaction_whose_end_is_cancelled_is_rolled_back(sql_url: str,
                     raise ZeroDivisionError
 
         cancelled = asyncio.create_task(in_transaction())
-        with pytest.raises(asyncio.CancelledError) as kept:  # which keeps all that it refers to
+        with pytest.raises(asyncio.CancelledError) as kept:  # it keeps alive all that it refers to
             await cancelled
         assert not units[0].is_open
         await asyncio.gather(*others)
@@ -263,7 +263,7 @@ async def test_a_transaction_whose_end_is_cancelled_is_rolled_back(sql_url: str,
 async def test_what_a_cancelled_take_took_in_a_transaction_is_given_back_in_it(
     sql_url: str, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which has done so when it is committed, however long the take was at it."""
+    """It is back when the transaction has committed, however long the take needed."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.0)
     async with connect(sql_url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
@@ -336,7 +336,7 @@ async def test_a_cancelled_close_closes(url: str) -> None:
 def test_a_close_whose_loop_ends_in_the_middle_keeps_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it was not waited for any more: it goes on, and nobody tells the loop."""
+    """Nobody waits for the close any more: it goes on, and no loop is told."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.0)
     before = threading.enumerate()
     begun, may_go_on = threading.Event(), threading.Event()
@@ -427,7 +427,7 @@ def test_a_loop_that_ends_without_its_takes_loses_nothing(tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("calls", [0, 1])
 def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path, calls: int) -> None:
-    """Once nobody refers to who was in it; and others may write. Its thread does not refer to the last call."""
+    """Once nothing refers to its task; then others may write. Its thread does not refer to the last call."""
     loop = asyncio.new_event_loop()
 
     async def begin() -> aio.Tube:
@@ -456,7 +456,7 @@ def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path, calls
     connect_now = partial(tubes.connect, f"sqlite:///{tmp_path / 'aio.db'}", busy_timeout=0)
 
     def others_may_write() -> bool:
-        gc.collect()  # again, as its thread may be at the end of the last call still
+        gc.collect()  # each time: its thread may still be finishing the last call
         with suppress(tubes.StoreBusy):
             connect_now().close()
             return True
@@ -472,7 +472,7 @@ def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path, calls
 def test_a_transaction_whose_loop_ends_as_it_begins_keeps_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the database has been at it for longer than a cancelled call is waited for."""
+    """The database takes longer to begin it than a cancelled call is waited for."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.01)
     before = threading.enumerate()
 
@@ -492,7 +492,7 @@ def test_a_transaction_whose_loop_ends_as_it_begins_keeps_no_thread(
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_a_loop_that_ends_before_an_answer_has_arrived_loses_nothing(tmp_path: Path, turns: int) -> None:
-    """The loop has been given it; or has noted it, and has only to go on with who waits for it."""
+    """The loop has been given it, or has noted it and need only resume its waiter."""
     loop: Any = asyncio.new_event_loop()
 
     async def begin() -> tuple[aio.Tube, asyncio.Future[tubes.Task | None]]:

@@ -77,7 +77,7 @@ async def test_where_no_more_threads_can_be_had_a_queue_is_closed_all_the_same(
 async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """However many: where a tube is elsewhere, its calls have threads of their own."""
+    """However many they are: calls to a tube in another store have threads of their own."""
     async with connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         hot = await queue.create_tube("hot", "redis", url=redis_server.url)
         cold = await queue.create_tube("cold", "fifo")
@@ -106,7 +106,7 @@ async def test_calls_at_a_server_that_hangs_hold_up_no_tube_on_another_server(
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """One whose nodes a test may stop."""
+    """A cluster whose nodes a test may stop."""
     made = RedisCluster()
     yield made
     made.close()
@@ -130,7 +130,7 @@ async def test_calls_at_a_node_that_hangs_hold_up_no_tube_on_another_node(cluste
 
 @asynccontextmanager
 async def hung(server: RedisServer, tube: tubes.aio.Tube) -> AsyncIterator[list[asyncio.Task[tubes.Task]]]:
-    """Stop a server, and have more calls wait for it than there are threads, until it goes on."""
+    """Hang a server, and have more calls wait for it than there are threads; at the end it goes on."""
     with server.hung():
         calls = [asyncio.create_task(tube.put("y")) for _ in range(2 * MOST_THREADS)]
         await asyncio.sleep(0)  # they begin
@@ -140,7 +140,7 @@ async def hung(server: RedisServer, tube: tubes.aio.Tube) -> AsyncIterator[list[
 
 @awaited
 async def test_waiting_takes_go_on_waiting_when_redis_is_started_again(redis_server: RedisServer) -> None:
-    """And take what was put before it ended, by its append-only file."""
+    """They also get what was put before it stopped, thanks to its append-only file."""
     async with connect(redis_server.url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
         first = await jobs.put("x")
@@ -173,7 +173,7 @@ async def test_what_a_cancelled_take_cannot_give_back_at_once_is_given_back_late
         take = asyncio.ensure_future(jobs.take())
         taken = asyncio.Event()
         jobs.on_task_change(lambda task, event: taken.set())
-        await taken.wait()  # in the turn of the loop before that in which the take would return
+        await taken.wait()  # one turn of the loop before the take would return
         postgres_server.stop("immediate")
         take.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_a_program_that_waits_and_loses_nothing(tmp_path: Path) -> N
 def test_what_a_signal_raises_at_an_answer_keeps_no_queue_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strikes: type, where: str
 ) -> None:
-    """As SystemExit from a handler of SIGTERM, whose traceback refers to what the loop was at."""
+    """Such as SystemExit from a SIGTERM handler: its traceback refers to what the loop was running."""
     url = f"sqlite:///{tmp_path / 'aio.db'}"
     closed: list[tubes.aio.Queue] = []
 
@@ -249,13 +249,13 @@ def test_what_a_signal_raises_at_an_answer_keeps_no_queue_from_its_end(
 
 
 def in_main_thread(there: Callable[..., object], elsewhere: Callable[..., object]) -> Callable[..., object]:
-    """What calls the one there, and the other in other threads."""
+    """A function that calls the first in the main thread, and the second in any other."""
     main = threading.main_thread()
     return lambda *args: (there if threading.current_thread() is main else elsewhere)(*args)
 
 
 def test_a_forked_child_goes_on_in_a_loop_of_its_own(tmp_path: Path) -> None:
-    """None of its parent's threads is there; the session is a new one."""
+    """It has none of its parent's threads, and its session is new."""
     url = f"sqlite:///{tmp_path / 'aio.db'}"
     loop = asyncio.new_event_loop()
 

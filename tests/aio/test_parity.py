@@ -22,7 +22,7 @@ INTERNAL = {
         "sweep_in_background",
     },
 }  # fmt: skip
-"""What the framework's own modules call, and users do not."""
+"""Called by the framework's own modules, not by users."""
 
 AT_ONCE = {"on_task_change", "add_listener"}
 """They ask no store for anything, so there is nothing to await."""
