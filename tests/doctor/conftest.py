@@ -29,7 +29,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 def plain(url: str) -> str:
-    """A server's URL as its own tools read it."""
+    """A server's URL in the form that its own tools read."""
     ours = sa.make_url(url).difference_update_query(["dead_after"])
     return conninfo(ours.render_as_string(hide_password=False))
 
@@ -98,19 +98,19 @@ class Patient(AnyPatient):
                 cursor = server.execute(text.replace("?", "%s").encode(), given)
                 return cursor.fetchall() if cursor.description else []
         with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
-            db.execute("PRAGMA foreign_keys=OFF")  # as it is, unless SQLite was built otherwise
+            db.execute("PRAGMA foreign_keys=OFF")  # the default, unless SQLite was built otherwise
             db.execute("PRAGMA ignore_check_constraints=ON")
             return db.execute(text, given).fetchall()
 
     def add_connection(self, session: str) -> None:
-        """As one that a killed process has left."""
+        """Add one such as a killed process leaves behind."""
         columns, values = "session, host, pid, started_ms", "?, 'here', 1, 1"
         if not self.is_sqlite:
             columns, values = f"{columns}, beat_every_ms", f"{values}, 500"
         self.sql(f"INSERT INTO tubes_connection ({columns}) VALUES ({values})", session)
 
     def behind(self, index: str, text: str) -> None:
-        """Run one statement that an index does not hear of. Nobody has the file open."""
+        """Run one statement that an index does not hear of. Nobody may have the file open."""
         (row,) = self.sql("SELECT * FROM sqlite_master WHERE name = ?", index)
         assert self.path is not None
         for statement, given in (
@@ -123,7 +123,7 @@ class Patient(AnyPatient):
                 db.execute(statement, given)
 
     def overwrite(self, index: str) -> None:
-        """Damage the first page of an index. Nobody has the file open."""
+        """Damage the first page of an index. Nobody may have the file open."""
         (root,) = self.sql("SELECT rootpage FROM sqlite_master WHERE name = ?", index)[0]
         (size,) = self.sql("PRAGMA page_size")[0]
         assert self.path is not None
@@ -132,7 +132,7 @@ class Patient(AnyPatient):
             raw.write(b"\xff" * 12)
 
     def rows(self, *tables: str) -> list[list[tuple[Any, ...]]]:
-        """All that is in these tables, but for the beats of those who live."""
+        """All that is in these tables, except the beats of living sessions."""
         columns = {"connection": "id, session, host, pid, started_ms"}
         return [
             sorted(self.sql(f"SELECT {columns.get(table, '*')} FROM tubes_{table}"), key=repr)
@@ -149,7 +149,7 @@ def _doctors_database(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def doctors_url(_doctors_database: str) -> str:
-    """A database with our tables, all empty and as they were made."""
+    """A database with our tables, all empty, as when they were made."""
     with tubes.connect(_doctors_database, migrate=True, sweep=False):
         pass
     with psycopg.connect(plain(_doctors_database), autocommit=True) as server:
@@ -173,21 +173,21 @@ def opened(patient: P) -> Iterator[P]:
 
 @pytest.fixture
 def file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
-    """A SQLite file, for what cannot be on a server."""
+    """A SQLite file, for what cannot happen on a server."""
     with opened(Patient(f"sqlite:///{tmp_path}/q.db", capfd.readouterr, tmp_path / "q.db")) as patient:
         yield patient
 
 
 @pytest.fixture
 def database(doctors_url: str, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
-    """A database on a server, for what cannot be in a file."""
+    """A database on a server, for what cannot happen in a file."""
     with opened(Patient(doctors_url, capfd.readouterr)) as patient:
         yield patient
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def patient(request: pytest.FixtureRequest) -> Iterator[Patient]:
-    """One on each store."""
+    """A patient on each store."""
     if request.param == "sqlite":
         yield request.getfixturevalue("file")
     else:
@@ -196,7 +196,7 @@ def patient(request: pytest.FixtureRequest) -> Iterator[Patient]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def fresh(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Iterator[Patient]:
-    """One on each store, for what leaves more behind than rows in our tables."""
+    """A patient on each store, for tests that leave more behind than rows in our tables."""
     if request.param == "sqlite":
         yield request.getfixturevalue("file")
         return
@@ -205,7 +205,7 @@ def fresh(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def fill(queue: tubes.Queue, type: str, name: str = "jobs") -> tubes.Tube:
-    """A tube with nine tasks, numbered from 0, in three sub-queues where it has them."""
+    """A tube with nine tasks, numbered from 0, in three sub-queues if its type has them."""
     bound: dict[str, Any] = {"capacity": 20} if type == "limfifottl" else {}
     tube = queue.create_tube(name, type, **bound)
     for number in range(9):
@@ -232,7 +232,7 @@ def drain(tube: tubes.Tube) -> list[Any]:
 
 
 def touch_often(tube: tubes.Tube, task: tubes.Task) -> None:
-    """As by the longest, two thousand times."""
+    """Touch as two thousand touches by the longest duration would."""
     queue, refs = tube._queue, [Ref(task.id, task.token)]
     for _ in range(10):
         queue.store.transact(
@@ -271,7 +271,7 @@ def do_everything(queue: tubes.Queue) -> None:
 
 
 def find_nothing(patient: AnyPatient, stored: Callable[[], Any]) -> None:
-    """Neither the doctor nor its command finds anything, or writes anything."""
+    """Neither the doctor nor its command finds or writes anything."""
     queue = patient.opened[0]
     queue.flush_counts()
     before = stored()
@@ -286,7 +286,7 @@ def find_nothing(patient: AnyPatient, stored: Callable[[], Any]) -> None:
 
 
 def find_nothing_while_others_work(patient: AnyPatient) -> None:
-    """Two processes do everything at random to tubes of all types."""
+    """Find nothing while two processes do everything at random to tubes of all types."""
     queue = patient.opened[0]
     for type in TYPES:
         bound: dict[str, Any] = {"capacity": 30} if type == "limfifottl" else {}
@@ -305,7 +305,7 @@ def find_nothing_while_others_work(patient: AnyPatient) -> None:
 
 
 def use_beside_unreadable_jobs(url: str, type: str) -> None:
-    """The tube ``others`` can be used as ever; ``jobs``, whose entry cannot be read, not at all."""
+    """The tube ``others`` works as ever; ``jobs``, whose entry cannot be read, does not work at all."""
     with tubes.connect(url) as queue:
         assert queue.tubes() == ["others", "jobs"] and queue.sweep() == 0
         assert len(drain(queue.tube.others)) == 9

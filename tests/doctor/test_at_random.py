@@ -1,4 +1,4 @@
-"""Whatever is done to the columns of tasks, a repair leaves a store in which nothing is wrong, and every task."""
+"""Whatever is done to the columns of tasks, a repair leaves nothing wrong in the store and loses no task."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_random_damage_is_repaired_and_nothing_is_lost(type: str, patient: Patie
         told = [finding.what for finding in Doctor(queue, deep=True).repair()]
         assert [*Doctor(queue, deep=True).examine()] == [], (seed, done, told)
         tube.release_all()
-        for task in tube.tasks("~"):  # it may well be until the year 2286, for all that one can know
+        for task in tube.tasks("~"):  # for all anyone can know, until the year 2286
             tube.bury(task)
         assert sorted(drain(tube)) == [*range(9)], (seed, done, told)
 
@@ -56,7 +56,7 @@ def damage(patient: Patient, tube: tubes.Tube, dice: random.Random) -> list[tupl
         value, id = dice.choice(VALUES[column]), dice.choice(ids)
         if value == "ours":
             value = patient.opened[0].identify().hex
-        with suppress(psycopg.errors.UniqueViolation):  # the server lets nobody else stand in front
+        with suppress(psycopg.errors.UniqueViolation):  # the server lets no second task stand in front
             patient.sql(f"UPDATE tubes_task SET {column} = ? WHERE id = ?", value, id)
             done.append((column, value, id))
     return done

@@ -1,4 +1,4 @@
-"""Each kind of damage is found, told by the exit status, and repaired; then all tasks can be worked on."""
+"""Each kind of damage is found, shown by the exit status, and repaired; then every task can be worked on."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tubes.testing import FakeClock
 from .conftest import Patient, called, drain, fill, plain, use_beside_unreadable_jobs
 
 NOBODY = "f" * 32
-"""A session that is not there."""
+"""A session that does not exist."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a store that ``fill`` has filled, and what is to be found then.
+    """What is done to a store that ``fill`` has filled, and what must then be found.
 
     ``{head}`` is the id of the first task, ``{last}`` that of the last one, which is buried.
     """
@@ -57,7 +57,7 @@ def task(set: str, which: str = "{head}") -> str:
 TAKEN = task(
     "state = 't', owner = (SELECT min(id) FROM tubes_session), attempts = attempts + 1, place = coalesce(due_ms, pri)"
 )
-"""The first task is taken, by somebody who is there."""
+"""The first task is taken, by a session that exists."""
 
 DAMAGES = (
     # Sub-queues
@@ -236,7 +236,7 @@ def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, file: 
 
 @pytest.mark.parametrize("damage", slow_but(DAMAGES[::12], DAMAGES), ids=called)
 def test_damage_on_postgresql_is_found_and_repaired(damage: Damage, database: Patient) -> None:
-    """In the same way, but for what the server does not let happen."""
+    """In the same way, except for damage that the server does not allow."""
     if damage.only_sqlite:
         with pytest.raises(psycopg.errors.UniqueViolation):
             harm(database, damage)
@@ -245,7 +245,7 @@ def test_damage_on_postgresql_is_found_and_repaired(damage: Damage, database: Pa
 
 
 def check_repair(damage: Damage, patient: Patient) -> None:
-    """Do damage, and have it found, repaired, and nothing lost by that."""
+    """Do damage, and see that it is found and repaired and that the repair loses nothing."""
     tube = harm(patient, damage)
     before = patient.rows()
     found = [*patient.examine(deep=damage.deep)]
@@ -273,7 +273,7 @@ def harm(patient: Patient, damage: Damage) -> tubes.Tube:
     """Fill the store, and damage it."""
     tube = fill(patient.opened[0], damage.type)
     tube.bury(max(task.id for task in tube.tasks("r")))
-    patient.opened[0].flush_counts()  # or it would do so while it is looked at
+    patient.opened[0].flush_counts()  # or it would do so during the examination
     ((head, last),) = patient.sql("SELECT min(id), max(id) FROM tubes_task")
     for statement in damage.statements:
         patient.sql(statement.format(head=head, last=last))
@@ -321,7 +321,7 @@ def test_a_tube_number_that_is_none_takes_a_person_and_hides_no_lost_tube(file: 
 
 
 def test_what_was_taken_for_longer_than_a_column_holds_is_set_right(file: Patient) -> None:
-    """SQLite goes on with a number that is no whole one, where a server refuses the take."""
+    """SQLite carries on with a number that is not an integer; a server refuses the take."""
     tube = file.opened[0].create_tube("jobs", "fifottl")
     tube.put("x", ttr=60)
     file.sql("UPDATE tubes_task SET ttr_ms = 9223372036854775807")
@@ -345,7 +345,7 @@ def test_a_taken_task_whose_next_time_is_lost_lives_no_longer_than_its_ttl(file:
 
 
 def test_a_ttr_that_a_type_has_no_more_is_not_called_wrong(file: Patient) -> None:
-    """Its tasks were put when it had one."""
+    """Its tasks were put when the type still had one."""
     tube = fill(file.opened[0], "fifo")
     file.sql("UPDATE tubes_task SET ttr_ms = 600000")
     assert tube.take(timeout=0) is not None
@@ -412,7 +412,7 @@ def test_a_text_where_a_number_must_be_is_named_and_the_next_take_goes_on(file: 
 def test_a_task_without_a_number_keeps_no_other_in_the_hands_of_the_dead(
     column: str, value: str, file: Patient
 ) -> None:
-    """Of one that ends at no time that can be told, nobody knows that it has ended."""
+    """If nobody can tell when a task ends, nobody knows that it has ended."""
     tube = fill(file.opened[0], "fifottl")
     with file.connect() as dead:
         taken = dead.get_tube("jobs").take_many(3, timeout=0)
@@ -510,7 +510,7 @@ def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Pat
 
 
 def test_what_a_dead_process_holds_is_given_back(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else is there who would see to it. Who is known to be dead is not waited for in each tube."""
+    """Nobody else is there to see to it. A session known to be dead is not waited for again in each tube."""
     tube = fill(patient.opened[0], "utube")
     more = [fill(patient.opened[0], "fifo", f"more{number}") for number in range(3)]
     patient.sql(f"INSERT INTO tubes_session VALUES ('{NOBODY}', 0, NULL)")
@@ -579,7 +579,7 @@ def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
 
 @pytest.mark.parametrize("fresh", ["postgresql"], indirect=True)
 def test_a_missing_function_is_found(fresh: Patient) -> None:
-    """Others call it, of which PostgreSQL knows nothing."""
+    """Other functions call it, of which PostgreSQL knows nothing."""
     fresh.sql("DROP FUNCTION tubes_key")
     said = fresh.doctor()
     assert (said.status, said.kinds) == (1, {"damage"})
@@ -606,7 +606,7 @@ def test_a_trigger_that_does_not_run_is_as_good_as_missing(fresh: Patient, how: 
 def test_what_only_a_user_s_program_can_compare_is_no_damage(
     file: Patient, made: str, is_damaged: bool
 ) -> None:
-    """A collation or a function that we do not know: of such a file, our own tables are read."""
+    """In a file with a collation or function that we do not know, only our own tables are read."""
     tube = file.opened[0].create_tube("jobs", "fifo")
     tube.put_many(["x" * 100] * 200)
     file.opened[0].close()
@@ -642,7 +642,7 @@ def test_a_damaged_page_is_found(file: Patient) -> None:
     ],
 )
 def test_an_index_that_has_lost_something_is_built_anew(file: Patient, index: str, change: str) -> None:
-    """A task that is in its table, and not where a take looks, would never be taken."""
+    """A task that is in its table but not where a take looks would never be taken."""
     tube = file.opened[0].create_tube("jobs", "fifottl", ttl=3600, ttr=60)
     tube.put_many([1, 2, 3])
     tube.bury(1)
@@ -661,7 +661,7 @@ def test_an_index_that_has_lost_something_is_built_anew(file: Patient, index: st
 
 
 def test_indexes_are_left_alone_where_a_page_is_damaged_too(file: Patient) -> None:
-    """What would be read to build them may be damaged as well."""
+    """What would be read to rebuild them may be damaged too."""
     file.opened[0].create_tube("jobs", "fifo").put_many(["x" * 100] * 200)
     file.opened[0].close()
     file.behind("tubes_task_front", "DELETE FROM tubes_task WHERE id = 7")
@@ -687,7 +687,7 @@ def test_a_waiting_consumer_is_woken_by_a_repair(deaf: None, patient: Patient) -
     with ThreadPoolExecutor() as pool, patient.connect(clock=FakeClock()) as worker:
         waiting = pool.submit(worker.tube.jobs.take)
         eventually(lambda: is_asleep(worker))
-        assert [*Doctor(patient.opened[0]).repair()]  # no command, as a queue that closes wakes all
+        assert [*Doctor(patient.opened[0]).repair()]  # not by the command: a queue that closes wakes all
         assert waiting.result(timeout=10) is not None
 
 
@@ -738,7 +738,7 @@ def test_a_temporary_tube_is_examined_as_others_are(patient: Patient) -> None:
     assert [finding.kind for finding in Doctor(queue, deep=True).repair()] == [Kind.STATE]
     patient.sql("DELETE FROM tubes_tube")
     assert [finding.kind for finding in Doctor(queue).repair()] == [Kind.ORPHAN]
-    assert queue.records()[0].temporary is not patient.is_sqlite  # one table is for both there
+    assert queue.records()[0].temporary is not patient.is_sqlite  # SQLite has one table for both
     assert drain(queue.tube[f"lost_{tube.record.id}"]) == [*range(9)]
 
 
@@ -760,7 +760,7 @@ def test_each_namespace_is_examined_by_itself(fresh: Patient) -> None:
 def test_a_sequence_that_is_behind_goes_on_after_the_last(
     database: Patient, sequence: str, name: str
 ) -> None:
-    """After a restore of single tables, say: each put would fail, or give an id again."""
+    """After a restore of single tables, say: each put would fail or give an id a second time."""
     queue = database.opened[0]
     tube = fill(queue, "fifo")
     first = tube.tasks("r")[0].id  # others have used this database before
@@ -903,7 +903,7 @@ def test_a_finding_names_the_sub_queue_as_it_was_given() -> None:
 
 
 def test_many_findings_are_repaired_in_bounded_steps(file: Patient) -> None:
-    """More tasks than a step looks at, and more in front of one sub-queue than a transaction sees to."""
+    """More tasks than a step looks at, and more in front of one sub-queue than one transaction repairs."""
     tube = file.opened[0].create_tube("jobs", "utube")
     tube.put_many([*range(1200)], utube="a")
     file.sql("UPDATE tubes_task SET front = 1")

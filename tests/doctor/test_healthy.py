@@ -1,4 +1,4 @@
-"""A store where nothing is wrong: nothing is found and nothing written, also while others work on it."""
+"""In a store where nothing is wrong, nothing is found or written, even while others work on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("type", ["fifottl", "utubettl"])
 def test_the_longest_durations_are_not_called_wrong(type: str, patient: Patient) -> None:
-    """Also where a delay, touches and a release have made them longer still."""
+    """Even after a delay, touches and a release have made them longer still."""
     longest = LONGEST_MS // 1000
     tube = patient.opened[0].create_tube("jobs", type)
     durations = (None, 0, longest)
@@ -70,7 +70,7 @@ def test_who_holds_tasks_is_looked_at_by_as_many_statements_however_many_do(tmp_
 
 @pytest.mark.parametrize("verb", ["bury", "release"])
 def test_the_longest_durations_add_up_without_end(verb: str, patient: Patient) -> None:
-    """A worker that touches its task by the longest can do so for ever."""
+    """A worker can touch its task by the longest duration for ever."""
     tube, longest = patient.opened[0].create_tube("jobs", "utubettl"), LONGEST_MS // 1000
     tube.put("x", ttl=longest, ttr=longest)
     task = tube.take(timeout=0)
@@ -85,7 +85,7 @@ def test_the_longest_durations_add_up_without_end(verb: str, patient: Patient) -
 
 @pytest.mark.slow
 def test_what_others_have_locked_is_left_to_them(doctors_url: str) -> None:
-    """A better task is put while the one in front is being taken, and so stays behind, as it is taken in order."""
+    """A better task put while the one in front is being taken rightly stays behind: that take may succeed."""
     with (
         tubes.connect(doctors_url, sweep=False) as queue,
         tubes.connect(doctors_url, sweep=False, busy_timeout=0.1) as looker,
@@ -99,7 +99,7 @@ def test_what_others_have_locked_is_left_to_them(doctors_url: str) -> None:
             assert [*doctor.examine()] == []
             assert [*doctor.repair()] == []
             raise ZeroDivisionError
-        (finding,) = doctor.examine()  # nobody could know that it would not be taken
+        (finding,) = doctor.examine()  # nobody could know that the take would be undone
         assert finding.kind is Kind.LINE
         assert len([*doctor.repair()]) == 1
         task = tube.take(timeout=0)

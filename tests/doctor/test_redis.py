@@ -1,4 +1,4 @@
-"""The same on Redis: each kind of damage is found, told by the exit status, and repaired; then all can be worked on."""
+"""On Redis too, each kind of damage is found, shown by the exit status, and repaired; then all tasks work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .conftest import (
 scripts: Any = import_module("tubes.drivers.redis.scripts")
 
 NOBODY = "f" * 32
-"""A session that is not there."""
+"""A session that does not exist."""
 
 FIELDS = "state pri created updated due ttl ttr attempts owner kind utube".split()
 
@@ -55,13 +55,13 @@ def id(number: int) -> str:
 
 @dataclass
 class Patient(AnyPatient):
-    """A Redis store, and what can be done to it. The tube that is damaged is the first."""
+    """A Redis store, and what can be done to it. The damaged tube is the first."""
 
     client: redis.Redis
 
     @cached_property
     def number(self) -> int:
-        """Of the tube."""
+        """The tube's number."""
         return self.opened[0].records()[0].id
 
     def do(self, command: str, key: str, *given: Any) -> Any:
@@ -75,7 +75,7 @@ class Patient(AnyPatient):
         self.do("HSET", "tasks", id(number), " ".join(str(word) for word in (record | fields).values()))
 
     def take(self, *numbers: int, owner: str | None = None) -> None:
-        """Have a session hold tasks, as a take would, but for what stands in front."""
+        """Have a session hold tasks as after a take, except that no other task comes to the front."""
         if owner is None:
             owner = self.opened[0].identify().hex
             self.do("SADD", "sessions", owner)
@@ -87,7 +87,7 @@ class Patient(AnyPatient):
             self.do("ZADD", "held", 0, f"{owner} {id(number)} 1")
 
     def stored(self) -> dict[bytes, Any]:
-        """All that there is, but for the beats of those who live, and for who was there when somebody came."""
+        """All that is stored, except the beats of living sessions, and the roll call."""
         read: dict[bytes, Callable[[bytes], Any]] = {
             b"hash": self.client.hgetall,
             b"zset": lambda key: self.client.zrange(key, 0, -1, withscores=True),
@@ -118,7 +118,7 @@ def patient(
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a tube that ``fill`` has filled, its last task buried, and what is to be found then."""
+    """What is done to a tube that ``fill`` has filled, its last task buried, and what must then be found."""
 
     name: str
     type: str
@@ -308,7 +308,7 @@ def test_damage_is_found_and_repaired_and_nothing_is_lost(damage: Damage, patien
 
 @pytest.mark.slow
 def test_an_empty_member_of_an_index_hides_nothing_behind_it(patient: Patient) -> None:
-    """What is gone through in order goes on past it: who holds tasks, and who stands in front."""
+    """The looks that go in order, at who holds tasks and at who stands in front, go on past it."""
     fill(patient.opened[0], "utube")
     patient.take(1, owner=NOBODY)
     patient.do("HSET", "busy", "a", id(1))
@@ -332,7 +332,7 @@ def test_who_holds_tasks_costs_as_many_looks_at_the_sessions_however_many_do(
     ask, looks, thread = store._sessions, list[int](), threading.get_ident()
 
     def counted(**given: Any) -> Any:
-        looks[-1] += threading.get_ident() == thread  # and not the one that beats
+        looks[-1] += threading.get_ident() == thread  # not in the thread that beats
         return ask(**given)
 
     monkeypatch.setattr(store, "_sessions", counted)
@@ -359,7 +359,7 @@ def test_light_findings_that_take_a_deep_look_say_so(patient: Patient) -> None:
 
 @pytest.mark.parametrize("key", ["meta", "tasks", "sessions", "bell"])
 def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: Patient) -> None:
-    """Whether a verb looks at it or not, which fails then as something is damaged, not away."""
+    """Whether or not a verb looks at it; one that does says that the store is damaged, not away."""
     tube = fill(patient.opened[0], "utube")
     fill(patient.opened[0], "fifo", "other")
     patient.do("DEL", key)
@@ -377,7 +377,7 @@ def test_a_key_of_another_type_is_found_and_left_to_a_person(key: str, patient: 
 
 @pytest.mark.parametrize("type", ["fifo", "utubettl"])
 def test_who_waits_where_a_task_has_lost_its_record_is_told_so(type: str, patient: Patient) -> None:
-    """Else he would wait as for a server that is away."""
+    """Otherwise the consumer would wait, as for a server that is away."""
     tube = fill(patient.opened[0], type)
     patient.do("HDEL", "tasks", id(1))
     assert [task.data for task in tube.tasks("r")] == [*range(1, 9)]
@@ -407,7 +407,7 @@ def test_a_count_that_is_no_number_costs_its_own_event_alone(count: str, patient
 
 
 def test_a_task_that_cannot_be_read_is_named_and_costs_no_other(patient: Patient) -> None:
-    """Those that are taken with it go back at once, and the next take gets them."""
+    """The tasks taken with it go back at once, and the next take gets them."""
     tube = fill(patient.opened[0], "fifo")
     patient.edit(2, created="x")
     named = "task 2 of tube 'jobs' cannot be read"
@@ -467,7 +467,7 @@ def test_a_time_that_is_infinite_holds_up_no_sweep(score: str, patient: Patient)
 
 
 def test_a_next_id_is_behind_all_tasks_though_ghosts_come_last(patient: Patient) -> None:
-    """Else a put would overwrite what is there."""
+    """Otherwise a put would overwrite what is there."""
     tube = fill(patient.opened[0], "fifo")
     patient.do("HDEL", "meta", "next")
     for member in (id(98), id(99), "x"):
@@ -497,7 +497,7 @@ def test_a_buried_task_stays_so_when_its_record_is_cleared(patient: Patient) -> 
 
 
 def test_a_tube_that_was_never_opened_gives_no_id_of_the_one_that_had_its_name(patient: Patient) -> None:
-    """Who made it may have died before it was ready for use; who connects from then on makes it so."""
+    """Its creator may have died before it was ready for use; whoever connects after that makes it ready."""
     queue = patient.opened[0]
     drain(fill(queue, "fifo"))
     queue.drop_tube("jobs")
@@ -518,14 +518,14 @@ def test_two_names_of_one_tube_are_found(patient: Patient) -> None:
 
 @pytest.mark.parametrize("damage", [("HSET", "tasks", id(1), "torn"), ("HDEL", "tasks", id(1) + "=")])
 def test_a_task_that_is_wrong_by_itself_is_told_of_once(damage: tuple[str, ...], patient: Patient) -> None:
-    """Though all that leads to it is looked at."""
+    """Even though all that leads to it is looked at."""
     fill(patient.opened[0], "utubettl")
     patient.do(*damage)
     assert [finding.task for finding in patient.examine(deep=True)] == [1]
 
 
 def test_others_can_work_between_one_repair_and_the_next(patient: Patient) -> None:
-    """What is repaired is taken out of all that leads to it at once."""
+    """A repair takes the task at once out of everything that leads to it."""
     tube = fill(patient.opened[0], "fifottl")
     patient.do("HDEL", "tasks", f"{id(1)}=")
     repair = Doctor(patient.opened[0], deep=True).repair()
@@ -606,7 +606,7 @@ def test_a_last_id_that_cannot_be_read_spoils_no_new_tube(last: str, patient: Pa
 
 @pytest.mark.parametrize("last", ["x", "", "-5", "9" * 16])
 def test_numbers_that_cannot_be_read_stop_no_new_tube_and_are_repaired(last: str, patient: Patient) -> None:
-    """Of the catalogue's own: how many tubes were created, and the last id of those that were dropped."""
+    """The catalogue's own numbers: how many tubes were created, and the last id of the dropped ones."""
     queue = patient.opened[0]
     for name in ("first", "second"):
         drain(fill(queue, "fifo", name))
@@ -625,7 +625,7 @@ def test_numbers_that_cannot_be_read_stop_no_new_tube_and_are_repaired(last: str
 
 @pytest.mark.parametrize("key", ["tubes", "sessions", "connections", "last"])
 def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Patient) -> None:
-    """By who connects, the doctor among them, and by who is connected; it takes a person."""
+    """Whoever connects names it, the doctor too, and so does an open queue; it takes a person to repair."""
     queue = patient.opened[0]
     fill(queue, "fifo")
     patient.do("DEL", f":{key}")
@@ -637,7 +637,7 @@ def test_a_key_of_the_catalogue_of_another_type_is_named(key: str, patient: Pati
     assert re.search(named, patient.capture()[1])
     try:
         told = " ".join(finding.what for finding in patient.examine())
-    except tubes.StoreError as error:  # no check can go through tubes that nobody knows
+    except tubes.StoreError as error:  # no check can go through unknown tubes
         told = str(error)
     assert re.search(named, told)
     patient.do("RENAME", f":{key}", "{tubes}:torn")
@@ -752,7 +752,7 @@ def test_a_lost_tube_comes_back_with_the_type_that_its_keys_have(patient: Patien
 def test_a_lost_tube_of_which_only_ready_tasks_are_left_may_have_priorities(
     patient: Patient, type: str, more: Any
 ) -> None:
-    """Where nobody can tell; a type that has them is right for those that have none, too."""
+    """Nobody can tell; a type that has priorities also suits tasks that have none."""
     tube = patient.opened[0].create_tube("jobs", type)
     tube.put("second", pri=2, **more)
     patient.do("HDEL", ":tubes", "jobs")
@@ -765,7 +765,7 @@ def test_a_lost_tube_of_which_only_ready_tasks_are_left_may_have_priorities(
 
 
 def test_a_lost_tube_comes_back_though_there_is_nothing_in_it(patient: Patient) -> None:
-    """An id that it gives was not given before."""
+    """It gives no id that was given before."""
     tube = fill(patient.opened[0], "fifo")
     drain(tube)
     patient.do("HDEL", ":tubes", "jobs")
@@ -811,7 +811,7 @@ def test_a_lost_tube_comes_back_though_its_next_id_is_lost_too(patient: Patient)
     "number", ["0", "007", "9" * 17, "9" * 20, "9" * 5000], ids=["0", "007", "17", "20", "5000"]
 )
 def test_a_number_that_no_tube_ever_had_is_that_of_no_lost_tube(number: str, patient: Patient) -> None:
-    """Others may have keys that look like a tube's. The entry of such a one could not be read, nor stop the repair."""
+    """Others' keys may look like a tube's. An entry for one could not be read; none may stop the repair."""
     fill(patient.opened[0], "fifo")
     patient.client.hset(f"{{tubes:{number}}}:meta", "next", "5")
     assert patient.doctor("--fix").status == 0
@@ -905,7 +905,7 @@ def test_a_living_owner_that_is_on_no_list_keeps_what_it_holds(patient: Patient)
 def test_a_tube_that_is_dropped_before_an_owner_is_listed_ends_no_repair(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it may be when its last task has been deleted since somebody looked."""
+    """That can happen if its last task has been deleted since the doctor looked."""
     admissions = import_module("tubes.drivers.redis.examiner").Admissions
     mend, other = admissions.mend, fill(patient.opened[0], "fifo")
     other.take(timeout=0)
@@ -934,7 +934,7 @@ def test_a_dead_owner_that_is_on_no_list_is_told_of_once_and_rescued_in_one_repa
 
 
 def test_the_dead_are_rescued_again_where_a_damaged_task_stopped_that(patient: Patient) -> None:
-    """A script that ends with an error does not take back what it has done before."""
+    """A script that ends with an error does not undo what it did before it."""
     tube = fill(patient.opened[0], "fifo")
     patient.do("SADD", "sessions", NOBODY)
     patient.take(1, 2, owner=NOBODY)
@@ -947,7 +947,7 @@ def test_the_dead_are_rescued_again_where_a_damaged_task_stopped_that(patient: P
 
 
 def test_owners_are_looked_at_in_every_tube(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever their numbers are, which are random."""
+    """Whatever their numbers, which are random."""
     monkeypatch.setattr(import_module("tubes.drivers.redis.examiner"), "PATIENCE", 0)
     queue = patient.opened[0]
     names = [f"jobs_{number}" for number in range(6)]
@@ -970,7 +970,7 @@ def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient)
     patient.take(2, owner=NOBODY)
     patient.do("HSET", "busy", "b", id(2))
     patient.do("ZREM", "line", line("b", 2))
-    assert patient.examine() == []  # who is dead takes a while to know
+    assert patient.examine() == []  # it takes a while to know who is dead
     assert [finding.session for finding in patient.examine(deep=True)] == [NOBODY]
     said = patient.doctor("--fix", "--deep")
     assert (said.status, said.kinds) == (0, {"owner"})
@@ -995,7 +995,7 @@ def test_a_waiting_consumer_is_woken_by_a_repair(deaf: None, patient: Patient) -
     with ThreadPoolExecutor() as pool, patient.connect(clock=FakeClock()) as worker:
         waiting = pool.submit(worker.tube.jobs.take)
         eventually(lambda: patient.do("EXISTS", "waiting") and is_asleep(worker))
-        assert [*Doctor(patient.opened[0]).repair()]  # no command, as a queue that closes wakes all
+        assert [*Doctor(patient.opened[0]).repair()]  # not by the command: a queue that closes wakes all
         assert waiting.result(timeout=10) is not None
 
 
@@ -1031,7 +1031,7 @@ def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Pa
 
 
 def test_the_longest_times_are_nothing_wrong(patient: Patient) -> None:
-    """Nor are longer ones, into which they add up."""
+    """Nor are the longer ones that they add up to."""
     tube, longest = patient.opened[0].create_tube("jobs", "utubettl"), LONGEST_MS / 1000
     for number in range(20):
         tube.put(number, utube=str(number), ttl=longest - number / 1000)

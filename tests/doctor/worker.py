@@ -12,7 +12,7 @@ import tubes
 
 
 def work(tube: tubes.Tube, dice: random.Random) -> None:
-    """Put some, take some, and do something with those."""
+    """Put a task, take one and do something with it, and now and then kick some."""
     options: dict[str, Any] = {}
     if tube.features.grouped:
         options["utube"] = dice.choice("abc")
