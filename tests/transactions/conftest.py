@@ -46,7 +46,7 @@ INSERT = sa.text("INSERT INTO mine (what) VALUES (:what)")
 
 @pytest.fixture
 def databases(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """The URL of a database of that kind, where tests may leave nothing but tubes."""
+    """``databases(kind)`` is the URL of such a database, where tests may leave nothing but tubes."""
 
     def url(kind: str) -> str:
         if kind == "sqlite":
@@ -73,7 +73,7 @@ def postgres_place(databases: Callable[[str], str]) -> Iterator[Place]:
 
 def places(url: str) -> Iterator[Place]:
     theirs = sa.make_url(url).difference_update_query(["dead_after"])
-    with ExitStack() as ending:  # each part, whatever a test that failed has left
+    with ExitStack() as ending:  # every step of it, whatever a failed test has left
         engine = sa.create_engine(theirs)
         ending.callback(engine.dispose)
 

@@ -69,7 +69,7 @@ def test_the_plain_door_joins_in_run_sync(place: Place) -> None:
 
 
 def test_the_async_twins_are_unwrapped(place: Place) -> None:
-    """Where SQLAlchemy's greenlet runs already, they may be passed as they are."""
+    """They may be passed as they are if SQLAlchemy's greenlet is already running."""
     tube = place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
@@ -142,7 +142,7 @@ def test_the_async_door_joins_with_await(place: Place, kind: type) -> None:
 
 @pytest.mark.parametrize("call", ["put", "take"])
 def test_a_cancelled_call_is_cancelled_and_ends_the_transaction(place: Place, call: str) -> None:
-    """Also while its error is kept, and the result that was not read with it."""
+    """Even while its error is kept, and with it the result that was not read."""
     tube = place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
@@ -166,7 +166,7 @@ def test_a_cancelled_call_is_cancelled_and_ends_the_transaction(place: Place, ca
 
 
 def test_a_first_call_that_is_cancelled_leaves_nothing_locked(sqlite_place: Place) -> None:
-    """It was looking at the connection, on which the user has written."""
+    """It is cancelled while it looks at the connection, on which the user has written."""
     tube = sqlite_place.tube()
 
     async def scene(engine: AsyncEngine) -> None:
@@ -185,7 +185,7 @@ def test_a_first_call_that_is_cancelled_leaves_nothing_locked(sqlite_place: Plac
 
 
 def cancel_at(what: str, connection: AsyncConnection) -> None:
-    """Cancel the current task at the next statement in which that is."""
+    """Cancel the current task at each statement that contains ``what``."""
     this: Any = asyncio.current_task()
 
     def cancel(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -265,7 +265,7 @@ def test_statements_run_in_no_other_queue_s_unit(place: Place) -> None:
 
 
 def test_what_a_take_brings_that_was_cancelled_in_a_transaction_goes_back_in_it() -> None:
-    """Also where the block ends at once: nothing can give it back after that."""
+    """Even if the block ends at once: nothing could give it back after that."""
 
     async def scene() -> None:
         clock, has_begun, may_end = EventfulClock(), Event(), Event()
@@ -281,7 +281,7 @@ def test_what_a_take_brings_that_was_cancelled_in_a_transaction_goes_back_in_it(
                 clock.then = hold_up
                 take = asyncio.create_task(jobs.take(0, unit=unit))
                 while not has_begun.is_set():
-                    await asyncio.sleep(0.001)  # it is another thread's, which no task can await
+                    await asyncio.sleep(0.001)  # another thread sets it, and no task can await that
                 take.cancel()
                 may_end.set()
             assert [task.data for task in await jobs.tasks("r")] == ["x"]

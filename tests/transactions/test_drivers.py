@@ -1,4 +1,4 @@
-"""The user's own engine on PostgreSQL may go through any driver; what its commit says holds for the tasks too."""
+"""The user's engine on PostgreSQL may use any driver; what its commit says holds for the tasks too."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_bytes_are_read_as_they_were_put_or_not_at_all(postgres_place: Place, pl
 def test_a_connection_that_dies_before_the_commit_is_told(
     postgres_place: Place, play: Any, verb: str
 ) -> None:
-    """Nothing was done then, and nobody is to think that it was."""
+    """Nothing was done then, and nobody may think that it was."""
     place, tube = postgres_place, postgres_place.tube()
     tube.put("held")
     held = tube.take(timeout=0)
@@ -134,7 +134,7 @@ def test_a_connection_that_dies_before_the_commit_is_told(
 
 
 def test_after_a_statement_that_failed_a_commit_brings_nothing(postgres_place: Place, play: Any) -> None:
-    """The server takes it for a rollback; pg8000 says so."""
+    """The server treats it as a rollback; pg8000 says so."""
     place, tube = postgres_place, postgres_place.tube()
 
     def scene(session: Session) -> None:

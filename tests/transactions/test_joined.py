@@ -29,7 +29,7 @@ def take(tube: tubes.Tube, **options: Any) -> tubes.Task:
 
 @pytest.mark.parametrize("type", TYPES)
 def test_every_verb_takes_part(place: Place, type: str) -> None:
-    """Each is seen inside at once, outside with the commit, and its events come then, in order."""
+    """Its effect shows inside at once, outside at the commit, which also brings the events, in order."""
     limits: dict[str, Any] = {"capacity": 9} if type == "limfifottl" else {}
     tube = place.tube(type, **limits)
     timed = tube.features.timed
@@ -77,7 +77,7 @@ def test_a_commit_brings_the_task_and_the_row_and_one_event(place: Place) -> Non
 
 
 def test_a_rollback_leaves_neither_task_nor_event(place: Place) -> None:
-    """Of a put, of a take, which may be repeated, and of an ack, after which the task is still held."""
+    """Neither of a put, nor of a take, which may be repeated, nor of an ack, whose task is still held."""
     tube = place.tube()
     tube.put_many(["held", "ready"])
     held = take(tube)
@@ -110,7 +110,7 @@ def test_a_connection_that_is_closed_or_forgotten_rolls_back(place: Place) -> No
 
 
 def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -> None:
-    """SQLAlchemy closes the connection then: nobody waits for what was in it, or goes on in it."""
+    """SQLAlchemy then closes the connection: nobody waits for what was in it, or goes on in it."""
     tube = place.tube()
 
     def interrupt(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -129,11 +129,11 @@ def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -
         tube.put("after", connection=connection)
     assert place.changes == [("put", "after")]
     assert [task.data for task in tube.tasks("r")] == ["after"]
-    assert interrupted.traceback  # in which there is a result that was not read
+    assert interrupted.traceback  # it holds a result that was not read
 
 
 class Interrupted(sqlite3.Connection):
-    """Ctrl-C comes while SQLite is at a commit; Python hears of it when that is done."""
+    """Ctrl-C comes while SQLite commits; Python hears of it when the commit is done."""
 
     def commit(self) -> None:
         super().commit()
@@ -149,7 +149,7 @@ def test_an_interrupt_in_sqlite_s_commit_hides_nothing_of_it(sqlite_place: Place
             connection.commit()
     engine.dispose()
     assert tube.statistics()["calls"]["put"] == 1
-    tube.put("y")  # which calls who is still to be called
+    tube.put("y")  # it calls the callbacks still to be called
     assert sqlite_place.changes == [("put", "x"), ("put", "y")]
 
 
@@ -168,13 +168,13 @@ def test_an_interrupt_after_a_commit_hides_nothing_of_it(place: Place) -> None:
         with pytest.raises(KeyboardInterrupt):
             connection.commit()
     assert tube.statistics()["calls"]["put"] == 1
-    tube.put("y")  # which calls who is still to be called
+    tube.put("y")  # it calls the callbacks still to be called
     assert place.changes == [("put", "x"), ("put", "y")]
 
 
 @pytest.mark.parametrize("verb", ["bury", "delete", "ack", "release"])
 def test_a_task_whose_take_was_rolled_back_is_not_that_of_another_session(place: Place, verb: str) -> None:
-    """Though both takes have the same number."""
+    """Even though both takes have the same number."""
     tube, other = place.tube(), place.connect().tube.jobs
     tube.put("x")
     with place.engine.connect() as connection:
@@ -224,7 +224,7 @@ def test_a_take_in_another_process_is_called_by_the_commit(
 
 
 def test_callbacks_come_when_the_transaction_is_over(place: Place) -> None:
-    """They may call the tube, also where it would have waited for the transaction, and one that fails harms nothing."""
+    """They may call the tube even if it had to wait for the transaction; one that fails harms nothing."""
     tube = place.tube()
     seen: list[str] = []
 
@@ -337,7 +337,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_tasks_with_it(place: Place) -
 
 
 def test_savepoints_inside_savepoints_fall_with_the_outer_one(place: Place) -> None:
-    """Also those that were released, and those in which nothing of ours happened."""
+    """Even released ones, and ones in which nothing of ours happened."""
     tube = place.tube()
     with place.engine.begin() as connection:
         tube.put("a", connection=connection)
@@ -356,7 +356,7 @@ def test_savepoints_inside_savepoints_fall_with_the_outer_one(place: Place) -> N
 
 
 def test_a_released_savepoint_falls_with_its_transaction(place: Place) -> None:
-    """Also where the savepoint was the transaction's first statement, which pysqlite takes for a transaction."""
+    """Even if the savepoint was its first statement, which pysqlite takes for a transaction."""
     tube = place.tube()
     with place.engine.connect() as connection:
         with connection.begin_nested():
@@ -391,7 +391,7 @@ def test_a_savepoint_older_than_the_first_call_takes_all_with_it(place: Place) -
 def test_a_call_before_which_nothing_was_read_does_not_mind_what_others_commit(
     sqlite_place: Place, begins: str
 ) -> None:
-    """Its first statement writes: what others commit until then is no conflict."""
+    """Its first statement writes: nothing that others commit before it is a conflict."""
     tube = sqlite_place.tube()
     path = sa.make_url(sqlite_place.url).database
     others: list[str] = []
@@ -460,7 +460,7 @@ def test_a_first_call_that_reads_before_it_writes_lets_nobody_write_in_between(
 
 
 class Autocommitting(sqlite3.Connection):
-    """As one with ``autocommit=True`` is since Python 3.12."""
+    """Like one with ``autocommit=True``, since Python 3.12."""
 
     autocommit = True
 
@@ -516,7 +516,7 @@ def test_a_session_s_savepoints_are_followed(place: Place) -> None:
 
 
 def test_a_commit_that_fails_publishes_nothing(place: Place) -> None:
-    """A constraint that is checked at the commit; and what the same connection commits next is on its own."""
+    """A constraint is checked at the commit. What the same connection commits next is on its own."""
     tube = place.tube()
     with place.engine.begin() as connection:
         connection.execute(
@@ -542,7 +542,7 @@ def test_a_commit_that_fails_publishes_nothing(place: Place) -> None:
 
 
 def test_two_connections_want_the_same_task(place: Place) -> None:
-    """It goes to one of them, which may ack it; to the other only after a rollback."""
+    """It goes to one of them, and to the other only after a rollback; whoever has it may ack it."""
     tube = place.tube()
     tube.put("one")
     place.changes.clear()
@@ -584,7 +584,7 @@ sys.stdin.readline()
 def test_a_process_killed_in_the_transaction_leaves_nothing_of_it(
     place: Place, process: Callable[..., Any]
 ) -> None:
-    """What it had taken before comes back, what it acked and put inside was never so."""
+    """What it had taken before comes back; what it acked and put inside never happened."""
     tube = place.tube()
     tube.put_many(["first", "second"])
     worker = process(CRASHING, place.url)

@@ -126,7 +126,7 @@ def test_a_connection_to_another_database_is_refused(
 
 
 def test_a_connection_to_a_copy_of_the_database_is_refused(own_migrated_db: str) -> None:
-    """In which the table has the same number."""
+    """In the copy, the table has the same number."""
     with (
         new_database(own_migrated_db, template=own_migrated_db) as copy,
         tubes.connect(own_migrated_db, sweep=False) as queue,
@@ -167,7 +167,7 @@ def test_wrong_arguments_are_refused_before_a_transaction_begins(place: Place) -
 
 
 def test_the_connection_of_another_queue_s_unit_is_refused(place: Place) -> None:
-    """Which would not hear of the end of what is joined to it."""
+    """The other queue would not hear of the end of the unit that it joined."""
     tube, other = place.tube(), place.connect().tube.jobs
     with place.queue.transaction() as unit:
         tube.put("x", unit=unit)
@@ -184,7 +184,7 @@ def test_a_unit_and_a_connection_are_too_many(place: Place) -> None:
 
 
 def test_a_closed_queue_joins_nothing(place: Place) -> None:
-    """And what was joined before is committed; its callbacks still come."""
+    """What was joined before is still committed, and its callbacks still come."""
     tube = place.tube()
     with place.engine.connect() as connection:
         tube.put("before", connection=connection)
@@ -226,7 +226,7 @@ def test_a_session_of_several_engines_is_asked_for_its_connection(place: Place) 
 
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_a_savepoint_that_is_over_within_its_block_is_refused(place: Place, is_joined: bool) -> None:
-    """As SQLAlchemy has it, in our words; the transaction round it goes on."""
+    """SQLAlchemy refuses it too; we say so in our words. The transaction around it goes on."""
     tube = place.tube()
     with place.engine.begin() as connection:
         if is_joined:
@@ -240,7 +240,7 @@ def test_a_savepoint_that_is_over_within_its_block_is_refused(place: Place, is_j
 
 
 def test_a_detached_connection_will_do(place: Place) -> None:
-    """Before it is joined, and after that."""
+    """Whether it is detached before it is joined or after."""
     tube = place.tube()
     with place.engine.connect() as connection:
         connection.detach()
@@ -258,7 +258,7 @@ def test_a_detached_connection_will_do(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlite_place: Place) -> None:
-    """Through any queue on the file; it would wait for itself. Reads are answered, and later all works."""
+    """Through any queue on the file: it would wait for itself. Reads are answered, and later calls work."""
     place = sqlite_place
     tube = place.tube()
     other = place.connect(busy_timeout=30).tube.jobs
@@ -287,7 +287,7 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
 def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_transaction(
     sqlite_place: Place,
 ) -> None:
-    """Which may be another than the one that began it."""
+    """It need not be the thread that began it."""
     tube = sqlite_place.tube()
     other = sqlite_place.connect(busy_timeout=30).tube.jobs
     began = time.monotonic()
@@ -309,7 +309,7 @@ def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_tra
 def test_a_call_waits_while_another_thread_ends_the_transaction(
     sqlite_place: Place, inside: str, call: str
 ) -> None:
-    """As where a web framework runs the parts of a request in a pool of threads, and this one has the next request."""
+    """As when a web framework runs a request in several threads, and this one has the next request."""
     tube, engine = sqlite_place.tube(), sqlite_place.engine
     other = sqlite_place.connect().tube.jobs
     connection = engine.connect()
@@ -352,7 +352,7 @@ def test_who_holds_the_lock_is_known_while_others_join_transactions(sqlite_place
 def test_a_call_of_another_queue_inside_a_transaction_of_this_one_is_refused_at_once(
     sqlite_place: Place,
 ) -> None:
-    """On the same file it would wait for itself, also for other tables there."""
+    """On the same file it would wait for itself, even for other tables there."""
     place = sqlite_place
     tube = place.tube()
     others = [
@@ -406,7 +406,7 @@ def test_a_connection_inside_a_transaction_of_the_queue_is_refused_at_once(sqlit
 
 
 def test_a_transaction_that_has_read_before_others_wrote_is_busy(sqlite_place: Place) -> None:
-    """SQLite cannot let it write; it says at once what to do."""
+    """SQLite cannot let it write; the error says at once what to do."""
     tube = sqlite_place.tube()
     with sqlite_place.engine.connect() as connection:
         connection.exec_driver_sql("BEGIN")
@@ -437,7 +437,7 @@ def test_recursive_triggers_are_refused(sqlite_place: Place) -> None:
 
 @pytest.mark.parametrize("type", ["fifo", "limfifottl", "utubettl"])
 def test_a_put_into_a_dropped_tube_is_refused(place: Place, type: str) -> None:
-    """Foreign keys are off on most connections to SQLite, and must not be what this depends on."""
+    """Foreign keys are off on most connections to SQLite, so this must not depend on them."""
     tube = place.tube(type)
     tube.drop()
     with place.engine.connect() as connection:
@@ -465,7 +465,7 @@ def test_a_sub_queue_is_not_changed_with_an_old_snapshot(postgres_place: Place, 
 
 @pytest.mark.slow
 def test_a_connection_that_runs_no_triggers_is_refused(own_postgres_db: str) -> None:
-    """A superuser's may: an ack on it would leave the next of its sub-queue behind nobody."""
+    """A superuser's may run none: an ack on it would leave the next of its sub-queue behind nobody."""
     engine = sa.create_engine(sa.make_url(own_postgres_db).set(username="postgres"))
     with tubes.connect(own_postgres_db, migrate=True, sweep=False) as queue, engine.connect() as connection:
         tube = queue.create_tube("jobs", "utube")
@@ -477,7 +477,7 @@ def test_a_connection_that_runs_no_triggers_is_refused(own_postgres_db: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["role", "url"])
 def test_a_queue_whose_connections_run_no_triggers_is_refused(own_postgres_db: str, by: str) -> None:
-    """As those of a role may be, also once it is open."""
+    """A role or a URL can make them so; for a role, even when the queue is already open."""
     tubes.connect(own_postgres_db, migrate=True, sweep=False).close()
     admin, role = sa.make_url(own_postgres_db).set(username="postgres"), f"replica_{os.getpid()}"
     given = admin.set(username=role)
@@ -512,7 +512,7 @@ def test_a_queue_whose_connections_run_no_triggers_is_refused(own_postgres_db: s
 def test_a_unit_whose_connection_runs_no_triggers_is_refused(
     own_postgres_db: str, sets: str, is_bare: bool
 ) -> None:
-    """As long as it does not; the next unit is not meant."""
+    """As long as it runs none; the next unit is not affected."""
     admin = sa.make_url(own_postgres_db).set(username="postgres").render_as_string()
     with tubes.connect(admin, migrate=True, sweep=False) as queue:
         tube = queue.create_tube("jobs", "utube")
@@ -553,7 +553,7 @@ def test_a_conflict_of_serializable_transactions_is_said_and_not_repeated(postgr
 def test_nothing_is_put_into_a_tube_that_an_old_snapshot_alone_knows(
     postgres_place: Place, level: Any, call: str
 ) -> None:
-    """The row would be there, and no tube that has it."""
+    """The row would be there, but no tube that it belongs to."""
     tube, other = postgres_place.tube(), postgres_place.tube("fifo", "other")
     with postgres_place.engine.connect() as connection:
         connection.execution_options(isolation_level=level)
@@ -575,7 +575,7 @@ def test_nothing_is_put_into_a_tube_that_an_old_snapshot_alone_knows(
 
 
 def test_a_transaction_that_has_failed_commits_nothing(postgres_place: Place) -> None:
-    """The server takes its COMMIT for a ROLLBACK, and does not say so."""
+    """The server treats its COMMIT as a ROLLBACK, and does not say so."""
     tube = postgres_place.tube()
     with postgres_place.engine.connect() as connection:
         tube.put("never", connection=connection)
@@ -616,7 +616,7 @@ def test_what_the_connection_s_encoding_cannot_carry_is_an_error_of_ours(postgre
 
 
 def test_what_a_connection_cannot_carry_takes_no_room(postgres_place: Place) -> None:
-    """The room was made by a statement before it, which a commit would have brought."""
+    """An earlier statement had reserved the room, and a commit would have kept that."""
     tube = postgres_place.tube("limfifottl", capacity=1)
     engine = sa.create_engine(postgres_place.url, connect_args={"client_encoding": "latin1"})
     with engine.begin() as connection:
@@ -676,7 +676,7 @@ def waits_for_lock(place: Place) -> bool:
 
 
 def test_an_ack_waits_for_another_s_transaction(postgres_place: Place) -> None:
-    """A second ack of a task waits for the first one's end, and is refused or accepted by it, once."""
+    """A second ack of a task waits for the first to end, which decides whether it is refused or accepted."""
     tube = postgres_place.tube()
     tube.put_many(["a", "b"])
     held = tube.take_many(2, 0)

@@ -27,7 +27,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_unit_s_connection_gets_no_old_snapshot(postgres_place: Place, level: str) -> None:
-    """What is put with one into a tube that was dropped since would be lost."""
+    """With one, what is put into a tube that has been dropped since would be lost."""
     tube = postgres_place.tube()
     with postgres_place.queue.transaction() as unit:  # SQLAlchemy asks the server something the first time
         unit.connection.execute(sa.text("SELECT 1"))
@@ -41,7 +41,7 @@ def test_a_unit_s_connection_gets_no_old_snapshot(postgres_place: Place, level: 
 
 
 def test_a_unit_s_connection_is_in_its_transaction(place: Place) -> None:
-    """What the user executes there, tasks and events are committed together."""
+    """What the user executes there is committed together with tasks and events."""
     tube = place.tube()
     tube.put("first")
     task = tube.take(0)
@@ -70,7 +70,7 @@ def test_a_unit_that_raises_rolls_back_what_was_done_on_its_connection(place: Pl
 def test_a_transaction_in_which_a_statement_has_failed_does_not_pass_for_committed(
     postgres_place: Place,
 ) -> None:
-    """The server would say nothing, and roll back."""
+    """The server would roll back and say nothing."""
     tube = postgres_place.tube()
     with (
         pytest.raises(tubes.StoreError, match="has already failed"),
@@ -97,7 +97,7 @@ def test_savepoints_on_a_unit_s_connection_are_followed(place: Place) -> None:
 
 
 def test_a_unit_s_connection_forgets_no_statement_of_the_queue_s(postgres_place: Place) -> None:
-    """psycopg deallocates all that is prepared on it after a rollback to a savepoint, if any of that was its own."""
+    """After a rollback to a savepoint, psycopg deallocates all that is prepared, if any of it is its own."""
     tube = postgres_place.tube()
     for number in range(2):
         with postgres_place.queue.transaction() as unit:
@@ -113,7 +113,7 @@ def test_a_unit_s_connection_forgets_no_statement_of_the_queue_s(postgres_place:
 
 @pytest.mark.timeout(30, method="thread")
 def test_threads_that_share_a_unit_wait_for_its_statements_too(place: Place) -> None:
-    """Those of its connection and those of its tubes are on one wire."""
+    """The statements of its connection and those of its tubes share one wire."""
     tube = place.tube()
     with ThreadPoolExecutor() as others, place.queue.transaction() as unit:
         connection = unit.connection
@@ -132,7 +132,7 @@ def test_threads_that_share_a_unit_wait_for_its_statements_too(place: Place) -> 
     "does", ["SET search_path = ''", "SET default_transaction_read_only = on", "DEALLOCATE ALL"]
 )
 def test_what_is_done_to_a_unit_s_connection_ends_with_the_unit(postgres_place: Place, does: str) -> None:
-    """The next call on it would find no tables, or those of another queue, or none of its statements."""
+    """Otherwise the next call on it could find no tables, or another queue's, or none of its statements."""
     tube = postgres_place.tube()
     with postgres_place.queue.transaction() as unit:
         tube.put("x", unit=unit)
@@ -142,7 +142,7 @@ def test_what_is_done_to_a_unit_s_connection_ends_with_the_unit(postgres_place: 
 
 
 def test_what_is_left_on_a_unit_s_connection_ends_with_the_unit(postgres_place: Place) -> None:
-    """A lock of the session's would be held by whoever has the connection next, and a temporary table hide ours."""
+    """Otherwise its next user would hold the session's lock, and a temporary table would hide ours."""
     tube = postgres_place.tube()
     for _ in range(2):
         with postgres_place.queue.transaction() as unit:
@@ -165,7 +165,7 @@ def test_what_is_left_on_a_unit_s_connection_ends_with_the_unit(postgres_place: 
 def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
     postgres_place: Place, leaves: str, is_left: str
 ) -> None:
-    """The next unit may make it again; what the queue has prepared stays, unless they have deallocated it."""
+    """The next unit may make it again; what the queue has prepared stays, unless it was deallocated."""
     tube, processes = postgres_place.tube(), set()
     for turn in range(3):
         with postgres_place.queue.transaction() as unit:
@@ -181,7 +181,7 @@ def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
             prepared = {*unit.connection.scalars(names)}
             assert {name.decode() for name in unit.tx._wire._prepared.values()} <= prepared
     assert [task.data for task in tube.tasks("r")] == [0, "x", 1, "x", 2, "x"]
-    assert len(processes) == 1  # it is not given up
+    assert len(processes) == 1  # the connection is not given up
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_unit_that_a_statement_has_ended_says_so(place: Place, ends: str) -> N
 
 @pytest.mark.parametrize("ends", ["ROLLBACK", "COMMIT"])
 def test_a_statement_after_that_end_begins_nothing_else(place: Place, ends: str) -> None:
-    """Else what was rolled back would be announced by the commit of what was begun in its place."""
+    """Otherwise the commit of what began in its place would announce what was rolled back."""
     tube = place.tube()
     with pytest.raises(tubes.StoreError), place.queue.transaction() as unit:
         tube.put("x", unit=unit)
@@ -246,7 +246,7 @@ def test_a_statement_after_that_end_begins_nothing_else(place: Place, ends: str)
 
 
 def test_a_unit_whose_connection_was_cut_has_committed_nothing(postgres_place: Place) -> None:
-    """As is known, since its commit was not sent."""
+    """That is certain, since its commit was not sent."""
     tube = postgres_place.tube()
     with pytest.raises(tubes.StoreUnavailable), postgres_place.queue.transaction() as unit:
         tube.put("x", unit=unit)
@@ -260,7 +260,7 @@ def test_a_unit_whose_connection_was_cut_has_committed_nothing(postgres_place: P
 def test_a_unit_whose_connection_was_lost_hides_no_error(
     postgres_place: Place, error: type[Exception] | None
 ) -> None:
-    """What SQLAlchemy has found lost, it lets nobody ask anything any more; the user's error comes first."""
+    """SQLAlchemy lets nobody use a connection that it has found lost; the user's error comes first."""
     tube = postgres_place.tube()
     suicide = sa.text("SELECT pg_terminate_backend(pg_backend_pid())")
     with pytest.raises(error or tubes.StoreUnavailable), postgres_place.queue.transaction() as unit:
@@ -305,7 +305,7 @@ def test_a_queue_in_memory_has_a_unit_s_connection() -> None:
 
 @pytest.mark.timeout(30, method="thread")
 def test_who_waits_for_no_lock_at_all_is_told_at_once_that_it_is_held(place: Place) -> None:
-    """On PostgreSQL a lock_timeout of 0 would be for ever."""
+    """On PostgreSQL a lock_timeout of 0 would mean for ever."""
     tube = place.tube()
     tube.put("x")
     impatient = place.connect(busy_timeout=0).tube.jobs
@@ -402,7 +402,7 @@ def test_a_queue_that_is_closed_after_a_transaction_waits_for_the_sweep(
 def test_a_queue_that_is_closed_over_a_result_leaves_nothing_locked(
     sqlite_place: Place, error: type[Exception] | None
 ) -> None:
-    """And the user's own error comes first."""
+    """The user's own error comes first."""
     tube = sqlite_place.tube()
     tube.put("x")
     with pytest.raises(error or tubes.StoreUnavailable), sqlite_place.queue.transaction() as unit:
@@ -426,7 +426,7 @@ def test_a_put_in_a_unit_cannot_wait(place: Place) -> None:
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
 def test_what_is_over_takes_no_room_from_a_put_in_a_transaction(place: Place, how: str) -> None:
-    """It goes in the same transaction, and is there again after a rollback."""
+    """What is over goes in the same transaction, and is there again after a rollback."""
     clock = FakeClock()
     tube = place.connect(clock=clock, sweep=False).create_tube("jobs", "limfifottl", capacity=1)
     tube.on_task_change(lambda task, event: place.changes.append((str(event), task.data)))
@@ -450,7 +450,7 @@ def test_what_is_over_takes_no_room_from_a_put_in_a_transaction(place: Place, ho
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
 def test_errors_inside_are_of_our_tree(place: Place, how: str) -> None:
-    """The database's own is the cause, and nothing is left of the transaction."""
+    """The database's own error is the cause, and nothing is left of the transaction."""
     tube = place.tube()
     gone = sa.text("ALTER TABLE tubes_task RENAME TO tubes_gone")
     if how == "unit":
@@ -479,7 +479,7 @@ def test_a_commit_that_a_foreign_key_of_the_user_s_refuses_says_so(place: Place)
 
 
 def test_an_error_of_the_user_s_own_database_is_left_as_it_is(place: Place) -> None:
-    """Whatever goes wrong there, the queue's has not failed."""
+    """Whatever goes wrong there, the queue's own database has not failed."""
     tube = place.tube()
     with closing(sqlite3.connect(":memory:")) as theirs:
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
@@ -491,7 +491,7 @@ def test_an_error_of_the_user_s_own_database_is_left_as_it_is(place: Place) -> N
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
 def test_a_failed_call_leaves_nothing_in_the_transaction(sqlite_place: Place, how: str) -> None:
-    """Also one of several statements: the place in a bounded tube that it took is free again."""
+    """Not even a call of several statements: the place it took in a bounded tube is free again."""
     place = sqlite_place
     tube = place.tube("limfifottl", capacity=1)
 
@@ -564,7 +564,7 @@ def test_what_a_driver_fails_with_is_told_where_the_connection_is_gone_too(
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
 def test_a_call_that_its_driver_fails_at_once_spoils_nothing(place: Place, how: str) -> None:
-    """Whatever calls before it have done."""
+    """What earlier calls have done is kept."""
     tube = place.tube()
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -585,7 +585,7 @@ def test_a_call_that_its_driver_fails_at_once_spoils_nothing(place: Place, how: 
 
 
 def test_a_transaction_that_sqlite_has_rolled_back_publishes_nothing(sqlite_place: Place) -> None:
-    """As it does when the disk is full: later calls say so, and the commit of nothing tells nobody."""
+    """As it does when the disk is full: later calls say so, and the commit of nothing publishes nothing."""
     tube = sqlite_place.tube()
     with sqlite_place.engine.connect() as connection:
         tube.put("x", connection=connection)
@@ -636,7 +636,7 @@ def test_a_statement_after_such_a_rollback_does_not_hide_it(sqlite_place: Place,
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "take", "take_many"])
 def test_a_signal_in_a_unit_s_call_parts_nothing(place: Place, verb: str) -> None:
-    """Wherever its handler raises, the block goes on: what is committed is told, and nobody's task is taken."""
+    """Wherever its handler raises, the block goes on: all that is committed is told, and no task stays taken."""
     tube = place.tube()
     tube.put_many(range(5))
     given: dict[str, tuple[Any, ...]] = {"put": ("x",), "take": (0,), "take_many": (2, 0)}
@@ -650,7 +650,7 @@ def test_a_signal_in_a_unit_s_call_parts_nothing(place: Place, verb: str) -> Non
         try:
             with place.queue.transaction() as unit:
                 is_struck = strike(partial(call, unit), at)
-        except tubes.StoreError as error:  # PostgreSQL was told to leave off, and has done so
+        except tubes.StoreError as error:  # PostgreSQL was told to give up, and has done so
             assert "already failed" in str(error)
         assert not (is_struck and tube.tasks("t"))
     assert at > 10
@@ -687,7 +687,7 @@ def test_threads_may_share_a_unit(place: Place, how: str) -> None:
 
 
 def test_a_result_that_is_not_read_to_its_end_keeps_nobody_from_writing(sqlite_place: Place) -> None:
-    """It would hold on to what it saw, and SQLite refuses to write on top of that."""
+    """It would hold on to what it saw, and SQLite refuses to write over that."""
     place = sqlite_place
     tube = place.tube()
     with place.queue.transaction() as unit:
@@ -771,7 +771,7 @@ def test_the_user_s_settings_are_not_meant_for_our_statements(place: Place) -> N
 
 
 def test_two_phases_publish_at_the_second(postgres_place: Place) -> None:
-    """Also where the first is left out. A rollback publishes nothing."""
+    """Even if the first is left out. A rollback publishes nothing."""
     tube = postgres_place.tube()
     with postgres_place.engine.connect() as connection:
         for name, end in (("a", "commit"), ("b", "rollback")):
@@ -784,7 +784,7 @@ def test_two_phases_publish_at_the_second(postgres_place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_prepared_transaction_publishes_when_it_is_committed(tmp_path: Path) -> None:
-    """On a server that allows it, which is not how servers come."""
+    """On a server that allows it, which servers do not by default."""
     server = PostgresServer(settings="max_prepared_transactions = 5")
     try:
         engine = sa.create_engine(server.url)
@@ -808,7 +808,7 @@ def test_a_prepared_transaction_publishes_when_it_is_committed(tmp_path: Path) -
 
 
 def test_what_an_application_does_to_all_connections_is_not_done_to_a_unit_s(sqlite_place: Place) -> None:
-    """Settings are the writer's own, and it has begun; what SQL is to know it knows, time and again."""
+    """The writer keeps its settings, and has already begun; functions for SQL are there each time."""
 
     def tune(raw: Any, _: object) -> None:
         raw.execute("PRAGMA synchronous=EXTRA")
@@ -839,7 +839,7 @@ def test_what_an_application_does_to_all_connections_is_not_done_to_a_unit_s(sql
 def test_an_application_that_commits_each_new_connection_does_not_commit_a_unit(
     postgres_place: Place,
 ) -> None:
-    """As psycopg wants it of who sets something for longer than a transaction."""
+    """psycopg requires that of whoever sets something for longer than a transaction."""
 
     def tune(raw: Any, _: object) -> None:
         raw.execute("SET TIME ZONE 'UTC'")
