@@ -1,7 +1,7 @@
 """Plays a scenario through the asyncio API.
 
-Its callbacks run in the event loop, which must not wait for the turn of a call, since that call waits for the loop.
-So what other connections report during a turn is kept until its end.
+Its callbacks run in the event loop, which must not wait for the turn of a call, since that call waits for
+the loop. So what other connections report during a turn is kept until its end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Turn(AbstractContextManager["Turn"]):
                 self._thread = self._acting = None
                 kept, self._kept = self._kept, []
                 for report in kept:
-                    with suppress(RuntimeError):  # a callback that is to fail
+                    with suppress(RuntimeError):  # a callback that is meant to fail
                         report()
         self._lock.release()
 
@@ -82,7 +82,7 @@ class AwaitedStage(Stage):
         return on_task_change
 
     def _hear(self) -> None:
-        """Who waits again has posted its callbacks to the loop, which may not have called them yet."""
+        """A call that waits again has posted its callbacks to the loop, which may not have called them yet."""
         heard = threading.Event()
         running_loop().call_soon_threadsafe(heard.set)
         heard.wait(PATIENCE)
@@ -92,7 +92,7 @@ class AwaitedStage(Stage):
         return super()._waiters(facing._awaited._plain)
 
     def _statistics(self) -> dict[str, Stats]:
-        """After each step they are asked of the queue behind it; a step that asks does so through the API."""
+        """Ask the plain queue behind it after each step; a step that asks does so through the API."""
         home: Any = self._home
         stats = home._awaited._plain.statistics()
         return {name: Stats(each["tasks"], each["calls"]) for name, each in stats.items()}

@@ -1,9 +1,9 @@
 """A small model of Tarantool's queue with our departures: what each call does to tasks, sessions and waiters.
 
-It plays a scenario beside the real queue. As long as nothing has parted our course from Tarantool's, it must tell
-what was recorded (after translation), which shows that the model is right; from a parting on it alone says what
-is expected. Whenever its own course may have left Tarantool's it notes in ``partings`` why. It knows nothing of
-how tubes are built: time is an integer, everything else is in lists.
+It plays a scenario beside the real queue. As long as nothing has parted our course from Tarantool's, it must report
+what was recorded (after translation), which shows that the model is right; from a parting on, it alone says
+what is expected. Whenever its own course may have left Tarantool's, it notes why in ``partings``. It knows
+nothing of how tubes are built: time is an integer, everything else is in lists.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LARGEST = 2**63 - 1
 """No other number may be larger."""
 
 LONG_MS = 3_153_600
-"""Tarantool holds all longer timeouts of waiters for equal."""
+"""Tarantool treats all longer timeouts of waiters as equal."""
 
 ABSENT = 10**6
-"""Keys from here on are of tasks that never were."""
+"""Keys from here on belong to tasks that never existed."""
 
 NAMELESS = "\0"
-"""The sub-queue of tasks that were put without a name; no name is like it."""
+"""The sub-queue of tasks that were put without a name; no name is equal to it."""
 
 CALLED = {
     "ack": {"delete", "wake"},
@@ -55,17 +55,17 @@ CALLED = {
     "ttl": {"delete", "ttl", "wake"},
     "delay": {"delay", "delayed"},
 }
-"""Tarantool's names of an event and of what it may tell of a neighbour, where they are not ours."""
+"""Tarantool's names for an event and for what it may report of a neighbour, if they are not ours."""
 
 
 def ms(seconds: float) -> int:
-    """Seconds as whole milliseconds, rounded up but for what floats add."""
+    """Seconds as whole milliseconds, rounded up, except for what floats add."""
     return math.ceil(round(seconds * 1000, 6))
 
 
 @dataclass
 class Item:
-    """A stored task; ``None`` is never."""
+    """A stored task; a time of ``None`` is never."""
 
     key: int
     data: Any
@@ -132,7 +132,7 @@ class Box:
         return min(free, key=lambda item: (item.pri, item.key), default=None)
 
     def in_state(self, state: str) -> list[Item]:
-        """Those in a state, in the order of a take."""
+        """The tasks in a state, in the order of a take."""
         return sorted(
             (item for item in self.items.values() if item.state == state),
             key=lambda item: (item.pri, item.key),
@@ -171,7 +171,7 @@ class Waiter:
     def may_overtake(self, first: Waiter) -> bool:
         """Tell whether Tarantool may serve this one before another that came first.
 
-        Who waits for room looks now and then. Long waits of one connection are told apart by the number of a fiber.
+        A put that waits for room looks now and then. The number of a fiber tells apart one connection's long waits.
         """
         if self.puts or first.puts:
             return self.puts and first.puts
@@ -197,7 +197,7 @@ class Model:
         self.waited = False
         self._numbers = count(1)
         self._connections: dict[str, int] = {}
-        self._sessions = {0: 0}  # what no session does is done by one more
+        self._sessions = {0: 0}  # one more does what no session does
         self._names: dict[int, str] = {}
         self._named = count(1)
         self._sleeping: list[Ending] = []
@@ -527,7 +527,7 @@ class Model:
         self._leave(self._sessions.pop(connection))
 
     def _leave(self, session: int) -> None:
-        """One connection of a session less."""
+        """A session has one connection less."""
         if session in self._sessions.values():
             return
         if self._session_ttr:
@@ -592,7 +592,7 @@ class Model:
             self._out.woke.append((waiter.label, result))
 
     def _serve(self) -> bool:
-        """Let the first in line that can have what it waits for; tell whether there was one."""
+        """Serve the first in line that can have what it waits for; tell whether there was one."""
         for waiter in self._waiters:
             rivals = [other for other in self._waiters if other.box is waiter.box and other is not waiter]
             result = waiter.try_it()
@@ -633,7 +633,7 @@ class Model:
         yield from (waiter.deadline for waiter in self._waiters if waiter.deadline is not None)
 
     def _settle(self) -> None:
-        """Do what is due now, serve those who wait, and end those whose time is over."""
+        """Do what is due now, serve the waiters, and end those whose time is over."""
         while self._run_timers() or self._serve():
             pass
         over = [w for w in self._waiters if w.deadline is not None and w.deadline <= self.now]
@@ -680,7 +680,7 @@ class Model:
         self._tell(box, event, item)
 
     def _note_return(self, box: Box, item: Item) -> None:
-        """Note where a task comes back while a better one of its sub-queue is ready."""
+        """Note if a task comes back while a better one of its sub-queue is ready."""
         if box.type == "utubettl":
             heads = [other for other in box.in_state("r") if other.utube == item.utube]
             if heads[0] is not item:
@@ -698,7 +698,7 @@ class Model:
 
 
 def _text(name: Any) -> str:
-    """A sub-queue's name as text; no name is like none of them."""
+    """A sub-queue's name as text; having no name is equal to none of them."""
     if name is None:
         return NAMELESS
     if isinstance(name, bool):
@@ -715,7 +715,7 @@ def _is_number(value: Any) -> bool:
 
 
 def known_options(step: Step, type: str | None) -> set[str] | None:
-    """The options that a call has here, in a tube of this type; ``None`` where it is about none."""
+    """The options that a call has here, in a tube of this type; ``None`` if it has none."""
     op = step["op"]
     if op == "put" and type is not None:
         return PUT_OPTIONS[type]
@@ -732,12 +732,12 @@ def is_tube_name(name: Any) -> bool:
 
 
 def stand_in(name: Any) -> Any:
-    """The name here of a tube that has a name in Tarantool that it cannot have here."""
+    """The name here of a tube, also if its name in Tarantool is one that it cannot have here."""
     return name if is_tube_name(name) else f"stand_in_{zlib.crc32(repr(name).encode())}"
 
 
 def is_refused(step: Step, type: str | None) -> bool:
-    """Tell whether a call is refused for its id, one of its options, or the name of the tube that is to be made."""
+    """Tell whether a call is refused for its id, one of its options, or the name of the tube to make."""
     known = known_options(step, type)
     options = step.get("opts") or {}
     if "id" in step and not _is_id(step["id"]):
@@ -756,7 +756,7 @@ def is_refused(step: Step, type: str | None) -> bool:
 
 
 def is_nonsense(name: str, value: Any) -> bool:
-    """Tell whether the value of a tube's option is one with which Tarantool makes the tube, but can do little then."""
+    """Tell whether Tarantool makes a tube with this value of an option, but can then do little with it."""
     if name == "pri":
         return not (_is_number(value) and 0 <= value < 2**64 and value == int(value))
     if name == "capacity":

@@ -14,10 +14,10 @@ CALLS = ("ack", "bury", "delay", "delete", "kick", "put", "release", "take", "to
 TASKS = ("ready", "taken", "buried", "delayed", "total", "done")
 
 ROUNDED_MS = 50
-"""Recorded times are rounded to 0.1 s, so that is how far from the truth they are at most."""
+"""Recorded times are rounded to 0.1 s, so this is the most by which they are wrong."""
 
 NAP_MS = 10
-"""So long does Tarantool need to find that a tube is full."""
+"""Tarantool needs this long to find that a tube is full."""
 
 
 class Seen(NamedTuple):
@@ -45,7 +45,7 @@ UNTOLD = Untold()
 
 
 class Told(NamedTuple):
-    """One call of the callback; ``at`` is milliseconds since the step began, ``None`` where nobody says."""
+    """One call of the callback; ``at`` is milliseconds since the step began, ``None`` if nobody says."""
 
     tube: str
     name: str
@@ -81,19 +81,19 @@ class Outcome:
     stats: dict[str, Stats] = field(default_factory=dict)
     is_sorted: bool = False
     late_ms: int = 0
-    """By how much the step may have begun late, so that its times may be too short."""
+    """How late the step may have begun, which may make its times too short."""
     are_threads: bool = False
-    """Those who wait go on at once, not one after the other: nobody can say which tells first what it has done."""
+    """Waiters go on at the same time, not one after the other: nobody can say which reports first."""
 
     def fits(self, expected: int, actual: int) -> bool:
         """Tell whether a time is the one that is expected here."""
         return -ROUNDED_MS <= actual - expected <= ROUNDED_MS + self.late_ms
 
     def in_order(self, *, waited: bool, are_threads: bool) -> list[Told]:
-        """The events; of a sleep each task's own, since timers that end together fire in any order.
+        """The events; those of a sleep by task, since timers that end together fire in any order.
 
-        Where somebody ``waited`` each tube's own: what happens elsewhere at the moment when they go on may come
-        before or after. Which comes first of those that end apart is told by their times, if anybody tells them.
+        If somebody ``waited``, by tube: what happens elsewhere at the moment when they go on may come before
+        or after. If events are apart in time, their times show their order, if anybody says them.
         """
         if are_threads and (waited or self.is_sorted):
             return sorted(self.events, key=lambda told: (told.tube, told.task.key, told.name))
@@ -103,7 +103,7 @@ class Outcome:
 
 
 def differences(expected: Outcome, actual: Outcome) -> list[str]:
-    """Say how ``actual`` differs from what was expected; nothing where they agree."""
+    """Say how ``actual`` differs from what was expected; nothing if they agree."""
     in_order = partial(
         Outcome.in_order, waited=bool(actual.took or actual.woke), are_threads=actual.are_threads
     )
@@ -116,7 +116,7 @@ def differences(expected: Outcome, actual: Outcome) -> list[str]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, and of one kind: 1 is neither true nor, in JSON, anything but a number. What is untold fits all."""
+    """Equal, and of one kind: in JSON, 1 is a number and not true. What is untold fits everything."""
     if left is UNTOLD:
         return True
     if isinstance(left, tuple) and isinstance(right, tuple):

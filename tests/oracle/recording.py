@@ -16,7 +16,7 @@ CASES = Path(__file__).parent / "cases"
 
 TASK_CALLS = {"put", "take", "ack", "release", "touch", "bury", "delete", "peek"}
 SILENT_CALLS = {"release_all", "truncate"}
-"""What returns nothing in Tarantool, and a count here."""
+"""Calls that return nothing in Tarantool, and a count here."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def opening(self) -> Step:
-        """The step that creates the tube; all steps are judged alike."""
+        """The step that creates the tube, which is judged like all others."""
         opts = dict(self.create)
         return {"op": "create", "tube": "t", "driver": self.driver, "opts": opts, "r": {"type": self.driver}}
 
@@ -64,7 +64,7 @@ class Recorded:
 
     @property
     def result(self) -> Any:
-        """What the call returned; in the background: if it has ended at once."""
+        """What the call returned; if it is in the background, only if it ended at once."""
         if "bg" not in self.step:
             return self.outcome.result
         return next((result for label, result in self.outcome.woke if label == self.step["bg"]), UNTOLD)
@@ -86,12 +86,12 @@ Acceptance = Callable[[Step, str | None], Step | None]
 class Departure:
     """One way in which this package knowingly differs from Tarantool's queue.
 
-    ``translates`` turns the recorded outcome of a step into ours. ``accepts`` answers for a call that Tarantool
-    took and we refuse: what it took it for; the replay then expects a refusal without any effect, and goes on
-    with the call that this returns. ``parts`` names what may send the two on courses of their own, if a tube is made
-    with the options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which it
-    saw a defect. ``renews_ids``: a recorded id means the latest task that had it. Without any of these no recorded
-    step shows the departure.
+    ``translates`` turns the recorded outcome of a step into ours. ``accepts`` says what Tarantool took a call
+    for that we refuse: the replay then expects a refusal without any effect, and goes on with the call that
+    this returns. ``parts`` names what may send the two on courses of their own, if a tube is made with the
+    options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which it
+    saw a defect. ``renews_ids``: a recorded id means the latest task that had it. Without any of these, no
+    recorded step shows the departure.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Recording:
         return None
 
     def parting(self, case: Case, situations: set[str]) -> set[str]:
-        """Those departures that may have parted the courses, by what the model has noted, and the case's tags."""
+        """The departures that may have parted the courses, by what the model noted and by the case's tags."""
         signs = situations.union(case.quirks)
         made = [step.get("opts") or {} for step in (case.opening, *case.steps) if step["op"] == "create"]
         return {
@@ -209,12 +209,12 @@ class Recording:
         return [result.key for result in results if isinstance(result, Seen)]
 
     def _read(self, step: Step, tube: str, told: Outcome) -> Outcome:
-        """Read what was recorded. An id may be given anew in the middle of a step, so the order matters."""
+        """Read what was recorded. An id may be given again in the middle of a step, so the order matters."""
         made = self._made(step, told)
         is_put = step["op"] == "put"
         is_last = step["op"] in ("put", "take")  # which may have waited
         result = None if is_last else self._result(step)
-        answers = {} if is_last else self._answers(step, [step.get("bg")])  # of one that never waits
+        answers = {} if is_last else self._answers(step, [step.get("bg")])  # a call that never waits
         events = []
         for event in step.get("events", ()):
             place, _, name = event[0].rpartition(":")
@@ -256,7 +256,7 @@ class Recording:
         }
 
     def _answer(self, step: Step, result: Any) -> Any:
-        if step["op"] == "set_callback":  # which is said to the recorder
+        if step["op"] == "set_callback":  # it is meant for the recorder
             return UNTOLD
         if _is_error(result):
             return _failed(result["err"])
@@ -269,7 +269,7 @@ class Recording:
     # Statistics
 
     def _count(self, step: Step) -> defaultdict[str, Counter[str]]:
-        """Take over what changed in the statistics; return by how much ``calls`` did."""
+        """Take over what changed in the statistics; return by how much ``calls`` changed."""
         changed: defaultdict[str, Counter[str]] = defaultdict(Counter)
         news = {"t": step["stats"]} if "stats" in step else {}
         for name, new in {**news, **step.get("other_stats", {})}.items():
@@ -290,7 +290,7 @@ class Recording:
             self._told[tube], self._expected[tube] = Stats.zero(), Stats.zero()
 
     def _corrected(self, tube: str, raw: Mapping[str, Mapping[str, int]]) -> Stats:
-        """Statistics that were asked for, corrected as those that came with the steps are."""
+        """Statistics that were asked for, corrected like those that came with the steps."""
         told, expected = self._told[tube], self._expected[tube]
         tasks = {key: expected.tasks[key] + value - told.tasks[key] for key, value in raw["tasks"].items()}
         calls = dict(expected.calls)

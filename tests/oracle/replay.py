@@ -1,11 +1,11 @@
 """Replays recorded scenarios: on the model, and on the real queue, step by step beside Tarantool's answers.
 
-What is expected of a step is what Tarantool answered, translated by the rules of the departures. A few departures
-change not how a step is told but what happens next: another waiter gets the task, say. There translation cannot
-help. So a small model of Tarantool's queue with our departures plays along. It notes when its course may have left
-Tarantool's, and at the first step where the translated recording and the model then differ, the two have parted:
-from there to the end of that scenario the model says what is expected. Where they differ and nothing has been
-noted, the replay fails. The queue is compared with the recording up to the parting, and with the model always.
+A step must do what Tarantool answered, translated by the rules of the departures. A few departures change not
+how a step is reported but what happens next: another waiter gets the task, say. Translation cannot help then,
+so a small model of Tarantool's queue with our departures plays along. It notes when its course may have left
+Tarantool's. At the first step where the translated recording and the model then differ, the two have parted:
+from there to the end of that scenario, the model says what is expected. If they differ and nothing has been
+noted, the replay fails. The queue is compared with the recording up to the parting, and always with the model.
 
 A call that Tarantool took and we refuse is played twice: as it was, which must be refused and change nothing, and
 as Tarantool took it.
@@ -75,9 +75,9 @@ class Replay:
         return told, self._stage.perform(call, self._model.instants, waits=self._model.waited)
 
     def _arrange(self, outcome: Outcome | None) -> None:
-        """Put the background calls that ended into one order, since in which they return is nobody's to say.
+        """Put the background calls that ended into one order, since nobody can say in which they return.
 
-        Which of them got which task is told by their results, and in which order by the events.
+        Their results show which of them got which task, and the events in which order.
         """
         if outcome is not None:
             outcome.woke.sort(key=lambda ended: ended[0])
@@ -114,7 +114,7 @@ class Replay:
         late = self._recording.outcome({"op": "sleep", "woke": self._case.late}, self._model, told)
         for outcome in (late, told):
             self._arrange(outcome)
-        if not same(tuple(late.woke), tuple(told.woke)):  # of the rest nothing was recorded
+        if not same(tuple(late.woke), tuple(told.woke)):  # nothing was recorded of the rest
             self._report.parted |= self._recording.parting(self._case, self._model.partings)
             if not self._report.parted:
                 raise Disagreement(
@@ -128,7 +128,7 @@ class Replay:
 
 
 def replay(case: Case, departures: Iterable[Departure], stage: Stage | None = None) -> Report:
-    """Play a case on the model, and on ``stage`` if there is one; Disagreement where it goes another way."""
+    """Play a case on the model, and on ``stage`` if there is one; Disagreement if it goes another way."""
     return Replay(case, departures, stage).run()
 
 

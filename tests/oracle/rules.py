@@ -1,6 +1,6 @@
 """How a recorded step becomes what is expected here: one function for each way in which a departure shows.
 
-None of them knows a case; each looks at the step alone, and at what kind of tube it is about.
+None of them knows a case; each looks only at the step and at the type of its tube.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oracle.recording import Recorded
 
 
 def an_ack_is_an_ack(recorded: Recorded) -> None:
-    """The removal that an ack is told as is told as an ack. It was counted as one all along."""
+    """The removal that reports an ack is reported as an ack. It was counted as one all along."""
     if recorded.step["op"] == "ack":
         events = recorded.outcome.events
         for index, told in enumerate(events):
@@ -69,7 +69,7 @@ def one_change_is_one_event(recorded: Recorded) -> None:
 
 
 def _drop_last(events: list[Told], ended: Told, *names: str) -> bool:
-    """Drop the last event of a task, where it is of that name and of the same moment; tell whether it was."""
+    """Drop the last event of a task if it has such a name and the same moment; tell whether it had."""
     for index in range(len(events) - 1, -1, -1):
         told = events[index]
         if (told.tube, told.task.key) == (ended.tube, ended.task.key):
@@ -81,7 +81,7 @@ def _drop_last(events: list[Told], ended: Told, *names: str) -> bool:
 
 
 def no_negative_touch(recorded: Recorded) -> None:
-    """A touch by less than nothing is refused."""
+    """A negative touch is refused."""
     step = recorded.step
     if step["op"] == "touch" and recorded.result is None and _is_negative(step.get("delta")):
         recorded.result = Failed("bad")
@@ -106,7 +106,7 @@ def another_type_is_an_error(recorded: Recorded) -> None:
 
 
 def a_refusal_comes_first(recorded: Recorded) -> None:
-    """What is refused for an option, or an id that is none, is so before anything else is looked at."""
+    """A call is refused for an option, or for an id that is none, before anything else is looked at."""
     of_others = [Failed(kind) for kind in ("not_taken", "exists", "unknown_type", "unsupported")]
     if isinstance(recorded.step.get("id"), float):
         of_others.append(Failed("not_found"))
@@ -128,7 +128,7 @@ def a_put_into_a_dropped_tube(recorded: Recorded) -> None:
 
 
 def without_useless_options(step: Step, type: str | None) -> Step | None:
-    """Tarantool ignores options that it does not know, and makes something of many a value, and of any name."""
+    """Tarantool ignores options that it does not know, and accepts many values that we refuse, and any name."""
     if step["op"] == "take" and is_refused_value("timeout", step.get("timeout")):
         return {**step, "timeout": LONGEST}
     known = known_options(step, type)
@@ -144,7 +144,7 @@ def without_useless_options(step: Step, type: str | None) -> Step | None:
 
 
 def _meant(name: str, value: Any) -> Any:
-    """What Tarantool takes a value for that is none here, if for anything."""
+    """What Tarantool takes a value for that is not valid here, if for anything."""
     if not is_refused_value(name, value) or is_nonsense(name, value):
         return value
     if name in DURATIONS | {"timeout"} and isinstance(value, (int, float)):
@@ -153,7 +153,7 @@ def _meant(name: str, value: Any) -> Any:
         return min(math.ceil(value), LARGEST)
     if name == "if_not_exists":
         return value is not None
-    if name == "utube":  # a table is another each time
+    if name == "utube":  # each table is a different one
         return value.replace("\0", "<NUL>") if isinstance(value, str) else uuid.uuid4().hex
     return value
 
@@ -169,7 +169,7 @@ def with_a_whole_id(step: Step, type: str | None) -> Step | None:
 
 
 def as_tarantool_took_it(step: Step, type: str | None) -> Step | None:
-    """A call may have both an id and options that are none."""
+    """A call may have both an id and options that are not valid here."""
     known = with_a_whole_id(step, type)
     return without_useless_options(known or step, type) or known
 
@@ -194,7 +194,7 @@ def kicked_whole_tasks(recorded: Recorded) -> None:
 
 
 def _whole(count: float | str) -> int:
-    """How often a loop of Lua's runs for a count, which may be a number in text."""
+    """How often a Lua loop runs for a count, which may be a number in text."""
     if isinstance(count, str):
         count = float.fromhex(count) if "x" in count.lower() else float(count)
     return min(max(int(count), 0), LARGEST)

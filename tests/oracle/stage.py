@@ -1,9 +1,9 @@
 """Plays a scenario on the real queue: a store, a connection for each session, and a clock moved by hand.
 
-Tarantool's notions are set in scene like this: a session's name is a ``Queue`` of its own on the same store, with
-the recording callback on each of its tubes, since every connection reports the changes that it made itself; what
-no session does is done by one more, ``home``, which also sweeps. A background call is a thread; after each step,
-and at each instant at which something is due, it is waited for until all of them have ended or wait on the clock.
+Tarantool's notions are staged like this: each session's name has a ``Queue`` of its own on the same store, with
+the recording callback on each of its tubes, since every connection reports the changes that it made itself. One
+more, ``home``, does what no session does, and sweeps. A background call is a thread; after each step, and at
+each instant at which something is due, the stage waits until all of them have ended or wait on the clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS: Sequence[tuple[type[Exception], str]] = (
 
 
 class Stuck(AssertionError):
-    """A call waits where it must not, or does not end."""
+    """A call waits when it must not, or does not end."""
 
 
 class Call(threading.Thread):
@@ -73,11 +73,11 @@ class Call(threading.Thread):
 
 
 class FiberClock(FakeClock):
-    """Who is woken goes on when the call that woke it is over, and alone, until it waits again or is over itself.
+    """A woken thread goes on when the call that woke it is over, and alone, until it waits again or ends.
 
-    Of those whose time is over at one moment, who came first goes first. A wait lasts from when its thread has read
-    the time, since the clock may be moved before it begins: whoever listens to the file wakes the first in line now
-    and then, who looks, and waits for what is left.
+    If the time of several is over at one moment, the one that came first goes first. A wait lasts from when its
+    thread read the time, since the clock may be moved before it begins: the listener to the file wakes the first
+    in line now and then, which looks, and waits for what is left.
     """
 
     def __init__(self, start_ms: int, turn: AbstractContextManager[Any] | None) -> None:
@@ -94,7 +94,7 @@ class FiberClock(FakeClock):
             self._passed_ms += passed
 
     def wake_next(self) -> bool:
-        """Wake the one who came first of those who have waited long enough; tell whether there was one."""
+        """Of those that have waited long enough, wake the one that came first; tell whether there was one."""
         with self._lock:
             over = [
                 signal
@@ -125,16 +125,16 @@ class FiberClock(FakeClock):
         return is_set
 
     def give_up_turn(self) -> None:
-        """To be called by a thread that has waited, at its end."""
+        """A thread that has waited calls this at its end."""
         if self._turn is not None and getattr(self._mine, "has_turn", False):
             self._mine.has_turn = False
             self._turn.__exit__(None, None, None)
 
 
 def wake_one_by_one(waiters: Waiters) -> None:
-    """Let those who are called together go one after the other, as fibers do: who leaves the line wakes the next.
+    """Let threads called together go one after the other, as fibers do: each wakes the next when it leaves.
 
-    Threads that are called together race for the first task, if only for microseconds.
+    Otherwise they would race for the first task, if only for microseconds.
     """
 
     def wake(key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
@@ -151,7 +151,7 @@ class Stage:
     """Whether each call has a thread of its own, so that only one need go on at a time."""
 
     def __init__(self, url: str, connect: Callable[..., tubes.Queue] = tubes.connect) -> None:
-        self._turn: AbstractContextManager[Any] = threading.RLock()  # who is woken reports after who woke it
+        self._turn: AbstractContextManager[Any] = threading.RLock()  # a woken thread reports after its waker
         self._notes: AbstractContextManager[Any] = self._turn
         self.clock = FiberClock(START_MS, self._turn if self.are_fibers else None)
         self._url = url
@@ -488,10 +488,10 @@ class Stage:
         self._woke += [(call.label, call.result) for call in over if call.label is not None]
 
     def _hear(self) -> None:
-        """Let what was told be heard; a callback is called by who has made the change, before it goes on."""
+        """Wait for callbacks: nothing to do here, as whoever makes a change calls them before it goes on."""
 
     def _place(self, call: Call) -> int:
-        """The place of a call among those that ended at the same moment: of the closed first, then by event."""
+        """The place of a call among those that ended at the same moment: closed queues' first, then by event."""
         if call.result == Failed("disconnected"):
             return -1
         shown = [told.task for told in self._events]

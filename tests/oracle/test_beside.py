@@ -181,7 +181,7 @@ class Consumer(threading.Thread):
 def test_the_first_in_line_gets_what_becomes_due(
     connect: Callable[[], tubes.Queue], clock: FakeClock
 ) -> None:
-    """All that wait could look when a delay ends; the one who came first does."""
+    """Every waiting consumer could look when a delay ends; the one that came first does."""
     home = connect()
     jobs = home.create_tube("jobs", "fifottl")
     served: list[int] = []
@@ -221,7 +221,7 @@ def test_a_wait_ends_whatever_floats_make_of_its_end(
 def test_puts_that_wait_for_room_are_served_first_come_first_served(
     connect: Callable[[], tubes.Queue], clock: FakeClock
 ) -> None:
-    """Also where it is a ttl that makes room, which each of them could notice."""
+    """Even if it is a ttl that makes room, which each of them could notice."""
     home = connect()
     jobs = home.create_tube("jobs", "limfifottl", capacity=5)
     for number in range(5):

@@ -1,7 +1,7 @@
-"""Tarantool's own answers: every recorded scenario is replayed on each store, and goes as recorded but for DEPARTURES.
+"""Tarantool's answers: every recorded scenario is replayed on each store, and goes as recorded, but for DEPARTURES.
 
-How a scenario is replayed, and what is compared, is told in ``replay``. The case files are described in
-``cases/README.md``; more of the same kinds can simply be laid beside them.
+``replay`` says how a scenario is replayed, and what is compared. The case files are described in
+``cases/README.md``; more of the same kinds can simply be added.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ DEPARTURES = (
         "a read-only spell ends limfifottl's timer, take scans busy sub-queues.",
     ),
 )
-"""All ways in which a replay may differ from the recording; each with its reason. Nothing else is let pass."""
+"""All ways in which a replay may differ from the recording; each with its reason. Nothing else passes."""
 
 FILES = sorted(path.stem for path in CASES.glob("*.json"))
 ALL = {name: load(name) for name in FILES}
@@ -229,15 +229,15 @@ EVERY_CASE = [
 
 
 def is_composed(case: Case) -> bool:
-    """Whether dice have composed the recording, which is a long one then."""
+    """Whether the recording was composed at random; such a one is long."""
     return re.search(r"/(random|timed)_", case.name) is not None
 
 
 def on_server(turn: int) -> list[Any]:
     """What is replayed on one of the servers.
 
-    Left to the slow tests are those of another storage mode of Tarantool's, which are about the same types here, and
-    most of those that dice have composed.
+    The slow tests have the cases of Tarantool's other storage mode, which are about the same types here, and
+    most of those composed at random.
     """
     some = {case.name for case in [*filter(is_composed, ONCE_EACH)][turn::6]}
 
@@ -249,11 +249,11 @@ def on_server(turn: int) -> list[Any]:
 
 
 ON_CLUSTER = ON_SERVERS[::40]
-"""What is replayed on a Redis Cluster, where the scripts are those of one server. tests/soak has the others."""
+"""What is replayed on a Redis Cluster, whose scripts are those of one server. tests/soak has the others."""
 
 
 def dealt(stores: int) -> list[list[Any]]:
-    """Of each topic every fourth recording, of those that dice have composed every twelfth, dealt out in turn."""
+    """Every fourth recording of each topic, every twelfth of those composed at random, dealt out in turn."""
     topics: dict[str, list[Case]] = {}
     for name in FILES:
         for case in ALL[name]:
@@ -333,9 +333,9 @@ def everything() -> Iterator[Case]:
 
 @pytest.mark.slow
 def test_the_recording_judges_almost_every_step() -> None:
-    """Where courses have parted, a model says what is expected; that must stay the exception.
+    """If the courses have parted, a model says what is expected; that must stay the exception.
 
-    Of random calls with times the model judges 5 to 10 in 100 steps, of others fewer.
+    Of random calls with times, the model judges 5 to 10 in 100 steps; of others, fewer.
     """
     for name in set(FILES) - {"quirks", "edges", "durations", "derived"}:
         reports = [replay(case, DEPARTURES) for case in ALL[name]]
@@ -446,7 +446,7 @@ def test_a_wrong_expectation_fails(wrong: str, path: Path) -> None:
 
 
 def test_a_wait_ends_though_time_passed_before_it_began() -> None:
-    """Who is woken for nothing, and has seen how much of its time is left, may wait again after the clock has moved."""
+    """A thread woken for nothing that has read its time left may wait again after the clock has moved."""
     clock = FiberClock(0, None)
     seen, moved = threading.Event(), threading.Event()
 
@@ -466,7 +466,7 @@ def test_a_wait_ends_though_time_passed_before_it_began() -> None:
 
 
 class Forgetful(Stage):
-    """A queue that goes wrong where the model does not: it never tells of a take."""
+    """A queue that goes wrong when the model does not: it never reports a take."""
 
     def perform(self, step: Step, instants: Any, *, waits: bool) -> Outcome:
         outcome = super().perform(step, instants, waits=waits)
@@ -484,7 +484,7 @@ def test_a_wrong_queue_fails(path: Path) -> None:
 
 
 def test_a_wrong_queue_fails_after_a_parting(path: Path) -> None:
-    """Where the model alone judges, it is compared with the queue."""
+    """When the model alone judges, the queue is compared with it."""
     parted = (case for case in everything_with("take") if replay(case, DEPARTURES).parted)
     case = next(
         case for case in parted if all(step["op"] != "take" or "bg" in step for step in case.steps[:3])
@@ -494,5 +494,5 @@ def test_a_wrong_queue_fails_after_a_parting(path: Path) -> None:
 
 
 def everything_with(op: str) -> Iterator[Case]:
-    """All cases in which ``op`` tells of something."""
+    """All cases in which ``op`` reports an event."""
     return (case for case in everything() if any(s["op"] == op and s.get("events") for s in case.steps))

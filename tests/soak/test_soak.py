@@ -41,7 +41,7 @@ def test_a_minute_of_kills_and_stops_loses_nothing(
 def test_a_minute_of_kills_cuts_and_restarts_on_postgresql_loses_nothing(
     tmp_path: Path, own_postgres_db: str, postgres_server: PostgresServer, type: str
 ) -> None:
-    """The same, some are stopped until they are taken for dead, connections are cut, and the server ends or crashes."""
+    """The same; some are stopped until taken for dead, connections are cut, and the server stops or crashes."""
     crew = crew_on(own_postgres_db, tmp_path)
     configure(crew, type)
     try:
@@ -62,7 +62,7 @@ def test_a_minute_of_kills_cuts_and_restarts_on_postgresql_loses_nothing(
 def test_a_minute_of_kills_cuts_flushes_and_restarts_on_redis_loses_nothing(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], type: str
 ) -> None:
-    """The same, and scripts are forgotten. The server has on disk what it has answered to."""
+    """The same, and scripts are forgotten. The server has on disk whatever it has answered."""
     server = own_redis_server(fsync="always")
     crew = on_redis.crew_on(server, tmp_path)
     configure(crew, type)

@@ -1,4 +1,4 @@
-"""A unit is a transaction of the queue's own: its connection, its errors, its end; and odd ways to end a user's."""
+"""A unit is a transaction of the queue's own: its connection, its errors, its end; and odd ends of a user's."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_who_a_unit_s_connection_is_ends_with_the_unit(own_postgres_db: str) -> 
 
 
 def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
-    """Its connection refuses to commit, to roll back and to close, and goes on; a Session leaves that to the unit."""
+    """Its connection refuses to commit, roll back or close, and goes on; a Session leaves that to the unit."""
     tube = place.tube()
     for end in ("commit", "rollback"):
         with pytest.raises(tubes.BadOption, match="the end of its block"), place.queue.transaction() as unit:
@@ -217,7 +217,7 @@ def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
 
 @pytest.mark.parametrize("ends", ["ROLLBACK", "COMMIT"])
 def test_a_unit_that_a_statement_has_ended_says_so(place: Place, ends: str) -> None:
-    """What was rolled back behind its back is not announced as committed, and what follows is no part of it."""
+    """What was rolled back behind its back is not announced as committed; what follows is no part of it."""
     tube, says = place.tube(), "COMMIT or ROLLBACK, has ended it"
     with pytest.raises(tubes.StoreError, match=says), place.queue.transaction() as unit:
         tube.put("x", unit=unit)
@@ -607,7 +607,7 @@ def test_a_transaction_that_sqlite_has_rolled_back_publishes_nothing(sqlite_plac
 
 @pytest.mark.parametrize("how", ["unit", "connection"])
 def test_a_statement_after_such_a_rollback_does_not_hide_it(sqlite_place: Place, how: str) -> None:
-    """pysqlite begins another transaction with it; on a unit's own connection it would be committed at once."""
+    """pysqlite begins another transaction with it; on a unit's own connection it would commit at once."""
     place = sqlite_place
     tube = place.tube()
     again = sa.text("INSERT OR ROLLBACK INTO mine (what) VALUES ('row')")
@@ -636,7 +636,7 @@ def test_a_statement_after_such_a_rollback_does_not_hide_it(sqlite_place: Place,
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["put", "take", "take_many"])
 def test_a_signal_in_a_unit_s_call_parts_nothing(place: Place, verb: str) -> None:
-    """Wherever its handler raises, the block goes on: all that is committed is told, and no task stays taken."""
+    """Wherever its handler raises, the block goes on: what is committed is told, and no task stays taken."""
     tube = place.tube()
     tube.put_many(range(5))
     given: dict[str, tuple[Any, ...]] = {"put": ("x",), "take": (0,), "take_many": (2, 0)}
