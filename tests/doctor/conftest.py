@@ -241,7 +241,7 @@ def touch_often(tube: tubes.Tube, task: tubes.Task) -> None:
 
 
 def do_everything(queue: tubes.Queue) -> None:
-    """Every verb and state, payloads of both kinds, a temporary tube, one that was dropped, odd names and numbers."""
+    """Every verb and state, payloads of both kinds, a temporary and a dropped tube, odd names and numbers."""
     for type in TYPES:
         tube = fill(queue, type, type)
         tube.put(b"\xff\x00")

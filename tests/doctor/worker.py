@@ -1,4 +1,4 @@
-"""A process that does everything at random to the tubes of a store until its standard input ends: URL TUBE..."""
+"""A process that does everything at random to a store's tubes until its standard input ends: URL TUBE..."""
 
 from __future__ import annotations
 

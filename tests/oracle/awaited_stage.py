@@ -82,7 +82,7 @@ class AwaitedStage(Stage):
         return on_task_change
 
     def _hear(self) -> None:
-        """A call that waits again has posted its callbacks to the loop, which may not have called them yet."""
+        """A call that waits again has posted its callbacks to the loop, which may not have called them."""
         heard = threading.Event()
         running_loop().call_soon_threadsafe(heard.set)
         heard.wait(PATIENCE)

@@ -1,9 +1,9 @@
 """A small model of Tarantool's queue with our departures: what each call does to tasks, sessions and waiters.
 
-It plays a scenario beside the real queue. As long as nothing has parted our course from Tarantool's, it must report
-what was recorded (after translation), which shows that the model is right; from a parting on, it alone says
-what is expected. Whenever its own course may have left Tarantool's, it notes why in ``partings``. It knows
-nothing of how tubes are built: time is an integer, everything else is in lists.
+It plays a scenario beside the real queue. As long as nothing has parted our course from Tarantool's, it must
+report what was recorded (after translation), which shows that the model is right; from a parting on, it alone
+says what is expected. Whenever its own course may have left Tarantool's, it notes why in ``partings``. It
+knows nothing of how tubes are built: time is an integer, everything else is in lists.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Waiter:
     def may_overtake(self, first: Waiter) -> bool:
         """Tell whether Tarantool may serve this one before another that came first.
 
-        A put that waits for room looks now and then. The number of a fiber tells apart one connection's long waits.
+        A put waiting for room looks now and then. A fiber's number tells one connection's long waits apart.
         """
         if self.puts or first.puts:
             return self.puts and first.puts

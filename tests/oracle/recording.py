@@ -1,4 +1,4 @@
-"""Reads what Tarantool answered and translates it, by the rules of the departures, into what is expected here."""
+"""Reads what Tarantool answered and translates it, by the departures' rules, into what is expected here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(name: str) -> list[Case]:
 
 @dataclass
 class Recorded:
-    """One step on its way from Tarantool's outcome to the expected one; rules change ``outcome`` and ``calls``.
+    """A step on its way from Tarantool's outcome to the expected one. Rules change ``outcome`` and ``calls``.
 
     ``type`` is that of its tube.
     """
@@ -89,8 +89,8 @@ class Departure:
     ``translates`` turns the recorded outcome of a step into ours. ``accepts`` says what Tarantool took a call
     for that we refuse: the replay then expects a refusal without any effect, and goes on with the call that
     this returns. ``parts`` names what may send the two on courses of their own, if a tube is made with the
-    options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which it
-    saw a defect. ``renews_ids``: a recorded id means the latest task that had it. Without any of these, no
+    options ``parts_with``: situations that the model notes, and tags that the recorder gave a case in which
+    it saw a defect. ``renews_ids``: a recorded id means the latest task that had it. Without any of these, no
     recorded step shows the departure.
     """
 

@@ -5,10 +5,11 @@ how a step is reported but what happens next: another waiter gets the task, say.
 so a small model of Tarantool's queue with our departures plays along. It notes when its course may have left
 Tarantool's. At the first step where the translated recording and the model then differ, the two have parted:
 from there to the end of that scenario, the model says what is expected. If they differ and nothing has been
-noted, the replay fails. The queue is compared with the recording up to the parting, and always with the model.
+noted, the replay fails. The queue is compared with the recording up to the parting, and always with the
+model.
 
-A call that Tarantool took and we refuse is played twice: as it was, which must be refused and change nothing, and
-as Tarantool took it.
+A call that Tarantool took and we refuse is played twice: as it was, which must be refused and change nothing,
+and as Tarantool took it.
 """
 
 from __future__ import annotations

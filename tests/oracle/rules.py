@@ -128,7 +128,7 @@ def a_put_into_a_dropped_tube(recorded: Recorded) -> None:
 
 
 def without_useless_options(step: Step, type: str | None) -> Step | None:
-    """Tarantool ignores options that it does not know, and accepts many values that we refuse, and any name."""
+    """Tarantool ignores unknown options, and accepts many values that we do not, and any name."""
     if step["op"] == "take" and is_refused_value("timeout", step.get("timeout")):
         return {**step, "timeout": LONGEST}
     known = known_options(step, type)
@@ -175,7 +175,7 @@ def as_tarantool_took_it(step: Step, type: str | None) -> Step | None:
 
 
 def with_a_whole_count(step: Step, type: str | None) -> Step | None:
-    """Tarantool kicks whole tasks, as many as there are below a fractional count, and none for a negative one.
+    """Tarantool kicks whole tasks: a fractional count is rounded down, and a negative one kicks none.
 
     For false, as for no count, it kicks one.
     """

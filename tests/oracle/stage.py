@@ -1,9 +1,10 @@
 """Plays a scenario on the real queue: a store, a connection for each session, and a clock moved by hand.
 
-Tarantool's notions are staged like this: each session's name has a ``Queue`` of its own on the same store, with
-the recording callback on each of its tubes, since every connection reports the changes that it made itself. One
-more, ``home``, does what no session does, and sweeps. A background call is a thread; after each step, and at
-each instant at which something is due, the stage waits until all of them have ended or wait on the clock.
+Tarantool's notions are staged like this: each session's name has a ``Queue`` of its own on the same store,
+with the recording callback on each of its tubes, since every connection reports the changes that it made
+itself. One more, ``home``, does what no session does, and sweeps. A background call is a thread; after each
+step, and at each instant at which something is due, the stage waits until all of them have ended or wait on
+the clock.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class Call(threading.Thread):
 class FiberClock(FakeClock):
     """A woken thread goes on when the call that woke it is over, and alone, until it waits again or ends.
 
-    If the time of several is over at one moment, the one that came first goes first. A wait lasts from when its
-    thread read the time, since the clock may be moved before it begins: the listener to the file wakes the first
-    in line now and then, which looks, and waits for what is left.
+    If the time of several is over at one moment, the one that came first goes first. A wait lasts from when
+    its thread read the time, since the clock may be moved before it begins: the listener to the file wakes
+    the first in line now and then, which looks, and waits for what is left.
     """
 
     def __init__(self, start_ms: int, turn: AbstractContextManager[Any] | None) -> None:
@@ -260,7 +261,7 @@ class Stage:
     def _seen(self, task: tubes.Task) -> Seen:
         """A task by its place among the puts of its tube.
 
-        Ids must grow, and never come again: in Redis those of a tube's name, elsewhere those of the whole store.
+        Ids must grow, and never come again: in Redis those of a tube's name, elsewhere those of the store.
         """
         counter = task.tube if self._url.startswith(("redis", "unix")) else ""
         with self._notes:
@@ -491,7 +492,7 @@ class Stage:
         """Wait for callbacks: nothing to do here, as whoever makes a change calls them before it goes on."""
 
     def _place(self, call: Call) -> int:
-        """The place of a call among those that ended at the same moment: closed queues' first, then by event."""
+        """The place of a call among those that ended at one moment: closed queues' first, then by event."""
         if call.result == Failed("disconnected"):
             return -1
         shown = [told.task for told in self._events]

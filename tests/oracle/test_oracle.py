@@ -1,4 +1,4 @@
-"""Tarantool's answers: every recorded scenario is replayed on each store, and goes as recorded, but for DEPARTURES.
+"""Every scenario recorded from Tarantool is replayed on each store, and goes as recorded, but for DEPARTURES.
 
 ``replay`` says how a scenario is replayed, and what is compared. The case files are described in
 ``cases/README.md``; more of the same kinds can simply be added.

@@ -41,7 +41,7 @@ def test_a_minute_of_kills_and_stops_loses_nothing(
 def test_a_minute_of_kills_cuts_and_restarts_on_postgresql_loses_nothing(
     tmp_path: Path, own_postgres_db: str, postgres_server: PostgresServer, type: str
 ) -> None:
-    """The same; some are stopped until taken for dead, connections are cut, and the server stops or crashes."""
+    """The same; some are stopped until taken for dead, connections are cut, the server stops or crashes."""
     crew = crew_on(own_postgres_db, tmp_path)
     configure(crew, type)
     try:

@@ -104,7 +104,7 @@ def test_an_async_scoped_session_is_its_session(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", [AsyncConnection, AsyncSession])
 def test_the_async_door_joins_with_await(place: Place, kind: type) -> None:
-    """Commit, rollback, savepoints; the callbacks are called by the first turn of the loop after the commit."""
+    """Commit, rollback, savepoints; callbacks are called by the first turn of the loop after the commit."""
     place.tube()
 
     async def scene(engine: AsyncEngine) -> None:

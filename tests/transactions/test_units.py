@@ -1,4 +1,4 @@
-"""A unit is a transaction of the queue's own: its connection, its errors, its end; and odd ends of a user's."""
+"""A unit is a transaction of the queue's own: its connection, its errors, its end; odd ends of a user's."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_who_a_unit_s_connection_is_ends_with_the_unit(own_postgres_db: str) -> 
 
 
 def test_a_unit_alone_ends_its_transaction(place: Place) -> None:
-    """Its connection refuses to commit, roll back or close, and goes on; a Session leaves that to the unit."""
+    """Its connection refuses commit, rollback and close, and goes on; a Session leaves that to the unit."""
     tube = place.tube()
     for end in ("commit", "rollback"):
         with pytest.raises(tubes.BadOption, match="the end of its block"), place.queue.transaction() as unit:
