@@ -1,6 +1,6 @@
-"""Through the asyncio API, on PostgreSQL: the type with most features.
+"""Through the asyncio API, on PostgreSQL: the type with the most features.
 
-It knows nothing of types. The other four are in tests/soak/test_awaited.py.
+The API knows nothing of types. The other four are in tests/soak/test_awaited.py.
 """
 
 from postgres_kit import PostgresKit

@@ -1,4 +1,7 @@
-"""Through the asyncio API, on Redis: the type with most features. The other four are in tests/soak/test_awaited.py."""
+"""Through the asyncio API, on Redis: the type with the most features.
+
+The other four are in tests/soak/test_awaited.py.
+"""
 
 from redis_kit import RedisKit
 

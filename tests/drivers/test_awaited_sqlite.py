@@ -1,6 +1,6 @@
-"""Through the asyncio API, on a SQLite file and in memory: the type with most features, and the one with fewest.
+"""Through the asyncio API, on a SQLite file and in memory: the types with the most and the fewest features.
 
-It knows nothing of types, but for a put that waits for room. The rest is in tests/soak/test_awaited.py.
+The API knows nothing of types, except that a put waits for room. The rest is in tests/soak/test_awaited.py.
 """
 
 from tubes.testing import ConformanceKit, PrivateKit

@@ -1,4 +1,4 @@
-"""``docs/how-to/write-a-driver.md`` is true: its drivers pass the kit, run as it says."""
+"""``docs/how-to/write-a-driver.md`` is right: its drivers pass the kit, run as the page says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-a-driver
 
 
 def save_files(folder: Path) -> list[str]:
-    """Save the blocks that are whole files; the first line of each names it."""
+    """Save the page's blocks that are whole files; the first line of each names the file."""
     text = PAGE.read_text(encoding="utf-8")
     named = re.findall(r'```python\n((?:"""|# )([\w]+\.py).*?)```', text, re.S)
     for body, name in named:
@@ -26,7 +26,7 @@ def save_files(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_its_drivers_pass_the_kit(tmp_path: Path) -> None:
-    """In a process of its own, in an empty folder, as a third party would; the LIFO has passed it elsewhere."""
+    """In its own process, in an empty folder, as a third party would; the LIFO passes it elsewhere."""
     assert save_files(tmp_path) == ["lifo.py", "slim.py", "test_my_drivers.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_drivers.py"]
     command += ["-k", "TestSlim or test_tasks_are_taken_in_the_order"]

@@ -1,4 +1,4 @@
-"""Who waits for an answer is awake for a moment, and not for longer."""
+"""A thread that waits for an answer stays awake for a moment, and no longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The type with the most features, in a SQLite database in memory: nobody else can open that."""
+"""The type with the most features, in a SQLite database in memory, which nobody else can open."""
 
 from tubes.testing import PrivateKit
 

@@ -1,4 +1,4 @@
-"""What the server says to a statement on the user's connection is known by its code, whichever driver passes it on."""
+"""An error on the user's connection is known by its code, whichever driver passes it on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tubes
 
 
 class Pgcode(Exception):
-    """As psycopg2 has it."""
+    """An error with its code where psycopg2 has it."""
 
     pgcode = "40P01"
 

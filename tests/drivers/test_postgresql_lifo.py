@@ -1,4 +1,4 @@
-"""The example of a custom driver, on PostgreSQL: its order, which is all that it has of its own."""
+"""The example of a custom driver, on PostgreSQL: only its order, since all else is built in."""
 
 import pytest
 

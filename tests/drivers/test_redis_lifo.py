@@ -1,4 +1,4 @@
-"""The example of a custom driver, on Redis: its order, which is all that it has of its own."""
+"""The example of a custom driver, on Redis: only its order, since all else is built in."""
 
 import pytest
 

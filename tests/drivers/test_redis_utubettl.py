@@ -16,7 +16,7 @@ class TestRedisUtubettl(RedisKit):
     type = "utubettl"
 
     def test_a_name_that_is_no_text_holds_up_nobody(self, queue: Queue, tube: Tube) -> None:
-        """Clients in other languages may give a sub-queue such a one."""
+        """Clients in other languages may give a sub-queue such a name."""
         driver: Any = tube.driver
         now = queue.clock.now_ms()
         record = b"r 0 %d %d - - - 0 - j \xff\\" % (now, now)
@@ -34,7 +34,7 @@ class TestRedisUtubettl(RedisKit):
         assert came == [task.id for task in sorted(tasks, key=lambda task: (task.pri, task.id))]
 
     def test_a_session_is_on_the_list_as_long_as_it_holds_something(self, queue: Queue, tube: Tube) -> None:
-        """Should whoever rescues its tasks die between two steps, others see whose they are."""
+        """If the process that rescues its tasks dies between two steps, others still see whose they are."""
         for n in range(3):
             tube.put(n, utube=f"{n}")
         owner, driver, now = queue.store.session, tube.driver, queue.clock.now_ms()

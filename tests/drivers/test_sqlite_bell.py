@@ -1,4 +1,4 @@
-"""The board by which processes of one file call each other, and the bell at which they sleep."""
+"""The board on which the processes of one file call each other, and the bell at which they sleep."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_several_tasks_call_as_many(boards: Callable[[], Board]) -> None:
 
 
 def test_the_next_call_begins_behind_the_last(boards: Callable[[], Board]) -> None:
-    """Not always the same process does the work."""
+    """So the same process does not always do the work."""
     board = boards()
     board.arm(1, 1, [1])
     board.arm(2, 2, [1])
@@ -104,7 +104,7 @@ def test_a_process_does_not_call_itself(boards: Callable[[], Board]) -> None:
 def test_tubes_that_share_a_bit_and_connections_that_share_a_slot_are_told_apart_by_who_is_called(
     boards: Callable[[], Board],
 ) -> None:
-    """The tube is named in the call, so that who does not wait for it can call the next."""
+    """The call names the tube, so that a process that does not wait for it can call the next."""
     board = boards()
     board.arm(3 + SLOTS, 9, [1])
     assert call(board, 1 + 64) == [9]

@@ -26,7 +26,7 @@ from tubes.drivers.sql.sqlite_lock_file import LockFile
 locks = LockFile(sys.argv[1])
 print(*(int(id) for id in sys.argv[2:] if locks.is_alive(int(id))))
 """
-"""Which connections live, as another process sees it."""
+"""Prints which of some connections live, as another process sees it."""
 
 
 IMPORTS_TWICE = """
@@ -59,14 +59,14 @@ def left_open(folder: Path) -> list[str]:
 
 
 def test_a_second_copy_of_the_library_in_a_process_ends_no_proof_of_the_first(tmp_path: Path) -> None:
-    """A program imports it anew: the second leaves alone what the first holds, whatever it opens and closes."""
+    """A program imports it again: whatever the second opens and closes, what the first holds stays held."""
     told = run(IMPORTS_TWICE, tmp_path / "jobs.db").split("\n")
     assert told == ["None", "None", "None", "1 None", "x"]
 
 
 @pytest.mark.parametrize("theirs", [2, 1], ids=["another", "of the same number"])
 def test_closing_a_lock_file_ends_no_proof_that_another_gives_on_it(tmp_path: Path, theirs: int) -> None:
-    """A queue is closed while another thread connects to the same file, or to a database made anew."""
+    """A queue is closed while another thread connects to the same file, or to a new database in its place."""
     first, second = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
     first.hold(1)
     second.hold(theirs)
@@ -81,7 +81,7 @@ def test_closing_a_lock_file_ends_no_proof_that_another_gives_on_it(tmp_path: Pa
 def test_who_asks_whether_another_of_its_process_lives_ends_no_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
-    """A database was deleted and made anew, and its lock file was left: queues on both ask."""
+    """A database was deleted and made again, but its lock file was left; queues on both databases ask."""
     monkeypatch.setattr(sqlite_byte_locks, "ARE_KNOWN", is_told)
     first, second = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
     first.hold(1)
@@ -94,7 +94,7 @@ def test_who_asks_whether_another_of_its_process_lives_ends_no_proof(
 
 
 def test_who_is_called_is_a_connection_that_lives(tmp_path: Path) -> None:
-    """Of a process's two queues the later one is closed."""
+    """The later of a process's two queues has been closed."""
     locks, other = LockFile(str(tmp_path / "locks")), LockFile(str(tmp_path / "locks"))
     locks.hold(1)
     locks.hold(2)
@@ -106,7 +106,7 @@ def test_who_is_called_is_a_connection_that_lives(tmp_path: Path) -> None:
 
 
 def test_no_connection_has_a_number_that_damage_has_made(tmp_path: Path) -> None:
-    """Who has put a task calls nobody, where the board says that such a one waits."""
+    """Whoever puts a task calls nobody, even if the board says that such a connection waits."""
     (tmp_path / "locks").write_bytes(b"\1" * 1024 + b"\xff" * 25_000)
     locks = LockFile(str(tmp_path / "locks"))
     locks.call(5, 1)
@@ -116,7 +116,7 @@ def test_no_connection_has_a_number_that_damage_has_made(tmp_path: Path) -> None
 
 
 def test_a_lock_file_that_cannot_be_made_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    """The disk is full just then; who tries again and again must not run out of descriptors."""
+    """As when the disk is full: a process that tries again and again must not run out of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -128,7 +128,7 @@ def test_a_lock_file_that_cannot_be_made_leaves_no_descriptor_open(tmp_path: Pat
 
 
 def test_a_lock_file_out_of_reach_for_a_while_is_closed_once(tmp_path: Path) -> None:
-    """Its folder is moved away and back: closing a descriptor twice could close one of somebody else's."""
+    """Its folder is moved away and back: closing a descriptor twice could close somebody else's."""
     folder = tmp_path / "here"
     folder.mkdir()
     locks = LockFile(str(folder / "locks"))
@@ -153,7 +153,7 @@ def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: P
 def test_who_closes_the_queue_waits_for_another_thread_that_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the GIL the memory would be taken away while it is read, which ends the process."""
+    """Otherwise, without a GIL, the memory would be taken away while it is read, which kills the process."""
     file, ended = LockFile(str(tmp_path / "tubes")), list[str]()
 
     def close() -> None:
@@ -178,7 +178,7 @@ def test_who_closes_the_queue_waits_for_another_thread_that_calls(
 def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks whether a connection lives lets other threads run. He asks no file that is opened next."""
+    """Asking whether a connection lives lets other threads run; no file that they open is asked instead."""
     file, is_alive = LockFile(str(tmp_path / "tubes")), LockFile.is_alive
     opened: list[LockFile] = []
 
@@ -198,7 +198,7 @@ def test_who_calls_while_another_thread_closes_the_queue_is_told_nothing(
 def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With each looking at all others, what a process cost that waits grew with their number."""
+    """When each looked at all the others, the cost of a waiting process grew with their number."""
     queues = [tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) for _ in range(3)]
     store: Any = queues[0].store
     checks = list(store._shared.listener._checks)
@@ -220,10 +220,10 @@ def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
     assert looked() == ([False] * 3, 3)
     assert looked() == ([False] * 3, 0)
     dead.add(store._connection)
-    assert store.deaths_suspected()  # who takes and finds nothing looks by itself
+    assert store.deaths_suspected()  # a process whose take finds nothing looks by itself
     now += sqlite_bell.FLOOR
     answers, count = looked()
-    assert answers == [True] * 3 and count >= 3  # what is found must be seen to, and so is seen by all
+    assert answers == [True] * 3 and count >= 3  # what is found must be seen to, so all see it
     dead.clear()
     now = 1.0  # the host was started again
     assert looked() == ([False] * 3, 3)
@@ -234,7 +234,7 @@ def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
 def test_of_those_who_take_and_sweep_one_at_a_time_looks_whether_the_others_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy consumer looks twenty times a second. Who finds nothing looks by itself."""
+    """A busy consumer looks twenty times a second. One that finds nothing looks by itself."""
     queues = [tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) for _ in range(5)]
     queues[0].create_tube("jobs", "fifo").put_many(range(5))
     looks: list[int] = []
@@ -284,13 +284,13 @@ def test_who_is_alone_on_a_lock_file_asks_once_of_each_connection(
     count(fcntl, "fcntl")
     count(fcntl, "lockf")
     assert not any([locks.is_alive(connection) for connection in range(1, 11)])
-    assert calls == (["fcntl"] * 10 if is_told else ["lockf"] * 20)  # or each is had, and let go
+    assert calls == (["fcntl"] * 10 if is_told else ["lockf"] * 20)  # or each is locked and unlocked
     locks.close()
 
 
 @pytest.mark.slow
 def test_threads_open_and_close_lock_files_at_the_same_time(tmp_path: Path) -> None:
-    """Of several databases, and each lets go while others come and go."""
+    """The files are of several databases, and each thread lets go while others come and go."""
 
     def come_and_go(number: int) -> None:
         for _ in range(300):

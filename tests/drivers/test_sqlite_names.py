@@ -1,4 +1,4 @@
-"""What lies beside a file's name, as the kernel tells of it: only root could mount such things."""
+"""What a database file is mounted on, by lists like the kernel's: only root could mount such things."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tubes
 
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the kernel tells of mounts, for this test to write: one line for each file system."""
+    """The kernel's list of mounts, for the test to write: one line for each file system."""
     mounts = tmp_path / "mountinfo"
     names = importlib.import_module("tubes.drivers.sql.sqlite_names")
     monkeypatch.setattr(names, "MOUNTS", str(mounts))
@@ -23,13 +23,13 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def line(folder: Path, kind: str, *, device: int = 0) -> str:
-    """A file system, by default the one on which the folder really is."""
+    """Return the line of a file system, by default of the one that the folder really is on."""
     number = device or folder.stat().st_dev
     return f"36 35 {os.major(number)}:{os.minor(number)} / {folder} rw shared:1 - {kind} server:/x rw\n"
 
 
 def test_a_file_that_is_mounted_without_its_folder_is_refused(tmp_path: Path, mounted: Path) -> None:
-    """A container was given a file alone, and a folder with another."""
+    """A container was given one file by itself, and another in its folder."""
     alone, inside = tmp_path / "a b.db", tmp_path / "folder" / "jobs.db"
     inside.parent.mkdir()
     alone.touch()
@@ -48,7 +48,7 @@ def test_a_file_that_is_mounted_without_its_folder_is_refused(tmp_path: Path, mo
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs"])
 def test_a_disk_that_other_hosts_may_use_is_warned_of(tmp_path: Path, mounted: Path, kind: str) -> None:
-    """By the line of the program that connects, before there is a file."""
+    """The warning points at the program's line that connects, and comes before there is a file."""
     mounted.write_text(line(tmp_path, "ext4", device=1) + line(tmp_path, kind))
     with pytest.warns(tubes.TubesWarning, match=rf"jobs\.db is on {kind}: .*PostgreSQL or Redis") as seen:
         tubes.connect(f"sqlite:///{tmp_path}/jobs.db").close()

@@ -1,4 +1,4 @@
-"""Each statement finds its tasks along an index, however many there are, and whatever ANALYZE has seen of the file."""
+"""Each statement finds its tasks along an index, however many there are, and whatever ANALYZE has seen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SORTED = {
     "by_state_ready": "ORDER BY",
     "ended": "ORDER BY",  # sessions
 }
-"""What is sorted by the statements that no index can give in order."""
+"""What is sorted in the statements whose order no index can give."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -51,7 +51,7 @@ NUMBER = itertools.count()
 
 
 def plan(db: sqlite3.Connection, name: str) -> list[str]:
-    text = f"EXPLAIN QUERY PLAN {TEXTS[name]} -- {next(NUMBER)}"  # of one that it knows, SQLite tells the old plan
+    text = f"EXPLAIN QUERY PLAN {TEXTS[name]} -- {next(NUMBER)}"  # for a known text it tells the old plan
     return [line for *_, line in db.execute(text, (None,) * text.count("?"))]
 
 
@@ -59,7 +59,7 @@ def plans(queue: tubes.Queue) -> dict[str, list[str]]:
     """How the queue's own connection would run everything."""
     store: Any = queue.store
     queue.tubes()
-    store.transact(lambda tx: tx.rows(SQL.tubes))  # a schema that others changed is read anew
+    store.transact(lambda tx: tx.rows(SQL.tubes))  # rereads a schema that others have changed
     return {name: plan(store.writer.db, name) for name in TEXTS}
 
 
@@ -103,7 +103,7 @@ def test_no_statement_reads_all_tasks_or_sorts_them(queue: tubes.Queue) -> None:
 
 @pytest.mark.parametrize("count", [1, 20, 1000])
 def test_what_a_user_s_analyze_has_seen_is_forgotten(queue: tubes.Queue, path: Path, count: int) -> None:
-    """Batches read all tasks after it, and puts into a sub-queue, release and kick all that stood in front."""
+    """After it, batches read all tasks; release, kick and puts into a sub-queue read all those in front."""
     usual = plans(queue)
     fill(queue, count)
     with sqlite3.connect(path) as db:
@@ -111,7 +111,7 @@ def test_what_a_user_s_analyze_has_seen_is_forgotten(queue: tubes.Queue, path: P
         db.execute("CREATE INDEX mine_name ON mine (name)")
         db.execute("INSERT INTO mine (name) VALUES ('a')")
     analyze(path)
-    if count == 1:  # of more, some builds of SQLite keep samples, too, and plan as before
+    if count == 1:  # with more, some builds of SQLite keep samples, too, and plan as before
         assert plans(queue) != usual
     queue.store.tidy()
     assert plans(queue) == usual
@@ -158,7 +158,7 @@ def used(queue: tubes.Queue) -> Callable[[Callable[[], Any]], int]:
 def test_a_listing_reads_not_what_other_tubes_hold(
     queue: tubes.Queue, used: Callable[[Callable[[], Any]], int]
 ) -> None:
-    """Of what is ready it did, all of it where the tube had none: 110 ms beside 450,000, and now 0.5."""
+    """Of ready tasks, a tube that had none read all the others': 110 ms beside 450,000, and now 0.5."""
     tube, other = queue.create_tube("jobs", "fifottl"), queue.create_tube("others", "utube")
 
     def least() -> list[int]:
@@ -174,11 +174,11 @@ def test_a_listing_reads_not_what_other_tubes_hold(
 def test_no_verb_walks_over_its_sub_queue(
     queue: tubes.Queue, used: Callable[[Callable[[], Any]], int], type: str
 ) -> None:
-    """A release looked at all who stood behind for a better one: 46 ms where 60,000 did, and now 0.3."""
+    """A release looked for a better task among all those behind: 46 ms with 60,000 there, and now 0.3."""
     tube = queue.create_tube("jobs", type)
 
     def verbs() -> list[int]:
-        """What a put, a take and what follows one costs SQLite's engine."""
+        """What a put, a take and the verbs that follow a take cost SQLite's engine."""
         costs = [used(lambda: tube.put("x", utube="one"))]
         for verb in (tube.release, tube.bury, tube.delete, tube.ack):
             costs.append(used(lambda: tube.take(timeout=0)))
@@ -187,7 +187,7 @@ def test_no_verb_walks_over_its_sub_queue(
         return [*costs, used(tube.kick)]
 
     def least() -> list[int]:
-        """Without what comes to it now and then, such as a look for the dead."""
+        """Without what is added now and then, such as a look for the dead."""
         return [min(costs) for costs in zip(*[verbs() for _ in range(5)], strict=True)]
 
     tube.put_many(range(10), utube="one")

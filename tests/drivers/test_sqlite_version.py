@@ -1,4 +1,4 @@
-"""A SQLite that is too old, by its number alone: the one of the Python that runs this is newer."""
+"""A SQLite that is too old is tested by its number alone: the Python that runs this has a newer one."""
 
 from __future__ import annotations
 

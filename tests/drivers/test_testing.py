@@ -1,4 +1,4 @@
-"""``tubes.testing`` asks for pytest and hypothesis only when the kit is asked for."""
+"""``tubes.testing`` needs pytest and hypothesis only when the kit is asked for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_a_suite_that_is_imported_alone_says_what_it_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a test of it that fails says AssertionError, and nothing else."""
+    """Otherwise, a failing test of it would say AssertionError, and nothing else."""
     rewritten: list[str] = []
     monkeypatch.setattr(pytest, "register_assert_rewrite", lambda *names: rewritten.extend(names))
     importlib.reload(tubes.testing)  # what an import of any module in it begins with
@@ -53,7 +53,7 @@ def test_a_suite_that_is_imported_alone_says_what_it_compared(monkeypatch: pytes
 
 
 def test_a_class_for_one_type_is_not_made_of_one_for_another() -> None:
-    """It would lack the tests that are not about that one, and have its features."""
+    """It would lack the tests that are not about the first type, and have that type's features."""
 
     class OfOne(tubes.testing.PrivateKit):
         type = "fifo"

@@ -1,4 +1,4 @@
-"""Who is taken for dead by the beats that were seen, on a clock that the tests advance."""
+"""Which connections are taken for dead by the beats seen, on a clock that the tests advance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tubes
 
 
 class Clock:
-    """What ``real_monotonic`` tells."""
+    """The time that ``real_monotonic`` returns."""
 
     now = 1000.0
 
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("away", [4.0, 9.0, 10.1, 12.0, 14.9, 100.0])
 def test_a_server_that_was_away_kills_nobody(clock: Clock, away: float) -> None:
-    """Who looks was the first to come back; the other was about to beat when it went."""
+    """The observer was the first to come back; the other was about to beat when the server went."""
     beats: Beats[str] = Beats(15.0)
     for _ in range(2):
         assert beats.see({"other": 1}, {}) == []
@@ -53,7 +53,7 @@ def test_who_is_silent_while_others_are_heard_is_dead(clock: Clock) -> None:
 
 
 def test_whose_dead_after_is_longer_is_given_that(clock: Clock) -> None:
-    """While the processes of a queue are started anew with another, both live."""
+    """While a queue's processes are restarted with another ``dead_after``, old and new both live."""
     beats: Beats[str] = Beats(3.0)
     silent, every = {"patient": 1, "hasty": 1}, {"patient": 20.0, "hasty": 0.1}
     watch: Watch[str] = Watch(beats, lambda tx: beats.see(silent, every), "mine")
@@ -78,7 +78,7 @@ def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_
     stored = {"other": 1, "third": 1}
 
     def lives() -> tuple[bool, float]:
-        """As each look of a doctor tells."""
+        """What a new look of a doctor's tells."""
         watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
         return watch.is_alive(None, "other"), watch.seconds()
 
@@ -99,7 +99,7 @@ def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_
 
 
 def test_a_doctor_goes_by_a_beat_that_its_own_process_has_seen_meanwhile(clock: Clock) -> None:
-    """Who has beaten since the doctor asked lives, though its next beat is late."""
+    """A connection that has beaten since the doctor asked lives, though its next beat is late."""
     beats: Beats[str] = Beats(15.0)
     stored = {"other": 1}
     watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
@@ -130,7 +130,7 @@ def test_a_doctor_that_asks_of_many_at_once_looks_once(clock: Clock) -> None:
 
 
 def test_a_server_that_is_not_to_be_written_to_kills_nobody(clock: Clock, postgres_db: str) -> None:
-    """Nobody can beat then, and who looks at the beats is answered: as where the disk is full."""
+    """Nobody can beat then, but looks at the beats are answered, as when the disk is full."""
     with (
         tubes.connect(postgres_db, migrate=True, sweep=False),
         tubes.connect(postgres_db, sweep=False) as queue,
