@@ -23,7 +23,7 @@ TUBE, OTHER = 7, 8
 
 
 class Process:
-    """A listener with a connection of its own, as each process has one, and who waits there."""
+    """A process's listener, with a connection of its own, and the process's waiters."""
 
     def __init__(self, url: str, beat_every: float = 3600) -> None:
         wires: list[Wire] = []
@@ -44,7 +44,7 @@ class Process:
         self._signals: dict[int, Signal] = {}
         self.listener.start()
         with psycopg.connect(conninfo(url), autocommit=True) as db:
-            # else it hears seconds later of who waits
+            # otherwise it hears seconds later who waits
             eventually(lambda: wires and is_listening(db, wires[-1]))
 
     def wait(self, tube: int = TUBE) -> None:
@@ -76,7 +76,7 @@ def is_listening(db: psycopg.Connection, wire: Wire) -> bool:
 
 @pytest.fixture
 def processes(postgres_db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Process]]:
-    """Three; what they look at by themselves now and then calls nobody, only a call does."""
+    """Three processes; a look that one takes by itself now and then does not count as a call."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
     made = [Process(postgres_db) for _ in range(3)]
     yield made
@@ -85,14 +85,14 @@ def processes(postgres_db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
 
 def all_wait(waiting: Sequence[Process], putter: Process) -> None:
-    """All wait for the same tube, and the putter has heard of it."""
+    """Let all wait for the same tube, until the putter has heard of it."""
     for process in waiting:
         process.wait()
     eventually(lambda: putter.knows(len(waiting)))
 
 
 def called(*processes: Process, key: int = TUBE) -> list[int]:
-    """Which of these are called; waits for the first, and then for a call too many."""
+    """Return which of these are called: wait for the first call, and then for one too many."""
     found: list[int] = []
 
     def look() -> bool:
@@ -103,7 +103,7 @@ def called(*processes: Process, key: int = TUBE) -> list[int]:
     late = time.monotonic() + 0.1
     while time.monotonic() < late:
         look()
-        time.sleep(0.002)  # real time: whoever else is called is called by another thread
+        time.sleep(0.002)  # real time: any further call comes from another thread
     return found
 
 
@@ -147,7 +147,7 @@ def test_who_does_not_wait_any_more_passes_the_call_on(processes: list[Process])
 
 
 def test_a_tube_for_which_nobody_has_said_to_wait_calls_everybody(processes: list[Process]) -> None:
-    """Who has begun to wait since it last said so is heard of later."""
+    """A process that has begun to wait for it since its last announcement is heard of later."""
     putter, waiting, _ = processes
     waiting.wait(OTHER)
     eventually(lambda: putter.knows(1))
@@ -157,7 +157,7 @@ def test_a_tube_for_which_nobody_has_said_to_wait_calls_everybody(processes: lis
 
 
 def test_who_begins_to_wait_for_room_says_so_and_is_called(processes: list[Process]) -> None:
-    """Also when he has said a moment ago that he waits for something else; and what he said then still holds."""
+    """Even if it announced a moment ago that it waits for something else; and that still holds."""
     acker, putter, _ = processes
     putter.wait()
     eventually(lambda: acker.knows_who_waits_for(TUBE))
@@ -173,7 +173,7 @@ def test_who_begins_to_wait_for_room_says_so_and_is_called(processes: list[Proce
 
 
 def test_room_for_which_nobody_has_said_to_wait_calls_nobody(processes: list[Process]) -> None:
-    """Each ack makes some."""
+    """Each ack makes room."""
     acker, waiting, _ = processes
     waiting.wait()
     eventually(lambda: acker.knows(1))
@@ -184,7 +184,7 @@ def test_room_for_which_nobody_has_said_to_wait_calls_nobody(processes: list[Pro
 def test_who_does_not_wait_for_room_any_more_passes_the_call_on_once(
     processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may wait again at any moment, so it is called the next time, too."""
+    """A process that has stopped waiting may wait again at any moment, so it is called the next time, too."""
     acker, first, second = processes
     for count, process in enumerate((first, second), 1):
         process.wait(room(TUBE))
@@ -205,7 +205,7 @@ def test_who_does_not_wait_for_room_any_more_passes_the_call_on_once(
 def test_a_call_for_room_is_passed_on_to_all_who_wait_for_it(
     processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them may not wait any more, either."""
+    """Any of them may have stopped waiting, too."""
     acker, *others = processes
     for process in processes:
         process.wait(room(TUBE))
@@ -221,7 +221,7 @@ def test_a_call_for_room_is_passed_on_to_all_who_wait_for_it(
 def test_who_waits_again_after_nobody_did_looks_in_time(
     processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has connected since it last said that it waits calls nobody."""
+    """A process that has connected since this one last said that it waits calls nobody."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 0.05)
     waiting, *others = processes
     waiting.wait()
@@ -240,7 +240,7 @@ def test_who_said_so_long_ago_is_not_counted_on(processes: list[Process]) -> Non
     silent.wait()
     eventually(lambda: putter.knows(1))
     processes.remove(silent)
-    silent.listener.stop()  # so that a call of it calls nobody
+    silent.listener.stop()  # so that a call to it reaches nobody
     known = putter.listener._waiting
     for process, said in known.items():
         known[process] = said._replace(heard_at=said.heard_at - postgresql_listener.KNOWN_FOR)
@@ -254,7 +254,7 @@ def test_who_said_so_long_ago_is_not_counted_on(processes: list[Process]) -> Non
 def test_who_never_puts_forgets_who_said_so_long_ago(
     processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a process that lives for long would know all that ever were."""
+    """Otherwise, a process that lives for long would remember all that ever waited."""
     waiting, *_ = processes
     idle = Process(postgres_db, beat_every=0.02)
     try:
@@ -268,7 +268,7 @@ def test_who_never_puts_forgets_who_said_so_long_ago(
 
 
 def test_a_queue_in_another_schema_is_not_called(postgres_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tubes have the same numbers; who waits there would be called for tasks that it does not see."""
+    """Its tubes have the same numbers; its waiters would be called for tasks that they do not see."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
     places = [
         sa.make_url(postgres_db).update_query_dict({"options": f"-csearch_path={name}"})
@@ -295,7 +295,7 @@ def test_a_queue_in_another_schema_is_not_called(postgres_db: str, monkeypatch: 
 def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
     processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends no poll, and nobody looks by himself for an hour."""
+    """Such a call ends no poll, and here nobody looks by itself for an hour."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 3600.0)
     monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 3600.0)
     putter, waiting, _ = processes
@@ -318,7 +318,7 @@ def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
 def test_who_has_lost_his_connection_looks_and_says_again_that_he_waits(
     processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile nobody could call him, and he has another number now."""
+    """Meanwhile nobody could call it, and its new connection has another number."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 3600.0)
     monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 3600.0)
     putter, waiting, _ = processes
@@ -347,7 +347,7 @@ def test_what_somebody_else_says_on_the_channel_does_no_harm(
 def test_what_is_refused_again_and_again_is_said_once(
     postgres_db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a standby does, for as long as it is one; and once more when it is one again."""
+    """A standby refuses for as long as it is one; if it becomes one again, that is logged once more."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
     refusals: list[float] = []
     monkeypatch.setattr(postgresql_listener, "pause", refusals.append)
@@ -389,7 +389,7 @@ def test_what_is_refused_again_and_again_is_said_once(
 def test_of_the_listeners_of_a_process_one_says_that_it_waits_and_looks(
     processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each queue has one, and they have the waiting in common. When that one ends, another goes on."""
+    """Each queue has one, and they share the waiters. When the one that says it ends, another takes over."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 0.1)
     putter, said, waiters = processes[0], Said(), Waiters()
     looks: list[float] = []
@@ -406,7 +406,7 @@ def test_of_the_listeners_of_a_process_one_says_that_it_waits_and_looks(
         eventually(lambda: looks)
         began, before = time.monotonic(), len(looks)
         time.sleep(1.0)  # real time: nobody calls
-        assert 2 <= len(looks) - before <= 20 * (time.monotonic() - began)  # and not five times ten a second
+        assert 2 <= len(looks) - before <= 20 * (time.monotonic() - began)  # not 10 a second for each of 5
         assert putter.knows(1)
         teller = said.by
         assert teller is not None
@@ -433,7 +433,7 @@ END $$
 def test_who_waits_looks_by_himself_where_the_server_takes_no_notifications(
     postgres_db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its queue of them is full as soon as somebody who listens is in a transaction for too long. It is told once."""
+    """Its queue of notifications fills up if a listener's transaction takes too long. It is logged once."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
     monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 0.05)
     monkeypatch.setattr(postgresql_listener, "FLOOR", 0.05)

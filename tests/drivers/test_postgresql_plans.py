@@ -1,4 +1,4 @@
-"""What a step writes to many tasks costs so much for each, also where the plan was made for an empty table."""
+"""A step on many tasks costs the same for each, even if its plan was made for an empty table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BATCHES: dict[str, Statement] = {
 
 @pytest.fixture(scope="module")
 def db(postgres_queue_url: str) -> Iterator[psycopg.Connection]:
-    """A connection to a queue that had many tasks and has none, as its statistics know."""
+    """A connection to a queue that had many tasks and now has none, as its statistics say."""
     with tubes.connect(postgres_queue_url, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put_many(range(1000))
@@ -72,7 +72,7 @@ def db(postgres_queue_url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_finds_its_tasks_along_an_index(db: psycopg.Connection, name: str) -> None:
-    """A join of each with each took 2 s for 1,000 tasks."""
+    """Joining each with each took 2 s for 1,000 tasks."""
     statement = BATCHES[name]
     db.execute(f"PREPARE {name} AS {statement.text}".encode())
     nulls = ", ".join(["NULL"] * len(set(re.findall(r"\$\d+", statement.text))))
@@ -89,7 +89,7 @@ def test_a_batch_finds_its_tasks_along_an_index(db: psycopg.Connection, name: st
 def test_a_listing_reads_not_what_other_tubes_hold(
     db: psycopg.Connection, name: str, indexes: list[str]
 ) -> None:
-    """Of what is ready it did, all of it where the tube had none: 170 ms beside 450,000, and now 1."""
+    """Of ready tasks, a tube that had none read all the others': 170 ms beside 450,000, and now 1."""
     db.execute(f"PREPARE list_{name} AS {getattr(SQL, f'by_state_{name}').text}".encode())
     asked = f"EXPLAIN EXECUTE list_{name} (NULL, NULL, NULL, NULL)"
     plan = "\n".join(line for (line,) in db.execute(asked.encode()))
@@ -99,7 +99,7 @@ def test_a_listing_reads_not_what_other_tubes_hold(
 
 @pytest.mark.parametrize("name", ["next_due", "next_dues"])
 def test_what_is_due_next_is_the_first_entry_of_an_index(db: psycopg.Connection, name: str) -> None:
-    """As a min() of what looked like few, it read all taken tasks, with each look of whoever waits."""
+    """As a min() of what looked like a few, it read all taken tasks at each look of a waiting consumer."""
     text = getattr(SQL, name).text
     given = "(NULL)" if "$1" in text else ""
     db.execute(f"PREPARE first_{name} AS {text}".encode())

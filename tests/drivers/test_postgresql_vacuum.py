@@ -1,4 +1,4 @@
-"""What takes and acks leave dead in the tables is vacuumed by the queue, long before autovacuum comes."""
+"""The queue vacuums the dead rows that takes and acks leave in its tables, long before autovacuum comes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAD = "SELECT pg_stat_get_dead_tuples(CAST(%s AS regclass))"
 VACUUMS = "SELECT pg_stat_get_vacuum_count(CAST(%s AS regclass))"
 
 SKIPPED = re.compile("WARNING: .*skipping")
-"""What a vacuum of ours would leave in the server's log; autovacuum says LOG."""
+"""What a skipped vacuum of ours would leave in the server's log; for autovacuum, it says LOG."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def url(own_migrated_db: str) -> str:
 
 @pytest.fixture
 def db(url: str, postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
-    """The server's superuser, in that database."""
+    """A connection of the server's superuser to that database."""
     server = sa.make_url(url).set(username="postgres").render_as_string(hide_password=False)
     with psycopg.connect(conninfo(server), autocommit=True) as db:
         yield db
@@ -48,7 +48,7 @@ def asked(db: psycopg.Connection, question: str, table: str) -> int:
 
 
 def leave_dead(db: psycopg.Connection, count: int = 12_000) -> None:
-    """Leave dead rows, so many that a vacuum pays, by nobody whose background thread would do it."""
+    """Leave dead rows, by default enough for a vacuum to pay, without a queue that would vacuum by itself."""
     columns = "tube, pri, created_ms, updated_ms, attempts, state"
     db.execute(
         f"INSERT INTO tubes_task ({columns}) SELECT 0, 0, 0, 0, 0, 'r' FROM generate_series(1, {count})".encode()
@@ -64,7 +64,7 @@ def leave_dead(db: psycopg.Connection, count: int = 12_000) -> None:
 def test_dead_rows_are_vacuumed_in_the_background(
     url: str, db: psycopg.Connection, temporary: bool, table: str
 ) -> None:
-    """The next tasks take the room of these."""
+    """The next tasks take the dead rows' room."""
     size = "SELECT pg_relation_size(CAST(%s AS regclass))"
     with tubes.connect(url) as queue:
         tube = queue.create_tube("jobs", "fifo", temporary=temporary)
@@ -150,7 +150,7 @@ def test_a_vacuum_that_the_server_ends_is_no_error_and_not_tried_again_at_once(
 def test_a_vacuum_for_which_no_thread_can_be_had_is_left_to_autovacuum(
     url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else no sweep would come after it."""
+    """Otherwise, no sweep would come after it."""
     with tubes.connect(url, sweep=False) as queue:
         leave_dead(db)
         with no_new_threads(monkeypatch):
@@ -162,7 +162,7 @@ def test_a_vacuum_for_which_no_thread_can_be_had_is_left_to_autovacuum(
 def test_a_vacuum_holds_up_nobody_for_long(
     url: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs in the thread that tells of what is due, for which a close waits too."""
+    """It runs in the thread that settles what is due, and a close waits for that thread."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.postgresql_vacuum"), "LONGEST", 0.3)
     name = sa.make_url(url).database
     for setting in ("vacuum_cost_delay = 100", "vacuum_cost_limit = 1"):  # half a minute

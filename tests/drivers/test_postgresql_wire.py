@@ -58,7 +58,7 @@ def numbers(db: psycopg.Connection) -> list[int]:
 
 
 def shut(wire: Wire) -> None:
-    """Let nothing come from the server any more."""
+    """Let nothing more come from the server."""
     with socket.socket(fileno=os.dup(wire.fileno())) as its:
         its.shutdown(socket.SHUT_RDWR)
 
@@ -77,9 +77,9 @@ def test_a_statement_that_was_refused_when_it_was_new_can_be_executed_again(
 
 @pytest.mark.slow
 def test_what_the_client_has_no_buffer_for_is_too_large_and_no_server_away(postgres_db: str) -> None:
-    """As beyond a gigabyte; here for want of memory, of which there is enough for half of it.
+    """As beyond a gigabyte; here because memory is short, with enough for half of it.
 
-    A part of it is under way then, and what is sent after that would be waited for without end.
+    Part of it is under way by then, and the answer to anything sent after it would be awaited for ever.
     """
     program = f"""
 import resource, signal, tubes
@@ -157,7 +157,7 @@ def test_a_transaction_whose_first_statement_is_refused_can_only_be_rolled_back(
 def test_nothing_is_done_outside_a_transaction_whose_begin_was_refused(
     wire: Wire, db: psycopg.Connection, does: str
 ) -> None:
-    """As by a cancel that comes just then: what is done next in the transaction begins it."""
+    """As by a cancel that comes just then: the next statement of the transaction sends the BEGIN again."""
     insert = Statement(sa.text("INSERT INTO numbers (number) VALUES (:number)"), DIALECT, "number")
     wire.execute(insert.text, (0,))
     tx = PostgresTx(wire, "BEGIN AND BE REFUSED")
@@ -184,7 +184,7 @@ def test_what_is_refused_after_others_of_one_text_is_told(wire: Wire, before: in
 def test_what_is_refused_behind_a_pooler_leaves_no_transaction(
     postgres_db: str, db: psycopg.Connection
 ) -> None:
-    """It has brought its BEGIN along, and its COMMIT was left out."""
+    """The statement has brought its BEGIN along, and its COMMIT was skipped."""
     wire = Wire(conninfo(postgres_db), "the test's database", "full", pooled=True)
     db.execute("INSERT INTO numbers VALUES (1)")
     with pytest.raises(Refused):
@@ -215,7 +215,7 @@ def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
 def test_a_flight_that_breaks_off_in_the_middle_is_not_taken_for_done(
     wire: Wire, db: psycopg.Connection
 ) -> None:
-    """What prepares it has been answered, since the first row's answer is more than the server keeps back."""
+    """Its preparation has been answered: the first row's answer is more than the server keeps back."""
     asleep = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
 
     def break_off() -> None:
@@ -250,7 +250,7 @@ def test_what_is_sent_just_as_the_server_ends_an_idle_connection_was_not_done(
 def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
     wire: Wire, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it said has come, and its end has not."""
+    """What the server said has come, but the connection's end has not."""
     assert wire.seems_to_stand()
     cut(db)
     eventually(lambda: not wire.seems_to_stand())
@@ -261,7 +261,7 @@ def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
 
 
 def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str) -> None:
-    """Such as an isolation in which a statement fails that has waited for another's."""
+    """Such as an isolation level in which a statement fails if it has waited for another's."""
     ours = {
         "array_nulls": "on",
         "enable_bitmapscan": "off",
@@ -329,7 +329,7 @@ def test_a_statement_that_takes_long_is_waited_for_asleep(wire: Wire) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_answers_while_more_is_being_sent_is_heard(wire: Wire) -> None:
-    """It reads no more while nobody reads its answers."""
+    """The server stops reading while nobody reads its answers."""
     assert [result.rows for result in wire.pipeline(ECHO, [(LARGE,)] * 20)] == [[(LARGE,)]] * 20
 
 
@@ -342,7 +342,7 @@ Interrupt = Callable[..., AbstractContextManager[None]]
 
 @pytest.fixture
 def interrupted_when() -> Iterator[Interrupt]:
-    """``with interrupted_when(holds, then)`` raises Interrupted in the block when something is so, and then acts.
+    """``with interrupted_when(holds, then)`` raises Interrupted there once ``holds()``, then calls ``then``.
 
     ``first`` is what the signal's handler does before it raises.
     """
@@ -364,7 +364,7 @@ def interrupted_when() -> Iterator[Interrupt]:
         def interrupt() -> None:
             try:
                 eventually(holds)
-                for _ in range(40):  # Python does not see what comes right before it falls asleep
+                for _ in range(40):  # Python misses a signal that comes right before it falls asleep
                     os.kill(os.getpid(), signal.SIGUSR1)
                     if has_landed.wait(0.5):
                         break
@@ -384,7 +384,7 @@ def interrupted_when() -> Iterator[Interrupt]:
 
 
 def is_waiting_for_server() -> bool:
-    """Whether this is what the main thread is at."""
+    """Whether the main thread is waiting for the server."""
     main = threading.main_thread().ident
     return main is not None and sys._current_frames()[main].f_code is Wire._wait.__code__
 
@@ -443,7 +443,7 @@ def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
 def test_an_interrupt_is_what_is_raised_where_the_connection_breaks_just_then(
     wire: Wire, db: psycopg.Connection, interrupted_when: Interrupt, sends: str, how: str
 ) -> None:
-    """What its cancel comes too late for: the server has ended the connection, or nothing comes from it any more."""
+    """Its cancel comes too late: the server has ended the connection, or nothing more comes from it."""
     sleep = "SELECT pg_sleep($1)"
     if sends == "one":
         wire.execute(sleep, (0,))
@@ -484,7 +484,7 @@ def connections(db: psycopg.Connection) -> int:
 def test_a_queue_that_is_used_for_a_moment_has_one_connection(
     postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most of what its use costs is connecting."""
+    """Connecting is most of what its use costs."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
     with tubes.connect(postgres_db, migrate=True, sweep=False) as queue:
         queue.create_tube("jobs", "fifo").put(1)
@@ -496,7 +496,7 @@ def test_a_queue_that_is_used_for_a_moment_has_one_connection(
 def test_a_server_with_room_for_one_connection_is_migrated_on_that(
     postgres_db: str, monkeypatch: pytest.MonkeyPatch, takes: float
 ) -> None:
-    """It ends a connection that was closed at once, or after a while, as where it is busy."""
+    """The server ends a closed connection at once, or after a while, as when it is busy."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
     name = sa.make_url(postgres_db).database
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
@@ -505,7 +505,7 @@ def test_a_server_with_room_for_one_connection_is_migrated_on_that(
         )
 
         def let_go_on(pid: int) -> None:
-            with suppress(ProcessLookupError):  # another has let it
+            with suppress(ProcessLookupError):  # let go on before, it has ended
                 os.kill(pid, signal.SIGCONT)
 
         def late(close: Callable[..., None]) -> Callable[..., None]:
@@ -536,7 +536,7 @@ def test_a_server_with_room_for_one_connection_is_migrated_on_that(
 def test_a_queue_goes_on_with_the_connection_of_one_that_was_closed(
     postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a third is open; with the last queue of a process all are closed."""
+    """While a third is open. With the last queue of a process, all its connections are closed."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
     with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
         for _ in range(3):
@@ -561,7 +561,7 @@ def test_a_queue_does_without_a_spare_connection_that_was_cut(
 
 
 def test_a_call_is_made_on_no_spare_connection_that_was_cut(postgres_db: str, db: psycopg.Connection) -> None:
-    """Or nobody would know what became of a statement that is known on it."""
+    """Otherwise, nobody would know what became of a statement that is already prepared on it."""
     with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
         tube = first.create_tube("jobs", "fifo")
         with tubes.connect(postgres_db, sweep=False) as queue:
@@ -575,7 +575,7 @@ def test_a_call_is_made_on_no_spare_connection_that_was_cut(postgres_db: str, db
 def test_a_queue_does_without_spare_connections_that_end_at_their_first_use(
     postgres_db: str, db: psycopg.Connection
 ) -> None:
-    """After the first it tries no other."""
+    """After the first that ends, it tries no other."""
     with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
         with tubes.connect(postgres_db, sweep=False), tubes.connect(postgres_db, sweep=False):
             pass
@@ -607,7 +607,7 @@ def test_a_server_is_waited_for_as_long_as_the_user_says(
 def test_a_queue_that_cannot_be_used_leaves_no_connection(
     postgres_db: str, db: psycopg.Connection, lacks: str
 ) -> None:
-    """Also while somebody keeps the error."""
+    """Even while somebody keeps the error."""
     if lacks == "a table":
         tubes.connect(postgres_db, migrate=True, sweep=False).close()
         db.execute("DROP TABLE tubes_session CASCADE")
@@ -620,7 +620,7 @@ def test_a_queue_that_cannot_be_used_leaves_no_connection(
 def test_a_connection_on_which_a_table_is_missed_is_not_left_open(
     postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while somebody keeps the error."""
+    """Even while somebody keeps the error."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
     with tubes.connect(postgres_db, migrate=True, sweep=False) as queue, queue.transaction():
         db.execute("DROP TABLE tubes_server")
@@ -650,7 +650,7 @@ def test_who_waits_listens_at_once(
 
 @pytest.mark.slow
 def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None:
-    """Nobody holds the GIL, where there is none, between two steps of a count."""
+    """Without a GIL, another thread may come between two steps of a count."""
 
     class Opened:
         is_inherited = is_read_only = is_lost = False
