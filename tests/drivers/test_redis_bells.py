@@ -1,4 +1,4 @@
-"""Who waits in another process is called by every verb that leaves him something, once for each, and by no other."""
+"""Each verb that leaves something for waiters in other processes calls one for each; no other verb does."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_whatever_can_be_taken_calls_who_waits(
 ) -> None:
     queue, other = connect(), connect()
     jobs = queue.create_tube("jobs", type)
-    frees = 1 if jobs.features.grouped else 0  # who is next in a sub-queue that becomes free
+    frees = 1 if jobs.features.grouped else 0  # for the next task of a sub-queue that becomes free
     strangers = Strangers(client, jobs, "waiting", "bell")
     strangers.come(3)
     heard = strangers.heard
@@ -176,7 +176,7 @@ def test_for_who_leaves_without_what_it_was_called_for_another_process_is_called
         takes.append(threads.submit(jobs.take, 60))
         eventually(lambda: clock.waiting == 1 and strangers.left())
         strangers.come(3)
-        # Its own process may hear the bell, and passes that on
+        # Its own process might hear the bell and pass the call on
         client.zrem(f"{{tubes:{key}}}:waiting", *[who for who in strangers.left() if b" " not in who])
         assert strangers.heard(put_and_wait_for_the_bell) == 1
     assert isinstance(takes[0].exception(), Ended) == (moment != "it has another task")
@@ -195,7 +195,7 @@ def test_for_who_leaves_without_the_room_it_was_called_for_another_process_is_ca
 def test_room_that_comes_is_no_reason_to_call_fewer_for_tasks(
     connect: Callable[[], tubes.Queue], client: redis.Redis
 ) -> None:
-    """In the place of one who was here as the script ran, and has left."""
+    """They are called in place of a waiter that was here when the script ran, and has left."""
     jobs = connect().create_tube("jobs", "limfifottl", capacity=1)
     strangers, store = Strangers(client, jobs, "waiting", "bell"), cast(Any, jobs._store)
     strangers.come(3)
@@ -226,7 +226,7 @@ def test_each_sub_queue_that_one_step_frees_calls_one(
 def test_who_was_called_and_has_not_heard_it_is_not_called_again(
     connect: Callable[[], tubes.Queue], client: redis.Redis
 ) -> None:
-    """Calls that nobody takes would stay for whoever comes much later."""
+    """Calls that nobody takes would stay for a process that comes much later."""
     jobs = connect().create_tube("jobs", "fifottl")
     strangers = Strangers(client, jobs, "waiting", "bell")
     strangers.come(3)
@@ -256,7 +256,7 @@ def test_who_waits_no_longer_is_not_called_and_passes_on_what_he_did_not_need(
 def test_who_begins_to_wait_is_told_whether_there_is_something_already(
     type: str, connect: Callable[[], tubes.Queue], client: redis.Redis
 ) -> None:
-    """It may have come between the look and the wait, when nobody was called."""
+    """It may have come between the look and the wait, when there was nobody to call."""
     queue = connect()
     jobs = queue.create_tube("jobs", type)
     wait = partial(ask, queue, jobs, scripts.WAIT, "me", 1000, "t", 0)
@@ -268,7 +268,7 @@ def test_who_begins_to_wait_is_told_whether_there_is_something_already(
     assert wait() == 0
     jobs.ack(task)
     jobs.drop()
-    assert wait() == 1  # whose look says that it is gone
+    assert wait() == 1  # its next look says that the tube is gone
 
 
 def test_who_begins_to_wait_for_room_is_told_whether_there_is_some_already(

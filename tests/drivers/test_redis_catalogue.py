@@ -1,4 +1,4 @@
-"""The scripts of the catalogue do what their heads say, for clients in any language."""
+"""The scripts of the catalogue do what their opening comments say, for clients in any language."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_session_is_joined_until_it_is_over(ask: Callable[..., Any], client: r
 def test_a_session_is_added_that_is_not_there_and_has_a_connection(
     ask: Callable[..., Any], client: redis.Redis, entry: str | None
 ) -> None:
-    """A beat does not take it for alive before."""
+    """Until then, a beat does not take it for alive."""
     ask(scripts.BEGIN_SESSION, "one", "s", 1000, "host/1")
     client.hdel("{tubes}:sessions", "s")
     if entry:
@@ -138,7 +138,7 @@ def test_a_tube_is_added_once_and_goes_on_after_those_that_were_dropped(
 def test_a_session_stays_on_a_tube_s_list_until_nothing_is_left_that_it_held(
     redis_db: str, client: redis.Redis
 ) -> None:
-    """Who gives it back may die in the middle."""
+    """A process that gives its tasks back may die half-way."""
     with tubes.connect(redis_db, sweep=False) as queue:
         tube, session = queue.create_tube("jobs", "fifo"), queue.identify().hex
         tube.put_many([1, 2, 3])
@@ -153,7 +153,7 @@ def test_a_session_stays_on_a_tube_s_list_until_nothing_is_left_that_it_held(
 def test_what_comes_too_late_to_a_tube_leaves_nothing_where_it_was(
     redis_db: str, client: redis.Redis
 ) -> None:
-    """As its keys would be nobody's, and stay."""
+    """Its keys would belong to nobody, and stay."""
     with tubes.connect(redis_db, sweep=False) as queue:
         tube, store = queue.create_tube("jobs", "fifo"), cast("Any", queue.store)
         run = partial(store._run_on, tube.record.id)
@@ -169,7 +169,7 @@ def test_what_comes_too_late_to_a_tube_leaves_nothing_where_it_was(
 def test_what_comes_after_numbers_that_cannot_be_read_is_the_highest_of_all_tubes(
     ask: Callable[..., Any], client: redis.Redis
 ) -> None:
-    """In whatever order the server tells them."""
+    """In whatever order the server lists the tubes."""
     for id, order, after in ((1, 2, 3), (2, 5, 40), (3, 4, 6)):
         client.hset("{tubes}:tubes", f"tube {id}", f'{{"id":{id},"order":{order},"after":{after}}}')
     client.hset("{tubes}:last", mapping={"tube": "torn", "task": "9" * 16})

@@ -48,7 +48,7 @@ class TestRedisInSqlite(ServerKit):
     def test_a_temporary_tube_comes_back_empty(
         self, queue: Queue, make_tube: MakeTube, make_queue: Connect
     ) -> None:
-        """After a restart of the server, see the fault tests; not when its last client has gone."""
+        """Only after a restart of the server, as a test below shows; not when its last client has gone."""
         make_tube(temporary=True).put("a")
         queue.close()
         task = make_queue().tube.jobs.take(0)
@@ -62,7 +62,7 @@ class TestRedisInSqlite(ServerKit):
         assert tube.statistics()["tasks"]["total"] == 0
 
     def test_what_it_is_given_beside_its_options_is_no_other_option(self, queue: Queue, tube: Tube) -> None:
-        """Its number in Redis is drawn anew whenever its options are looked at."""
+        """A new number in Redis is drawn whenever its options are checked."""
         with warnings.catch_warnings():
             warnings.simplefilter("error", tubes.TubesWarning)
             assert queue.create_tube(tube.name, self.type, if_not_exists=True, **self.options) is tube
@@ -71,7 +71,7 @@ class TestRedisInSqlite(ServerKit):
 
 
 def test_a_handler_may_call_in_the_middle_of_a_call(tmp_path: Path, redis_db: str) -> None:
-    """Of a tube that calls back, in the order of its changes."""
+    """On a tube with callbacks, which hear of its changes in order."""
     code = """
 import os, signal, sys, tubes
 from tubes.interrupts import interruptible
@@ -149,7 +149,7 @@ def test_no_password_is_stored(
 def test_a_password_from_the_environment_stands_where_any_redis_py_decodes_it_once(
     url: str, complete: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value in the query is decoded twice by 5.2, and by many that came after."""
+    """redis-py 5.2, and many later ones, decode a value in the query twice."""
     hosted = importlib.import_module("tubes.drivers.redis.hosted")
     monkeypatch.setenv(hosted.PASSWORD, "a%2Fb/@")
     assert hosted._with_password(url) == complete
@@ -196,7 +196,7 @@ def test_a_server_that_is_away_disturbs_no_other_tube(
         with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", clock=clock, sweep=False) as other:
             with pytest.raises(tubes.StoreUnavailable) as caught:
                 other.tube.hot.put("z")
-            assert "PASSWORD" not in str(caught.value)  # that is not what is the matter
+            assert "PASSWORD" not in str(caught.value)  # which is not the problem
         with pytest.raises(tubes.StoreError):
             hot.put("z")
         server.start()
@@ -254,7 +254,7 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
 def test_the_tubes_of_a_queue_look_at_the_sessions_there_once(
     tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them has a connection there, so that this would grow with the square of their number."""
+    """Each has a connection there: if each looked, the cost would grow with the square of their number."""
     looks: list[int] = []
     with tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) as queue:
         for count in 1, 4:
@@ -329,7 +329,7 @@ def test_a_session_is_joined_also_while_a_server_is_away(
 def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
     tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been away when the queue joined that session, and be back before the next beat."""
+    """The server may have been away when the queue joined the session, and be back before the next beat."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("jobs", "redis", url=redis_db)
@@ -347,7 +347,7 @@ def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
 def test_who_has_joined_a_session_keeps_what_it_holds_there_when_the_other_ends(
     tmp_path: Path, redis_db: str
 ) -> None:
-    """The tube's server hears of it at once, also where nothing is to be rescued: else nobody is in it there."""
+    """The tube's server hears of it at once, even with nothing to rescue: else the session is empty there."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False, session_ttr=60) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("jobs", "redis", url=redis_db)
@@ -383,7 +383,7 @@ def test_a_session_that_is_joined_brings_its_ttr_to_a_server_that_does_not_know_
         with redis.Redis.from_url(redis_db) as client:
             assert client.hget("{tubes_hosted}:sessions", session) == b"7000 -"
         queue.configure(session_ttr=3)
-        assert driver._store.session_ttr_ms == 3000  # else every take would say so again
+        assert driver._store.session_ttr_ms == 3000  # otherwise, every take would say so again
 
 
 @pytest.mark.parametrize("kind", ["a file", "redis"])
@@ -419,7 +419,7 @@ def test_who_joins_a_session_leaves_it_the_ttr_that_another_sets_just_then(
 def test_who_takes_where_a_server_has_lost_everything_goes_on(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """The queue remembers the tube: it is there again, and empty. Who waits waits on, whatever store that is."""
+    """The queue remembers the tube: it is there again, and empty. A waiter waits on, as in any store."""
     server = own_redis_server(fsync=None)
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         hot = queue.create_tube("hot", "redis", url=server.url)
@@ -442,7 +442,7 @@ def test_who_takes_where_a_server_has_lost_everything_goes_on(
 def test_who_holds_what_a_server_has_lost_acks_nothing_else(
     verb: str, tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """The queue's session lives, so that only the id can tell what it took before from what it takes now."""
+    """The queue's session lives on, so only the id can tell what it took before from what it takes now."""
     server, store = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as queue:
         hot = queue.create_tube("hot", "redis", url=server.url)
@@ -466,12 +466,12 @@ def test_who_holds_what_a_server_has_lost_acks_nothing_else(
 def test_a_server_that_only_reads_is_an_error_of_ours(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """Also where it is told of the queue's session, and where the dead are rescued."""
+    """Even when it is told of the queue's session, and when the dead are rescued."""
     server = own_redis_server()
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         tube = queue.create_tube("jobs", "redis", url=server.url)
         tube.put("x")
-        server.command("HSET", "{tubes_hosted}:sessions", "0" * 32, "0 -")  # one that is to be ended
+        server.command("HSET", "{tubes_hosted}:sessions", "0" * 32, "0 -")  # one that must be ended
         server.command("REPLICAOF", "127.0.0.1", "1")
         queue.configure(session_ttr=60)
         for call in (partial(tube.take, timeout=0), queue.sweep):
@@ -485,7 +485,7 @@ def test_a_server_that_only_reads_is_an_error_of_ours(
 def test_a_server_that_hangs_is_waited_for_once(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by one thread after the other, where several call before one could open the tube's store."""
+    """Not by one thread after the other, if several call before one could open the tube's store."""
     server, store = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
     hosted = importlib.import_module("tubes.drivers.redis.hosted")
     monkeypatch.setattr(hosted, "PATIENCE", 0.1)
@@ -510,7 +510,7 @@ def test_a_server_that_hangs_is_waited_for_once(
 def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Not once for each tube there; by whoever calls a tube, as ever, and one who is answered ends that."""
+    """Not once for each tube there. A caller of a tube waits as ever; the first answer to one ends this."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
     server, url = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
     names = {"a", "b", "c", "d"}
@@ -568,7 +568,7 @@ def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answe
 
 
 def end_session(theirs: Any, ours: Any) -> None:
-    """End a driver's session in its Redis; what two clocks know of the server's may differ by a millisecond."""
+    """End a driver's session in its Redis; two that follow the server's clock may differ by a millisecond."""
     theirs._store.leave()
     ended = theirs._store.clock.now_ms()
     eventually(lambda: ours._store.clock.now_ms() >= ended)
@@ -591,7 +591,7 @@ def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path
 
 
 def test_callbacks_hear_of_a_rescue_before_what_is_taken_of_it(tmp_path: Path, redis_url: str) -> None:
-    """Also where an ack comes with the take."""
+    """Even if an ack comes with the take."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("hot", "redis", url=redis_url)
@@ -609,7 +609,7 @@ def test_callbacks_hear_of_a_rescue_before_what_is_taken_of_it(tmp_path: Path, r
 
 
 def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, redis_url: str) -> None:
-    """Of a session that holds more than one step releases: who still holds something is still known to."""
+    """The session holds more than one step releases, and is still known to hold the rest."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("hot", "redis", url=redis_url)
@@ -639,7 +639,7 @@ def test_callbacks_hear_of_what_a_sweep_rescues(tmp_path: Path, redis_url: str) 
 
 
 def test_a_take_rescues_all_that_a_session_holds(tmp_path: Path, redis_url: str) -> None:
-    """More than one step releases."""
+    """Even if that is more than one step releases."""
     file, count = f"sqlite:///{tmp_path / 'jobs.db'}", STEP_LIMIT + 1
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("hot", "redis", url=redis_url)
@@ -666,7 +666,7 @@ def test_tubes_are_apart_also_when_the_server_forgot_what_it_had(
 
 
 def test_a_step_does_not_wait_for_the_queue_s_own_store(tmp_path: Path, redis_url: str) -> None:
-    """Nor is it done again where a commit of that fails."""
+    """Nor is it done again if a commit there fails."""
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False, busy_timeout=0.2) as queue:
         hot = queue.create_tube("hot", "redis", url=redis_url)
         told: list[str] = []
@@ -695,7 +695,7 @@ def test_a_take_of_unknown_outcome_is_given_back_whatever_the_clocks_say(
             raise tubes.OutcomeUnknown("the answer was lost")
 
         ours = driver._now
-        monkeypatch.setattr(driver, "_now", lambda now: ours(now) + 137)  # the server's clock is another
+        monkeypatch.setattr(driver, "_now", lambda now: ours(now) + 137)  # the server's clock differs
         with monkeypatch.context() as patch:
             patch.setattr(driver._redis, "ack_and_take", lost)
             with pytest.raises(tubes.OutcomeUnknown):
@@ -708,7 +708,7 @@ def test_a_take_of_unknown_outcome_is_given_back_whatever_the_clocks_say(
 def test_a_wait_goes_by_the_server_s_clock_whatever_the_queue_s_own_says(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], hours: int
 ) -> None:
-    """A delay ends in time, and who waits for that does not ask the server on and on."""
+    """A delay ends in time, and a consumer that waits for that does not ask the server over and over."""
 
     class Other(SystemClock):
         def now_ms(self) -> int:
@@ -731,7 +731,7 @@ def test_a_wait_goes_by_the_server_s_clock_whatever_the_queue_s_own_says(
 def test_who_comes_while_the_dead_are_looked_for_keeps_what_it_takes(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may take is read before who lives: whoever comes in between was not among the former."""
+    """Who may take is read before who lives: a session that comes in between is not in the first list."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("hot", "redis", url=redis_url)
@@ -741,7 +741,7 @@ def test_who_comes_while_the_dead_are_looked_for_keeps_what_it_takes(
 
         def sessions() -> Any:
             found = read()
-            if next(reads) == 2:  # the first is to find connections that are dead
+            if next(reads) == 2:  # the first read looks for dead connections
                 taken.append(two.tube.hot.take(0))
             return found
 
@@ -773,7 +773,7 @@ def test_every_tube_gives_back_what_a_session_held_that_was_taken_for_dead(
 
 
 def test_who_waits_for_a_task_says_so_at_once(tmp_path: Path, redis_db: str) -> None:
-    """In Redis, so that others call him; not when the listener comes by."""
+    """In Redis, so that others call it, and not only when the listener comes by."""
     with (
         tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue,
         redis.Redis.from_url(redis_db) as client,
@@ -820,7 +820,7 @@ def test_who_takes_there_has_at_once_what_the_dead_held(tmp_path: Path, redis_db
 def test_who_takes_elsewhere_leaves_the_dead_of_a_server_that_hangs_to_others(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """To who takes there, and to the sweep: the rescue is at once again when the server goes on."""
+    """To whoever takes there, and to the sweep: once the server goes on, the rescue is immediate again."""
     server, url = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(url, sweep=False) as queue:
         made = [queue.create_tube("x", "redis", url=server.url), queue.create_tube("y", "fifo")]
@@ -876,7 +876,7 @@ def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
 def test_a_forked_child_that_does_nothing_else_acks_no_task_of_its_parent(
     tmp_path: Path, redis_db: str
 ) -> None:
-    """Also where it asks the queue's own store for nothing before."""
+    """Even if it asks the queue's own store for nothing first."""
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         tube = queue.create_tube("hot", "redis", url=redis_db)
         tube.put("x")
@@ -903,7 +903,7 @@ def test_a_close_gives_back_all_also_where_a_server_is_damaged(tmp_path: Path, r
 def test_a_tube_that_could_not_be_made_leaves_nothing_open(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """Else its session would live there as long as the process."""
+    """Otherwise, its session would live there as long as the process."""
     server = own_redis_server()
     server.command("ACL", "SETUSER", "half", "on", ">s3cret", "~{tubes_hosted}:*", "+@all")
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
@@ -931,7 +931,7 @@ def test_a_tube_that_is_used_after_its_drop_leaves_nothing_open(
 
 
 def test_a_tube_that_others_dropped_and_made_anew_leaves_nothing_open(tmp_path: Path, redis_db: str) -> None:
-    """Else what was opened for the first of that name would beat as long as the process lives."""
+    """Otherwise, what was opened for the first of that name would beat as long as the process lives."""
     hubs = importlib.import_module("tubes.drivers.redis.hub").Hub._all
     before = {*hubs}
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
@@ -945,7 +945,7 @@ def test_a_tube_that_others_dropped_and_made_anew_leaves_nothing_open(tmp_path: 
 
 
 def test_a_queue_that_is_closed_is_listened_for_no_longer(tmp_path: Path, redis_db: str) -> None:
-    """Else whoever opens and closes many beside one that stays would listen for more and more."""
+    """Otherwise, a process that opens and closes many beside one that stays listens for more and more."""
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as stays:
         tube: Any = stays.create_tube("jobs", "redis", url=redis_db)
         sources = [*tube.driver._store._hub.listener._sources]
@@ -958,7 +958,7 @@ def test_a_queue_that_is_closed_is_listened_for_no_longer(tmp_path: Path, redis_
 def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_everything(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """Its drop is noted there, for a day. What was put then would be in no tube that anybody could open."""
+    """The note of its drop, kept there for a day, is lost, too. A task put now would be lost."""
     server = own_redis_server()
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as queue, tubes.connect(store, sweep=False) as other:
@@ -976,7 +976,7 @@ def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_e
 def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
     tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the options were checked, and with them the last id, the other was still there."""
+    """When the options were checked, and with them the last id, the other was still there."""
     hosted: Any = importlib.import_module("tubes.drivers.redis.hosted")
     looked = hosted._last_given_at
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
@@ -996,7 +996,7 @@ def test_a_tube_gives_no_id_of_one_that_was_dropped_while_it_was_made(
 
 @pytest.mark.parametrize("type", ["fifottl", "redis"])
 def test_a_tube_whose_usual_priority_no_task_can_have_is_not_made(redis_db: str, type: str) -> None:
-    """Redis tells no higher ones apart. Else its every put would be refused."""
+    """Redis cannot tell higher ones apart, so every put into the tube would be refused."""
     hosts = {"fifottl": redis_db, "redis": "sqlite://"}
     more: dict[str, Any] = {"url": redis_db} if type == "redis" else {}
     with tubes.connect(hosts[type], sweep=False) as queue:
@@ -1007,7 +1007,7 @@ def test_a_tube_whose_usual_priority_no_task_can_have_is_not_made(redis_db: str,
 
 
 def test_a_last_id_that_cannot_be_read_stops_no_new_tube(redis_db: str) -> None:
-    """A key of another type does, and is named."""
+    """A key of another type does stop it, and is named."""
     with tubes.connect("sqlite://", sweep=False) as queue, redis.Redis.from_url(redis_db) as client:
         client.hset("{tubes_hosted}:last", "task", "x")
         assert queue.create_tube("jobs", "redis", url=redis_db).put("x").id == 1
@@ -1020,7 +1020,7 @@ def test_a_last_id_that_cannot_be_read_stops_no_new_tube(redis_db: str) -> None:
 
 
 def test_two_queues_of_a_process_that_wait_for_one_tube_are_called_both(redis_db: str) -> None:
-    """They share what listens, and no waiters: where one waits no longer, the other does."""
+    """They share a listener, but no waiters: when one stops waiting, the other still waits."""
     with (
         tubes.connect(redis_db, sweep=False) as queue,
         tubes.connect(redis_db, sweep=False, busy_timeout=6) as other,
@@ -1052,7 +1052,7 @@ def test_it_lives_in_every_store(redis_url: str, postgres_queue_url: str) -> Non
 
 
 def test_a_take_beside_a_close_says_that_the_queue_is_closed(tmp_path: Path, redis_db: str) -> None:
-    """Its session has been left by then, and will not be begun anew."""
+    """It has left its session by then, and begins no new one."""
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         tube: Any = queue.create_tube("hot", "redis", url=redis_db)
         tube.put("x")

@@ -20,7 +20,7 @@ TUBE = 7
 
 
 class FailingWire:
-    """Fails once in a way that nobody foresaw, and is closed by that, as a wire is; then it works."""
+    """A wire that fails once in an unforeseen way, which closes it, as it does any wire; then it works."""
 
     def __init__(self, fails_at: str) -> None:
         self._fails_at = fails_at
@@ -30,7 +30,7 @@ class FailingWire:
         os.close(writer)
 
     def evaluate(self, script: Any, keys: Any, given: Any) -> int:
-        self._is_open = True  # redis-py connects anew where it must
+        self._is_open = True  # redis-py reconnects if it must
         if script is WAIT:
             self._fail("wait")
         return 0
@@ -57,7 +57,7 @@ class FailingWire:
 
 
 class FailingNodes:
-    """Its first connection is such a wire."""
+    """Nodes whose first connection is such a wire."""
 
     patience = 1.0
 
@@ -80,7 +80,7 @@ class FailingNodes:
 def test_an_unforeseen_failure_at_a_bell_leaves_the_listener_at_work(
     fails_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would never beat again, and the process would be taken for dead."""
+    """Otherwise, it would never beat again, and the process would be taken for dead."""
     monkeypatch.setattr(module, "RECONNECT_EVERY", 0.01)
     nodes: Any = FailingNodes(fails_at)
     waiters, has_beaten = Waiters(), threading.Event()
@@ -101,7 +101,7 @@ def test_an_unforeseen_failure_at_a_bell_leaves_the_listener_at_work(
 
 
 class RungWire:
-    """Its answer comes when it is rung."""
+    """A wire whose answer comes when it is rung."""
 
     def __init__(self, order: list[str]) -> None:
         self._order = order
@@ -129,7 +129,7 @@ class RungWire:
 
 
 class RungNodes(FailingNodes):
-    """Has such a wire."""
+    """Nodes whose only connection is such a wire."""
 
     def __init__(self, wire: RungWire) -> None:
         super().__init__("")
@@ -140,7 +140,7 @@ class RungNodes(FailingNodes):
 
 
 def test_a_call_is_heard_between_two_beats_that_fail() -> None:
-    """Each may have been waited for: there is one for each tube of type ``redis``, and all go to one node."""
+    """Each may wait for the server: there is one for each tube of type ``redis``, and all go to one node."""
     order: list[str] = []
     wire, is_over = RungWire(order), threading.Event()
     nodes: Any = RungNodes(wire)
@@ -150,7 +150,7 @@ def test_a_call_is_heard_between_two_beats_that_fail() -> None:
 
     def first() -> None:
         if "first" not in order:
-            wire.ring()  # who waits is called meanwhile
+            wire.ring()  # a waiting consumer is called meanwhile
         order.append("first")
         raise tubes.StoreUnavailable
 
@@ -184,7 +184,7 @@ def test_the_connection_of_who_waits_no_longer_is_closed_after_a_while() -> None
 
 
 def test_a_start_that_a_signal_cuts_short_leaves_no_thread() -> None:
-    """Else it would go on, and read what has the number of its pipe next: the answer to another call."""
+    """Otherwise, it would go on, and read from whatever has its pipe's number next: another call's answer."""
     nodes: Any = FailingNodes("")
     at, is_struck = 0, True
     while is_struck:
