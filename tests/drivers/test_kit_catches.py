@@ -1,4 +1,4 @@
-"""The kit can fail: each of these drivers has one fault, and the test that is there for it finds it."""
+"""The kit can fail: each of these drivers has one fault, and the test for that fault finds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sound:
 
 
 class WrongOrder(Sound):
-    """Is realised with another order: see ``orders``."""
+    """Is realised with another order: see ``factory``."""
 
 
 class TellsTwice(Sound):
@@ -63,7 +63,7 @@ class CountsNoAttempts(Sound):
 
 
 class TakesTwoOfASubQueue(Sound):
-    """Lies on a type without sub-queues."""
+    """Is realised without sub-queues: see ``factory``."""
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
         changes: Sequence[Change] = self.inner.put(tx, [item._replace(utube=None) for item in items], now=now)
@@ -71,7 +71,7 @@ class TakesTwoOfASubQueue(Sound):
 
 
 class LosesThePlace(Sound):
-    """Puts a released task again, behind all others."""
+    """Puts a released task back behind all others."""
 
     def release(
         self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: Any, now: int
@@ -92,7 +92,7 @@ class HandsOutWhatIsOver(Sound):
 
 
 class ForgetsAPartOfThePast(Sound):
-    """Does not lengthen the life of what is released with a delay."""
+    """Releases without the delay, which would also lengthen the task's life."""
 
     def release(
         self, tx: Any, refs: Sequence[Ref], *, delay_ms: int, owner: Any, now: int
@@ -115,7 +115,7 @@ class IgnoresTokens(Sound):
 
 
 class AcksWhatItGaveBack(Sound):
-    """Asks who took it last, and not whether it is taken."""
+    """Asks whether a task was ever taken, not whether it is taken now."""
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
         tasks = map(self.normalize_task, self.inner.peek(tx, [ref.id for ref in refs if ref.token is None]))
@@ -140,7 +140,7 @@ class BuriesWithItsOwner(Sound):
 
 
 class KnowsNoBounds(Sound):
-    """Is realised without its capacity: see ``orders``."""
+    """Is realised without its capacity: see ``factory``."""
 
 
 class KicksAll(Sound):
@@ -201,7 +201,7 @@ class BeginsEmpty(Sound):
 
 
 class LetsTheDelayedIn(Sound):
-    """Into a tube that is full."""
+    """Lets delayed tasks into a full tube."""
 
     def put(self, tx: Any, items: Sequence[NewTask], **given: Any) -> Sequence[Change]:
         later = [item for item in items if item.delay_ms]
@@ -229,7 +229,7 @@ class ReachesIntoAnotherTube(Sound):
 
 
 class SeesNothing(Sound):
-    """To those who wait; their takes would find it."""
+    """Tells waiting consumers of nothing, though their takes would find it."""
 
     def can_take(self, tx: Any) -> bool:
         return False
@@ -241,21 +241,21 @@ class SeesTooMuch(Sound):
 
 
 class SeesNothingBeside(Sound):
-    """Of what is ready, while anything is taken."""
+    """Sees nothing ready while anything is taken."""
 
     def can_take(self, tx: Any) -> bool:
         return not self.inner.count(tx)[State.TAKEN] and bool(self.inner.can_take(tx))
 
 
 class SeesWhatIsBehind(Sound):
-    """Also in a sub-queue that is busy."""
+    """Sees what is ready in a busy sub-queue, too."""
 
     def can_take(self, tx: Any) -> bool:
         return bool(self.inner.count(tx)[State.READY])
 
 
 class GivesBackOne(Sound):
-    """Of many."""
+    """Releases only the first of many."""
 
     def release(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
         changes: Sequence[Change] = self.inner.release(tx, refs[:1], **given)
@@ -263,7 +263,7 @@ class GivesBackOne(Sound):
 
 
 class AsksForAnOwner(Sound):
-    """Also the administrator."""
+    """Demands an owner even of the administrator."""
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
         changes: Sequence[Change] = self.inner.ack(tx, refs, owner=owner or "nobody", now=now)
@@ -271,7 +271,7 @@ class AsksForAnOwner(Sound):
 
 
 class TakesNothingForNever(Sound):
-    """A ttr of 0 for none."""
+    """Takes a ttr of 0 for none."""
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
         given = [item._replace(ttr_ms=item.ttr_ms or None) for item in items]
@@ -280,7 +280,7 @@ class TakesNothingForNever(Sound):
 
 
 class CutsTimes(Sound):
-    """To what 32 bits can hold."""
+    """Cuts delays to what 32 bits can hold."""
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
         cut = [item._replace(delay_ms=min(item.delay_ms, 2**31 - 1)) for item in items]
@@ -307,7 +307,7 @@ class SortsPrioritiesAsText(Sound):
 
 
 class TakesOneStep(Sound):
-    """And says that it was the last."""
+    """Releases so few that the step looks like the last."""
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
         changes: Sequence[Change] = self.inner.release_owner(tx, owner, min(limit, 100), now=now)
@@ -339,7 +339,7 @@ class SettlesAll(Sound):
 
 
 class SaysNotWhen(Sound):
-    """Time will do something to what is put."""
+    """Does not say when time will do something to what is put."""
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
         return [change._replace(due_ms=None) for change in self.inner.put(tx, items, now=now)]
@@ -368,7 +368,7 @@ class ListsByPriority(Sound):
 
 
 class TreatsAllLikeTheFirst(Sound):
-    """Of those that are put together."""
+    """Gives all tasks of one put the options of the first."""
 
     def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
         alike = [items[0]._replace(payload=item.payload, data=item.data) for item in items]
@@ -377,7 +377,7 @@ class TreatsAllLikeTheFirst(Sound):
 
 
 class AcksTheReady(Sound):
-    """Where the administrator asks for it."""
+    """If the administrator asks for it."""
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: Any, now: int) -> Sequence[Change]:
         if owner is not None:
@@ -417,7 +417,7 @@ class KnowsNoTimeOfTheTaken(Sound):
 
 
 class TakesBeforeItSettles(Sound):
-    """Where anything is ready."""
+    """If anything is ready."""
 
     def take(self, tx: Any, limit: int, *, owner: Any, now: int) -> Sequence[Change]:
         early: Sequence[Change] = self.inner.take(tx, limit, owner=owner, now=now - 10_000)
@@ -425,7 +425,7 @@ class TakesBeforeItSettles(Sound):
 
 
 class LeavesWhatIsLate(Sound):
-    """With a session that is over."""
+    """Leaves late tasks with a session that is over."""
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
         due = self.inner.next_due(tx)
@@ -459,7 +459,7 @@ class SharesTheNamesOfSubQueues(Sound):
 
 
 class EmptiesWhatIsTemporary(Sound):
-    """Whoever else has it open."""
+    """Even if others have it open."""
 
     def start(self, tx: Any) -> None:
         self.inner.start(tx)
@@ -468,7 +468,7 @@ class EmptiesWhatIsTemporary(Sound):
 
 
 class RemembersWhatIsReady(Sound):
-    """By what it has done itself."""
+    """Knows only of what it has done itself."""
 
     def __init__(self, inner: Any, features: Features) -> None:
         super().__init__(inner, features)
@@ -493,11 +493,11 @@ class RemembersWhatIsReady(Sound):
 
 
 class RemembersWhatWasRolledBack(RemembersWhatIsReady):
-    """The same fault, seen where a transaction fails."""
+    """The same fault, seen when a transaction fails."""
 
 
 class AcksAllForNothing(Sound):
-    """Where it is asked for none."""
+    """If it is asked for none."""
 
     def ack(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
         if not refs:
@@ -534,7 +534,7 @@ class CutsToSeconds(Sound):
 
 
 class TouchesUpToTheEnd(Sound):
-    """Of the life that the task had."""
+    """Extends a lease only up to the end of the life that the task had."""
 
     def touch(self, tx: Any, refs: Sequence[Ref], delta_ms: int, **given: Any) -> Sequence[Change]:
         changes = []
@@ -563,7 +563,7 @@ class KeepsTheSessionOfItsFirstTake(Sound):
 
 
 class GivesBackAtItsStart(Sound):
-    """What others hold."""
+    """Gives back what others hold."""
 
     def start(self, tx: Any) -> None:
         self.inner.start(tx)
@@ -579,7 +579,7 @@ class Fault:
     test: str
     features: Features = PLAIN
     is_seen_by_the_machine: bool = True
-    """Which has few tasks, in one tube, and does not wait."""
+    """The machine has few tasks, in one tube, and does not wait."""
 
     @property
     def type(self) -> str:
@@ -665,7 +665,7 @@ FAULTS = (
 
 
 def factory(driver: type[Sound], features: Features) -> Callable[[Any, Any], Any]:
-    """Make a driver factory; some faults are those of another type."""
+    """Make a driver factory; some faults come from realising another type."""
     realised = TubeType(
         PLAIN if driver in (TakesTwoOfASubQueue, KnowsNoBounds) else features,
         order="newest" if driver is WrongOrder else "oldest",
@@ -707,7 +707,7 @@ class Test_{type}_({suite}):
 
 
 def write(pytester: pytest.Pytester, suite: str, types: Mapping[str, Features], *, examples: int = 0) -> None:
-    """A module with a class of this suite for each of these types."""
+    """Write a module with a class of this suite for each of these types."""
     module, _, name = suite.rpartition(".")
     pytester.makepyfile(
         MODULE.format(module=module, suite=name)
@@ -725,7 +725,7 @@ def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
 
 @pytest.fixture(autouse=True, scope="module")
 def _loaded() -> None:
-    """Load all modules that a kit uses: those that an inner pytest loads it also forgets, which costs seconds."""
+    """Load all modules that a kit uses: an inner pytest forgets those it loads itself, which costs seconds."""
     assert ConformanceKit.__name__
     with tubes.connect("sqlite://") as queue:
         queue.create_tube("jobs", "fifottl").put("x", ttl=1)
@@ -776,7 +776,7 @@ def test_the_machine_finds_nothing_where_there_is_nothing(pytester: pytest.Pytes
 
 
 def test_a_call_that_should_have_been_refused_is_named_with_its_answer(pytester: pytest.Pytester) -> None:
-    """One of many that a test makes in a loop."""
+    """It is one of many that the test makes in a loop."""
     type = Fault(IgnoresTokens, "", "").type
     write(pytester, "ownership.Ownership", {type: PLAIN})
     ran = run(pytester, "test_a_task_that_was_taken_again")
