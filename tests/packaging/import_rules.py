@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDERS = {"tubes": "tubes", "drivers": "tubes.drivers", "migrations": "tubes.migrations"}
-"""Folders of the checkout, and the packages as which they are imported."""
+"""Folders of the checkout, and the packages that they are imported as."""
 
 DRIVER_API = (
     "tubes.driver",
@@ -42,7 +42,7 @@ CLOCK_CALLS = ("now", "utcnow", "today")
 
 @dataclass(frozen=True)
 class Found:
-    """One import, or one look at a clock, of one module."""
+    """One import of one module."""
 
     path: Path
     line: int
@@ -74,7 +74,7 @@ def broken_rules(root: Path) -> list[str]:
 
 
 def modules(root: Path) -> Iterator[tuple[Path, str]]:
-    """All Python files of the package, with the names as which they are imported."""
+    """All Python files of the package, with the names that they are imported by."""
     for folder, package in FOLDERS.items():
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root / folder).with_suffix("").parts

@@ -155,7 +155,7 @@ def test_from_an_archive_no_schema_is_made_and_the_error_says_so(wheel: Path, tm
 def test_without_the_metadata_of_the_package_the_error_says_that_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where a program was bundled, or the folder alone was copied: the stores are entry points."""
+    """As when a program was bundled, or only the folder was copied: the stores are entry points."""
     monkeypatch.setattr(tubes.registry, "_found", {})
     monkeypatch.setattr(tubes.registry, "entry_points", lambda group: ())
     with pytest.raises(tubes.StoreUnavailable, match=r"the metadata of tubes-queue \(its \.dist-info\)"):
@@ -244,7 +244,7 @@ except tubes.StoreUnavailable as error:
 def test_a_package_that_is_too_old_is_named_with_the_extra_that_brings_another(
     url: str, package: str, version: str, reason: str, extra: str, tmp_path: Path
 ) -> None:
-    """It may have been installed without the extra, which says so too."""
+    """It may have been installed without the extra, which asks for a newer one, too."""
     said = run(sys.executable, "-c", OLD, url, package, version, cwd=tmp_path)
     assert f"{reason}; pip install 'tubes-queue[{extra}]'" in said
 
@@ -265,7 +265,7 @@ try:
 except ImportError as error:
     print(error)
 """
-"""What an import meets there."""
+"""What an import finds on Windows."""
 
 
 def test_on_windows_the_import_says_what_is_needed(tmp_path: Path) -> None:

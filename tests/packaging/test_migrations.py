@@ -53,7 +53,7 @@ def schema(file: Path, namespace: str = "tubes") -> dict[str, str]:
 def test_the_schema_of_a_new_database_is_the_same_however_often_it_was_made(
     place: str, tmp_path: Path
 ) -> None:
-    """Alembic makes the first of a namespace, and those after it are made like that."""
+    """Alembic makes the first of a namespace; those after it are made like the first."""
     numbers = itertools.count()
 
     def made(namespace: str) -> tuple[list[tuple[str, str]], list[tuple[str]]]:
@@ -187,7 +187,7 @@ def upgrade():
 
 
 def test_a_queue_may_be_opened_in_the_middle_of_a_users_own_migration(tmp_path: Path) -> None:
-    """What makes a new file's tables is Alembic too, of which there is one in a process."""
+    """Alembic makes a new file's tables, too, and there is only one Alembic in a process."""
     (tmp_path / "versions").mkdir()
     (tmp_path / "env.py").write_text(USERS_ENV)
     (tmp_path / "versions" / "app1.py").write_text(USERS_MIGRATION)
@@ -235,7 +235,7 @@ def test_namespaces_share_a_file_and_go_their_own_ways(tmp_path: Path) -> None:
 
 
 def test_namespaces_that_sqlite_does_not_tell_apart_are_not_mixed_up(tmp_path: Path) -> None:
-    """They would have the same tables and each a lock file: the living of the one would be the other's dead."""
+    """They would share tables, but have a lock file each: those alive in one would be dead to the other."""
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(url, namespace="jobs", sweep=False) as queue:
         jobs = queue.create_tube("jobs", "fifo")
@@ -248,7 +248,7 @@ def test_namespaces_that_sqlite_does_not_tell_apart_are_not_mixed_up(tmp_path: P
 
 @pytest.mark.parametrize("namespace", ["alembic", "Alembic"])
 def test_the_application_s_own_version_table_is_no_namespace_s(tmp_path: Path, namespace: str) -> None:
-    """The revision there is another schema's, and an empty one would get ours."""
+    """The revision in it is another schema's, and an empty table would get ours."""
     file = tmp_path / "app.db"
     with closing(sqlite3.connect(file)) as db:
         db.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
@@ -331,7 +331,7 @@ def test_a_refused_file_of_somebody_else_s_keeps_its_journal(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None:
-    """In a process of its own: what two threads do to one connection of SQLite's may end that."""
+    """In a process of its own: two threads that use one SQLite connection may crash it."""
     code = """
 import sys, threading, tubes
 from concurrent.futures import ThreadPoolExecutor

@@ -90,7 +90,7 @@ def relations(db: psycopg.Connection, kind: str = "r") -> set[str]:
 
 
 def in_schema(url: str, db: psycopg.Connection, schema: str) -> str:
-    """Make a schema; the URL of connections that work in it."""
+    """Make a schema; return the URL of connections that work in it."""
     quoted = sql.Identifier(schema).as_string()
     db.execute(f"CREATE SCHEMA {quoted}".encode())
     options = "-csearch_path=" + quoted.replace(" ", r"\ ")
@@ -197,7 +197,7 @@ def test_who_waited_for_another_sees_what_it_did_in_any_isolation(
 
 @pytest.mark.slow
 def test_who_migrates_for_too_long_is_not_waited_for(postgres_db: str, db: psycopg.Connection) -> None:
-    """It was stopped in the middle, say: StoreBusy after the timeout. When it is gone, the next one does it."""
+    """It was stopped half-way, say: StoreBusy after the timeout. Once it is gone, the next one migrates."""
     refused: list[Exception] = []
 
     def run() -> None:
@@ -211,7 +211,7 @@ def test_who_migrates_for_too_long_is_not_waited_for(postgres_db: str, db: psyco
         db.execute("SELECT pg_advisory_xact_lock(hashtextextended('tubes.migrations tubes', 0))")
         thread.start()
         thread.join(10)
-    thread.join(10)  # where it has waited
+    thread.join(10)  # if it has waited
     assert [type(error) for error in refused] == [tubes.StoreBusy]
     assert relations(db) == set()
     tubes.connect(postgres_db, migrate=True, busy_timeout=0.2).close()
@@ -333,7 +333,7 @@ def test_what_the_how_to_drops_is_everything(postgres_db: str, db: psycopg.Conne
 
 
 def rights_of(role: str) -> list[str]:
-    """What the how-to grants to it."""
+    """What the how-to grants to a role."""
     grants = (block.text for block in blocks(HOW_TO, "sql") if block.text.startswith("GRANT"))
     return [grant for grant in grants if f"TO {role};" in grant]
 
@@ -380,7 +380,7 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
                 for what in ("USAGE ON SCHEMA", "EXECUTE ON ALL FUNCTIONS IN SCHEMA"):
                     db.execute(f"REVOKE {what} public FROM PUBLIC".encode())
                 with pytest.raises(tubes.StoreUnavailable, match="GRANT USAGE ON SCHEMA public"):
-                    bring_up(application, migrate=False)  # to migrate what is hidden from it would not help
+                    bring_up(application, migrate=False)  # migrating what is hidden from it would not help
             for grant in grants[:1] if is_for_public else grants:
                 db.execute(grant.encode())
             assert not bring_up(application, migrate=False)
@@ -408,7 +408,7 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
 def test_tables_that_row_level_security_hides_are_not_said_to_be_missing(
     own_postgres_db: str, postgres_server: PostgresServer
 ) -> None:
-    """To migrate them would not help."""
+    """Migrating would not help."""
     bring_up(own_postgres_db)
     application = sa.make_url(own_postgres_db).set(username="application").render_as_string()
     server = sa.make_url(own_postgres_db).set(username="postgres").render_as_string()
@@ -449,7 +449,7 @@ def test_the_printed_sql_makes_the_same(
 
 
 def test_the_printed_sql_makes_everything_or_nothing(postgres_db: str, db: psycopg.Connection) -> None:
-    """Also through what runs it statement by statement."""
+    """Even in a client that runs it statement by statement: it has its own BEGIN and COMMIT."""
     script = schema_sql("tubes", "postgresql")
     assert script.startswith("BEGIN;") and script.rstrip().endswith("COMMIT;")
     db.execute("CREATE TABLE tubes_temporary_task (mine integer)")
@@ -489,7 +489,7 @@ def test_a_queue_works_in_a_namespace_of_any_name(postgres_db: str, namespace: s
 
 
 def test_namespaces_lock_different_sub_queues(postgres_db: str, db: psycopg.Connection) -> None:
-    """Else they would wait for each other for nothing."""
+    """Otherwise, they would wait for each other for nothing."""
     bring_up(postgres_db, "red")
     bring_up(postgres_db, "blue")
     keys = db.execute("SELECT red_key(1, 'u'), blue_key(1, 'u'), red_key(2, 'u'), red_key(1, 'v')").fetchone()
@@ -501,7 +501,7 @@ def test_namespaces_lock_different_sub_queues(postgres_db: str, db: psycopg.Conn
 def test_queues_in_two_schemas_do_not_wait_for_each_other(
     postgres_db: str, db: psycopg.Connection, temporary: bool
 ) -> None:
-    """Each has a tube of the first number, and a sub-queue of that name."""
+    """Each has a tube of the same number, with a sub-queue of the same name."""
     urls = [in_schema(postgres_db, db, schema) for schema in ("red", 'Blue"s $own')]
     with ExitStack() as open:
         queues = [open.enter_context(tubes.connect(url, migrate=True, busy_timeout=0.1)) for url in urls]
@@ -513,7 +513,7 @@ def test_queues_in_two_schemas_do_not_wait_for_each_other(
 
 @pytest.mark.parametrize("schema", ['App"s $own', "of$$money", "@number@"])
 def test_a_schema_of_its_own_holds_everything(postgres_db: str, db: psycopg.Connection, schema: str) -> None:
-    """Whatever stands in its name, also what stands in the SQL that makes our functions."""
+    """Whatever is in its name, even what is in the SQL that makes our functions."""
     url = in_schema(postgres_db, db, schema)
     assert bring_up(url)
     assert not bring_up(url)
@@ -529,7 +529,7 @@ def test_a_schema_of_its_own_holds_everything(postgres_db: str, db: psycopg.Conn
 def test_sub_queues_keep_their_order_whatever_the_search_path_is(
     postgres_db: str, db: psycopg.Connection, table: str
 ) -> None:
-    """A replica's worker has an empty one, and a caller may find tables of the same names."""
+    """A replica's worker has an empty one, and a caller's may lead to other tables of the same names."""
     bring_up(in_schema(postgres_db, db, "app"))
     bring_up(in_schema(postgres_db, db, "other"))
     for path in ("''", "other"):
@@ -552,7 +552,7 @@ def test_sub_queues_keep_their_order_whatever_the_search_path_is(
 
 
 def test_no_two_of_a_sub_queue_can_stand_in_front(postgres_db: str, db: psycopg.Connection) -> None:
-    """Even where a statement passes the triggers by."""
+    """Even if a statement bypasses the triggers."""
     bring_up(postgres_db)
     put(db)
     second = put(db)
@@ -564,7 +564,7 @@ def test_no_two_of_a_sub_queue_can_stand_in_front(postgres_db: str, db: psycopg.
 def test_one_snapshot_for_a_whole_transaction_changes_no_sub_queue(
     postgres_db: str, db: psycopg.Connection, isolation: str
 ) -> None:
-    """It would not see what was put behind the task that it removes, and leave that there for ever."""
+    """It would not see what was put behind the task that it removes, and would leave that there for ever."""
     bring_up(postgres_db)
     first = put(db)
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as theirs:
@@ -583,7 +583,7 @@ def test_one_snapshot_for_a_whole_transaction_changes_no_sub_queue(
 
 
 def test_a_publication_of_all_tables_is_in_nobody_s_way(postgres_db: str, db: psycopg.Connection) -> None:
-    """Such as for logical replication. A row that nothing identifies could not be changed any more."""
+    """As for logical replication: a row that nothing identifies could not be changed any more."""
     bring_up(postgres_db)
     logged = ", ".join(relations(db) - {"tubes_temporary_task"})
     db.execute(f"CREATE PUBLICATION everything FOR TABLE {logged}".encode())
@@ -625,7 +625,7 @@ def differences(url: str, leave_out: Callable[..., bool] | None) -> set[tuple[st
     """What autogenerate would do to a database for an application that has one table."""
     models = sa.MetaData()
     order = sa.Table("tubes_order", models, sa.Column("id", sa.BigInteger, primary_key=True))
-    sa.Index("tubes_task", order.c.id)  # named as a table of ours
+    sa.Index("tubes_task", order.c.id)  # named like a table of ours
     with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
         context = MigrationContext.configure(connection, opts={"include_object": leave_out})
         found = compare_metadata(context, models)
