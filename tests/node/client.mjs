@@ -1,7 +1,7 @@
 // A client of a tube in Redis, in another language: put, take, ack. It keeps to docs/reference/redis.md.
 //
 // Payloads are what JSON can carry, or Buffers. It knows the built-in types, and no temporary tubes.
-// One consumer a client: a take that waits uses the second connection. It rescues nobody; the Python processes do.
+// One consumer per client: a take that waits uses the second connection. It rescues nobody; the Python processes do.
 
 import { createHash, randomUUID } from 'node:crypto'
 import { readFileSync } from 'node:fs'
@@ -18,9 +18,9 @@ const FEATURES = { fifo: '', fifottl: 'tp', limfifottl: 'tpb', utube: 'g', utube
 const NEEDS = { ttl: 't', ttr: 't', delay: 't', pri: 'p', utube: 'g' } // the feature for each option of a put
 const BYTES = { typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer } }
 const BEATS = 3 // in the time after which others take us for dead
-const FLOORS = 4 // for which others believe that we wait, after we have said so
+const FLOORS = 4 // for so many, others believe that we wait, once we have said so
 const MOST_SETTLED = 1000
-const SHORTEST = 0.01 // seconds of a BLPOP: to Redis 6.2 less than a millisecond is for ever
+const SHORTEST = 0.01 // seconds of a BLPOP: for Redis 6.2, less than a millisecond means for ever
 
 export class Client {
   #redis
@@ -40,8 +40,8 @@ export class Client {
   #offset = 0 // of the server's clock, in ms
   #calls = {}
 
-  // scripts: the folder with the .lua files of the Python package. floor: seconds between two looks of one who waits
-  // and was not called.
+  // scripts: the folder with the .lua files of the Python package. floor: seconds between two looks of a consumer
+  // that waits and is not called.
   static async open(url, tube, { scripts, namespace = 'tubes', deadAfter = 15, floor = 0.5 }) {
     const client = new Client()
     client.#folder = scripts
@@ -104,12 +104,12 @@ export class Client {
         if (!mayFind) await this.#blocked.sendCommand(['BLPOP', this.#key('bell'), patience])
       }
     } finally {
-      // Should it fail, we are not believed for long; and a task that has come is to be told
+      // If this fails, we are not believed for long; and a task that has come must be returned
       if (hasSaid) await this.#onTube('unwait', 0, this.#name, 't', 0).catch(() => {})
     }
   }
 
-  // Whether it was ours still.
+  // Whether it was still ours.
   async ack(task) {
     const changes = await this.#onTube('ack', this.#now(), this.session, task.id, task.token, 0)
     this.#countAll(changes)
@@ -172,7 +172,7 @@ export class Client {
     }
   }
 
-  // Of what an unknown take has taken nobody was told: all that we hold goes back.
+  // Nobody was told what a take without an answer has taken: all that we hold goes back.
   async #beginAnew() {
     const session = this.session
     await this.#onQueue('leave', this.#connection, this.#now())
@@ -195,7 +195,7 @@ export class Client {
     this.session = randomUUID().replaceAll('-', '')
     this.#connection = randomUUID().replaceAll('-', '')
     await this.#onQueue('begin_session', this.#connection, this.session, 0, `${hostname()}/${process.pid} node`)
-    await this.#onQueue('call_roll', this.#connection, this.#beatEvery, BEATS) // whom it names, Python rescues
+    await this.#onQueue('call_roll', this.#connection, this.#beatEvery, BEATS) // Python rescues those it names
   }
 
   async #isAlive() {
@@ -287,7 +287,7 @@ function asTask([, id, record, payload]) {
   return { id, token: attempts, data: dataOf(kind, payload), utube: nameOf(utube.join(' ')) }
 }
 
-// What should be JSON and is none is bytes, as in Python: an error would leave the task taken, and nobody told of it.
+// What should be JSON and is not counts as bytes, as in Python: an error would leave the task taken, with nobody told.
 function dataOf(kind, payload) {
   try {
     return kind === 'j' ? JSON.parse(payload) : payload
@@ -300,7 +300,7 @@ function isName(utube) {
   return typeof utube === 'string' && !utube.includes('\0')
 }
 
-// The unnamed sub-queue is stored as '', so a name that is '' has a mark before it, and one that has a mark one more.
+// The unnamed sub-queue is stored as '', so the name '' gets a mark in front, and a name that begins with one, another.
 function storedName(utube) {
   if (utube === null) return ''
   return utube === '' || utube.startsWith('\u0001') ? `\u0001${utube}` : utube

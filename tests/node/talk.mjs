@@ -19,7 +19,7 @@ const verbs = {
   ack: () => client.ack(task),
   session: () => client.session,
 
-  // Take and ack until a task says stop, or nothing has come for so many seconds; tell what it was.
+  // Take and ack until a task says stop, or nothing has come for so many seconds; return what came.
   work: async (patience) => {
     const done = []
     while ((task = await client.take(patience)) !== null) {

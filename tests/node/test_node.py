@@ -1,4 +1,4 @@
-"""A client in another language takes part: one in Node, made by docs/reference/redis.md, shares tubes with Python."""
+"""A client in another language takes part: one in Node, made from docs/reference/redis.md, shares tubes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MISSING = "{} is needed and was not found: install Node.js 20 or newer with npm 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client's program, beside what it needs: installed by npm, once a run."""
+    """The client's program, beside what it needs, which npm installs once a run."""
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             pytest.fail(MISSING.format(tool))
@@ -71,7 +71,7 @@ class Node:
         assert self.answer() == "ready"
 
     def do(self, verb: str, *given: object) -> Any:
-        """What the verb answers there."""
+        """Return what the verb answers there."""
         self.begin(verb, *given)
         return self.answer()
 
@@ -80,14 +80,14 @@ class Node:
         print(json.dumps([verb, *given]), file=self.process.stdin, flush=True)
 
     def answer(self) -> Any:
-        """To what was begun."""
+        """Return the answer to what was begun."""
         assert self.process.stdout is not None and self.process.stderr is not None
         line = self.process.stdout.readline()
         assert line, self.process.stderr.read()
         return json.loads(line)
 
     def close(self) -> None:
-        """Let it end, and see that it does so well."""
+        """Let it end, and check that it ends without errors."""
         _, errors = self.process.communicate(timeout=30)
         assert (self.process.returncode, errors) == (0, "")
 
@@ -192,7 +192,7 @@ def test_options_mean_the_same_in_both(queue: tubes.Queue, start: Start) -> None
 
 @pytest.mark.slow
 def test_what_is_over_takes_up_no_room(redis_db: str, start: Start) -> None:
-    """No Python process is there that would settle it."""
+    """There is no Python process that would settle it."""
     with tubes.connect(redis_db, sweep=False) as queue:
         jobs = queue.create_tube("jobs", "limfifottl", capacity=2)
         jobs.put("over", ttl=0)
@@ -207,7 +207,7 @@ def test_what_is_over_takes_up_no_room(redis_db: str, start: Start) -> None:
 
 @pytest.mark.slow
 def test_payloads_are_bytes_too(queue: tubes.Queue, start: Start) -> None:
-    """One that was settled with the take looks like an event."""
+    """The payload of a task that is settled with the take looks like an event."""
     jobs = queue.create_tube("jobs", "fifottl")
     jobs.put(b"take", ttl=0.001)
     jobs.put(b"\xff\0")
@@ -237,7 +237,7 @@ def test_what_a_tube_cannot_have_is_refused(queue: tubes.Queue, start: Start) ->
 
 @pytest.mark.slow
 def test_what_nobody_could_read_is_refused(queue: tubes.Queue, start: Start) -> None:
-    """Else it would stay in the hands of who takes it, or stand before another sub-queue's tasks."""
+    """Otherwise, it would stay with whoever takes it, or stand before another sub-queue's tasks."""
     jobs = queue.create_tube("jobs", "utubettl")
     node = start("jobs")
     for option, value in (
@@ -255,7 +255,7 @@ def test_what_nobody_could_read_is_refused(queue: tubes.Queue, start: Start) -> 
 
 
 def test_each_wakes_the_other(redis_db: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the bell: nobody looks by himself for a minute."""
+    """By the bell: nobody looks by itself for a minute."""
     listener = importlib.import_module("tubes.drivers.redis.listener")
     monkeypatch.setattr(listener, "FLOOR", 60)
     monkeypatch.setattr(listener, "SAID_FOR", 60)

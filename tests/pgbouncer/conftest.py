@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode, for tests that run only when asked for: ``python -m pytest tests/pgbouncer``."""
+"""PgBouncer in transaction mode, for tests that run only on request: ``python -m pytest tests/pgbouncer``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class PgBouncer:
-    """One before a server, in a folder inside the server's."""
+    """A PgBouncer in front of a server, in a folder inside the server's."""
 
     def __init__(self, server: PostgresServer) -> None:
         program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
@@ -66,7 +66,7 @@ class PgBouncer:
             raise
 
     def through(self, url: str) -> str:
-        """The same database, through it."""
+        """Return the URL of the same database through PgBouncer."""
         there = sa.make_url(url).update_query_dict({"host": str(self.folder), "port": "6432"})
         return there.render_as_string(hide_password=False)
 
@@ -89,7 +89,7 @@ class PgBouncer:
 
 @pytest.fixture(scope="session")
 def pgbouncer(_shared_postgres: PostgresServer) -> Iterator[PgBouncer]:
-    """The run's own."""
+    """One for the whole run."""
     made = PgBouncer(_shared_postgres)
     yield made
     made.close()

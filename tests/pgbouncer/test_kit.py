@@ -1,4 +1,4 @@
-"""The conformance kit through PgBouncer, for the type with most features."""
+"""The conformance kit through PgBouncer, for the type with the most features."""
 
 from postgres_kit import PostgresKit
 

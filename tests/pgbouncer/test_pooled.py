@@ -42,7 +42,7 @@ def connect(pooled_db: str) -> Iterator[Connect]:
 
 
 def test_prepared_statements_do_not_work_here(pooled_db: str) -> None:
-    """Or the other tests would show nothing."""
+    """Otherwise, the other tests would show nothing."""
     with pytest.raises(tubes.StoreError, match="prepared statement"):
         with tubes.connect(pooled_db + "&pooled=no") as queue, tubes.connect(pooled_db) as other:
             queue.create_tube("jobs", "utube")
@@ -53,7 +53,7 @@ def test_prepared_statements_do_not_work_here(pooled_db: str) -> None:
 
 
 def test_no_statement_of_another_s_is_taken_for_one_s_own(pooled_db: str) -> None:
-    """As by who says ``pooled=no``, or behind a pooler that passes the server's process on."""
+    """As with ``pooled=no``, or behind a pooler that passes the server's process number on."""
     made = partial(postgresql_wire.Wire, plain(pooled_db), "it", "full", pooled=False)
     with closing(made()) as first, closing(made()) as second:
         first.simple("BEGIN")
@@ -131,7 +131,7 @@ def test_what_a_killed_process_holds_is_ready_again(connect: Connect, pooled_db:
     try:
         tell(worker, "take")
         assert heard(worker) == "held"
-        time.sleep(1.5)  # longer than it takes to be dead: it beats
+        time.sleep(1.5)  # longer than a silent process is given: this one beats
         assert tube.take(timeout=0) is None
         worker.kill()
         task = tube.take(timeout=20)
@@ -180,9 +180,9 @@ def test_a_restart_of_the_server_is_noticed(
 
 def does_a_commit_wait(here: str, db: psycopg.Connection[Any]) -> bool:
     """
-    Whether the server has a commit wait for its standby, which the setting in ``db`` doesn't say.
+    Whether the server makes a commit wait for its standby; the setting in ``db`` does not tell.
 
-    Another process of the server reads it for all, and may do so later.
+    Another process of the server reads it for all, perhaps later.
     """
     probe = psycopg.pq.PGconn.connect(here.encode())
     try:
@@ -205,7 +205,7 @@ def does_a_commit_wait(here: str, db: psycopg.Connection[Any]) -> bool:
 def test_what_the_pooler_says_of_a_server_that_died_is_no_answer_to_a_commit(
     connect: Connect, pooled_db: str, postgres_server: PostgresServer, verb: str
 ) -> None:
-    """The commit is done, and waits for a standby when the server's process is killed; nothing has been answered."""
+    """The commit is done and waits for a standby when its process is killed: nothing was answered."""
     beatless = re.sub("dead_after=[0-9]+", "dead_after=600", pooled_db)  # a beat would be a commit too
     queue = connect(beatless, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
