@@ -725,7 +725,7 @@ def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
 
 @pytest.fixture(autouse=True, scope="module")
 def _loaded() -> None:
-    """Load all modules that a kit uses: an inner pytest forgets those it loads itself, which costs seconds."""
+    """Load all modules that a kit uses: an inner pytest forgets those it loads, which costs seconds."""
     assert ConformanceKit.__name__
     with tubes.connect("sqlite://") as queue:
         queue.create_tube("jobs", "fifottl").put("x", ttl=1)

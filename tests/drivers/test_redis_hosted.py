@@ -958,7 +958,7 @@ def test_a_queue_that_is_closed_is_listened_for_no_longer(tmp_path: Path, redis_
 def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_everything(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """The note of its drop, kept there for a day, is lost, too. A task put now would be lost."""
+    """The note of its drop, kept there for a day, is lost. A put would go into a tube that nobody can open."""
     server = own_redis_server()
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as queue, tubes.connect(store, sweep=False) as other:
