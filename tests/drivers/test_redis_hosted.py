@@ -510,7 +510,7 @@ def test_a_server_that_hangs_is_waited_for_once(
 def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Not once for each tube there. A caller of a tube waits as ever; the first answer to one ends this."""
+    """Not once for each tube there. Whoever calls a tube waits as ever; the first answer ends this."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
     server, url = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
     names = {"a", "b", "c", "d"}
@@ -568,7 +568,7 @@ def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answe
 
 
 def end_session(theirs: Any, ours: Any) -> None:
-    """End a driver's session in its Redis; two that follow the server's clock may differ by a millisecond."""
+    """End a driver's session in its Redis; two clocks that follow the server's may differ by 1 ms."""
     theirs._store.leave()
     ended = theirs._store.clock.now_ms()
     eventually(lambda: ours._store.clock.now_ms() >= ended)
@@ -958,7 +958,7 @@ def test_a_queue_that_is_closed_is_listened_for_no_longer(tmp_path: Path, redis_
 def test_a_tube_that_others_dropped_is_not_made_anew_where_the_server_has_lost_everything(
     tmp_path: Path, own_redis_server: Callable[..., RedisServer]
 ) -> None:
-    """The note of its drop, kept there for a day, is lost. A put would go into a tube that nobody can open."""
+    """The note of its drop, kept there for a day, is lost. A put would go into a tube that nobody opens."""
     server = own_redis_server()
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as queue, tubes.connect(store, sweep=False) as other:
