@@ -27,8 +27,8 @@ from tubes.errors import BadOption, StoreError, StoreUnavailable
 from tubes.interrupts import interruptible, postponed
 
 from ..forks import keep_from_children
-from ..lookout import Lookout
 from ..retries import Lost
+from ..spinning import Spinner
 from .lending import Lender
 from .statements import Row
 
@@ -148,7 +148,7 @@ class Wire:
         self._opened_by = os.getpid()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
-        self._lookout = Lookout(self._pg.socket)
+        self._spinner = Spinner(self._pg.socket)
         self._poll_to_send = select.poll()
         self._poll_to_send.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._prepared: dict[str, bytes] = {}
@@ -448,7 +448,7 @@ class Wire:
         if self._pg.flush():
             self._poll_to_send.poll()
         else:
-            self._lookout.look()
+            self._spinner.spin()
             self._poll.poll()
 
     def cancel(self) -> bool:
