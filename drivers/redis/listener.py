@@ -22,8 +22,8 @@ from tubes.errors import TubeError
 from tubes.logs import Log
 from tubes.waiting import Key, Waiters
 
+from ..polling import PollingThread
 from ..retries import Lost
-from ..stirring import Stirred
 from .driver import RedisDriver
 from .nodes import Nodes
 from .scripts import UNWAIT, WAIT, Keys
@@ -92,7 +92,7 @@ class Ear:
         return self.keys.named("room" if self.kind == "r" else "bell")
 
 
-class Listener(Stirred):
+class Listener(PollingThread):
     """The thread and its connections, as the module tells."""
 
     drivers: ClassVar[WeakValueDictionary[int, RedisDriver]] = WeakValueDictionary()
@@ -112,7 +112,7 @@ class Listener(Stirred):
         """Call ``beat`` every few seconds."""
         with self._lock:
             self._beats[beat] = every, real_monotonic() + every
-        self._stir.set()
+        self._wake_pipe.set()
 
     def remove_beat(self, beat: Callable[[], None]) -> None:
         """Call ``beat`` no longer."""
@@ -137,7 +137,7 @@ class Listener(Stirred):
         """Somebody begins to wait in this process."""
         ears = [self._ears.get((waiters, key)) for waiters, key, _ in self._waited_for()]
         if any(ear is None or not ear.is_waiting for ear in ears):
-            self._stir.set()
+            self._wake_pipe.set()
 
     def _run(self) -> None:
         while not self._is_over:
@@ -154,7 +154,7 @@ class Listener(Stirred):
         now = real_monotonic()
         until = self._next_beat()
         poll = select.poll()
-        poll.register(self._stir, select.POLLIN)
+        poll.register(self._wake_pipe, select.POLLIN)
         by_fd: dict[int, Ear] = {}
         for ear in self._ears.values():
             if ear.is_waiting and ear.wire is not None:
@@ -169,7 +169,7 @@ class Listener(Stirred):
             if fd in by_fd:
                 self._answered(by_fd[fd])
             else:
-                self._stir.clear()
+                self._wake_pipe.clear()
                 self._end_rests()
         self._lose_silent()
         self._beat()

@@ -25,8 +25,8 @@ from tubes.errors import TubeError
 from tubes.logs import Log
 from tubes.waiting import Key, Waiters
 
+from ..polling import PollingThread
 from ..retries import Lost
-from ..stirring import Stirred
 from .postgresql_wire import Refused, Wire
 
 SAY_EVERY = 5.0
@@ -69,7 +69,7 @@ class Said:
         """What was waited for at the announcement, and in the seconds before."""
 
 
-class Listener(Stirred):
+class Listener(PollingThread):
     """The thread and its connection, as described above."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Listener(Stirred):
     def on_wait(self) -> None:
         """Somebody begins to wait in this process."""
         if self._is_pooled or not self._is_looking or self._is_to_announce(real_monotonic()):
-            self._stir.set()
+            self._wake_pipe.set()
 
     def notify(self, key: Key, count: int) -> None:
         """Tell other processes that there are so many tasks, or so much room, if anybody waits."""
@@ -114,7 +114,7 @@ class Listener(Stirred):
         if key > 0 or any(key in said.keys for said in list(self._waiting.values())):
             with self._lock:
                 self._calls[key] += count
-            self._stir.set()
+            self._wake_pipe.set()
 
     @property
     def is_late(self) -> bool:
@@ -164,18 +164,18 @@ class Listener(Stirred):
     def _rest(self) -> None:
         """Wait until there is a reason to connect."""
         poll = select.poll()
-        poll.register(self._stir, select.POLLIN)
+        poll.register(self._wake_pipe, select.POLLIN)
         while not (self._is_over or self.waiters):
             left = self._connect_at - real_monotonic()
             if left <= 0:
                 return
             poll.poll(left * 1000)
-            self._stir.clear()
+            self._wake_pipe.clear()
 
     def _turn(self, wire: Wire) -> None:
         poll = select.poll()
         poll.register(wire.fileno(), select.POLLIN)
-        poll.register(self._stir, select.POLLIN)
+        poll.register(self._wake_pipe, select.POLLIN)
         self._is_looking = False  # before the look: from now on whoever begins to wait stirs
         self._is_looking = bool(self.waiters)
         until = min(self._beat_at, self._look_at if self._is_looking else float("inf"))
@@ -184,7 +184,7 @@ class Listener(Stirred):
         if self._is_over:
             return
         self._hear(wire)  # first, since somebody waits for it
-        self._stir.clear()
+        self._wake_pipe.clear()
         self._send_calls(wire)
         now = real_monotonic()
         if now >= self._beat_at:

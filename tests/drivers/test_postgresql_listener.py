@@ -311,7 +311,7 @@ def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
 
         listener._beat = beat
         listener._beat_at = 0.0
-        listener._stir.set()
+        listener._wake_pipe.set()
         assert called(waiting) == [0]
 
 

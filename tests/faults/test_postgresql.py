@@ -1993,7 +1993,7 @@ def test_who_has_no_listener_beats_as_it_proves_its_life(connect: Connect, url: 
     """
     store: Any = quiet(connect).store
     store._listener._is_over = True
-    store._listener._stir.set()
+    store._listener._wake_pipe.set()
     store._listener._thread.join()
     eventually(lambda: store._listener.is_late)
     look = "SELECT beat FROM tubes_connection"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from tubes.interrupts import guarded
 
 
-class Stir:
+class WakePipe:
     """A pipe to register in the poll. Any thread may set it, even while it is being closed."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Stir:
             self._write = -1
 
 
-class Stirred(ABC):
-    """Has a thread that runs from ``start`` to ``stop`` and includes ``_stir`` in its polls."""
+class PollingThread(ABC):
+    """Has a thread that runs from ``start`` to ``stop`` and includes ``_wake_pipe`` in its polls."""
 
     def __init__(self) -> None:
         self._is_over = False
-        self._stir = Stir()
+        self._wake_pipe = WakePipe()
         self._thread = threading.Thread(target=self._run, name="tubes-listener", daemon=True)
 
     @abstractmethod
@@ -58,13 +58,13 @@ class Stirred(ABC):
             if self._thread.is_alive():  # a signal handler has raised
                 self.stop()
             else:
-                self._stir.close()
+                self._wake_pipe.close()
             raise
 
     def stop(self) -> None:
         """End the thread, and wait for it unless it is the caller."""
         self._is_over = True
-        self._stir.set()
+        self._wake_pipe.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        self._stir.close()
+        self._wake_pipe.close()
