@@ -229,7 +229,7 @@ class SqliteStore(SqlStore):
                     raise StoreUnavailable(f"{self._what} cannot be used: it stays in {mode} mode, not WAL")
         for setting in (
             f"synchronous={self._durability.upper()}",
-            "wal_autocheckpoint=0",  # see sqlite_log
+            "wal_autocheckpoint=0",  # see sqlite_checkpoints
             "foreign_keys=ON",
             "recursive_triggers=OFF",
             "secure_delete=OFF",

@@ -5,7 +5,7 @@ the log. But such a lock is dropped as soon as *any* descriptor of the file is c
 copy, a checksum, an upload. The next process that opens and closes it then takes itself for the last, and
 removes a log that is still written to. So we lock the same bytes once more, by a lock that belongs to one
 descriptor: see docs/decisions/a-second-lock-on-the-database.md. Whoever copies the log locks the byte behind
-them: see sqlite_log.py.
+them: see sqlite_checkpoints.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sqlite_byte_locks import set_lock
 SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite shows that it has a database open (os_unix.c)."""
 
-COPIES_LOG = SHARED_FIRST + SHARED_SIZE
+CHECKPOINTER = SHARED_FIRST + SHARED_SIZE
 """The byte that is locked by whoever copies the log (checkpoints). SQLite uses none of that page."""
 
 DESCRIPTORS = "/proc/self/fd"
@@ -43,7 +43,7 @@ class Hold:
             kept = _same_file(self._kept, os.stat(path))
             self._fd: int | None = kept[0] if kept else os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._kept.discard(self._fd)
-        self._copies_log: object = None
+        self._checkpointer: object = None
         self._all.add(self)
         self.take()
 
@@ -62,16 +62,16 @@ class Hold:
     def claim(self, who: object) -> bool:
         """Lock the copying of the log for ``who``, since only one may do it; tell whether that worked."""
         with self._lock:
-            if self._copies_log in (None, who) and self._set(fcntl.F_WRLCK, COPIES_LOG, 1):
-                self._copies_log = who
-            return self._copies_log is who
+            if self._checkpointer in (None, who) and self._set(fcntl.F_WRLCK, CHECKPOINTER, 1):
+                self._checkpointer = who
+            return self._checkpointer is who
 
     def disclaim(self, who: object) -> None:
         """Leave the copying to others."""
         with self._lock:
-            if self._copies_log is who:
-                self._set(fcntl.F_UNLCK, COPIES_LOG, 1)
-                self._copies_log = None
+            if self._checkpointer is who:
+                self._set(fcntl.F_UNLCK, CHECKPOINTER, 1)
+                self._checkpointer = None
 
     def close(self) -> None:
         """Close the descriptor, unless somebody in this process has the file open, such as a user's connection."""

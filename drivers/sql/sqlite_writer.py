@@ -26,8 +26,8 @@ from tubes.errors import StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, postponed
 
 from .lending import Lender
+from .sqlite_checkpoints import Checkpoints, checkpoint_all
 from .sqlite_errors import ENDED, is_busy, of_commit, translated
-from .sqlite_log import LogCopying, copy_all
 from .sqlite_stand_in import standing_in
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
@@ -147,7 +147,7 @@ class SqliteWriter:
         """How many members shared the last commit with its leader."""
         self._lender: Lender | None = None
         self._tx = SqliteTx(self)
-        self.log = LogCopying()
+        self.log = Checkpoints()
         self.check_not_locked_here: Callable[[], None] = lambda: None
         """Raises StoreBusy if this thread has the file's write lock through something else."""
         self.waits_until = float("inf")
@@ -286,13 +286,13 @@ class SqliteWriter:
     def shorten_log(self, patience: float, write: Callable[[SqliteTx], object]) -> bool:
         """Copy the write-ahead log into the file and truncate it; return False if readers prevented that.
 
-        ``write`` adds something to the log first: see ``sqlite_log``.
+        ``write`` adds something to the log first: see ``sqlite_checkpoints``.
         """
         with self.held() as db, self.log.alone() as is_alone:
             if not is_alone:
                 return True  # another is copying it
             write(SqliteTx(self))
-            return copy_all(db, "TRUNCATE", patience)
+            return checkpoint_all(db, "TRUNCATE", patience)
 
     # Around a fork
 

@@ -120,7 +120,7 @@ def test_who_shortens_the_log_waits_with_the_others_kept_from_it(connect: Connec
         store._long_log = 1
         shortens = threading.Thread(target=store.tidy)
         shortens.start()
-        eventually(lambda: store.writer.db.in_transaction or store._shared.hold._copies_log)
+        eventually(lambda: store.writer.db.in_transaction or store._shared.hold._checkpointer)
         for _ in range(20):
             assert not store._shared.hold.claim("another")
             time.sleep(0.002)  # it tries again meanwhile, in real time

@@ -22,7 +22,7 @@ REST_WITHIN = 0.05
 """Seconds that the step which copies the rest of the log waits at most for writers, and for readers."""
 
 
-class LogCopying:
+class Checkpoints:
     """Lets one writer copy the log after some of its commits, unless another is doing so.
 
     SQLite restarts the log only when all of it has been copied. If others write all the time, they have
@@ -82,7 +82,7 @@ class LogCopying:
         yield
         if is_more and self._may_copy:
             with suppress(sqlite3.Error):
-                copy_all(db, "FULL", REST_WITHIN)
+                checkpoint_all(db, "FULL", REST_WITHIN)
 
     def let_go(self, db: sqlite3.Connection) -> None:
         """Leave it to others while waiting for the file's lock: they commit now. The next commit is due again."""
@@ -108,7 +108,7 @@ class LogCopying:
         return 0 if self._hold is None else self._hold.written()
 
 
-def copy_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
+def checkpoint_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
     """Copy the log to its end while nobody can write; tell if readers let it in ``patience`` seconds."""
     try:
         db.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
