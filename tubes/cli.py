@@ -19,7 +19,7 @@ import click
 import tubes
 from tubes.cli_output import Closed, keep_secret, line, printable, say, without_secrets, write_line
 from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, task_as_json
-from tubes.cli_process import Terminated, settle_in, stop_sending_again
+from tubes.cli_process import Terminated, set_up, stop_sending_again
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
 from tubes.errors import suggestion
 from tubes.options import tube_name
@@ -718,7 +718,7 @@ def demo(pages: int, workers: int, hosts: int, type: str, as_json: bool) -> None
 
 def main() -> None:
     """Run the command line and exit."""
-    settle_in()
+    set_up()
     status = run(sys.argv[1:])
     stop_sending_again()
     sys.exit(status)

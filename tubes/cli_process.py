@@ -23,14 +23,14 @@ class Terminated(BaseException):
     """SIGTERM came."""
 
 
-def settle_in() -> None:
+def set_up() -> None:
     """Set up reliable standard files, warnings and logs in lines of our own, and the handling of signals."""
     _fill_closed_places()
     sys.stdout, sys.stderr = Unbuffered(1, write_out), Unbuffered(2, write_error)
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     if not _are_warnings_ignored():
         warnings.simplefilter("always", tubes.TubesWarning)  # never an error, whatever PYTHONWARNINGS says
-    logging.basicConfig(level=logging.WARNING, handlers=[Told()])
+    logging.basicConfig(level=logging.WARNING, handlers=[StderrHandler()])
     sys.unraisablehook = _send_again
     signal.signal(signal.SIGTERM, _terminate)
 
@@ -40,7 +40,7 @@ def stop_sending_again() -> None:
     sys.unraisablehook = sys.__unraisablehook__
 
 
-class Told(logging.Handler):
+class StderrHandler(logging.Handler):
     """Prints what is logged, as a line for a person."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tubes.errors import BadOption, shown
-from tubes.interrupts import calling_back, guarded, interruptible, is_of_a_handler
+from tubes.interrupts import forget_raised, guarded, interruptible, is_raised_by_handler
 from tubes.logs import Log
 from tubes.task import Event, Task
 
@@ -71,11 +71,11 @@ class Deliveries:
         try:
             while left:
                 listener, *left = left
-                calling_back()
+                forget_raised()
                 try:
                     listener(task, event)
                 except Exception as error:
-                    if is_of_a_handler(error):
+                    if is_raised_by_handler(error):
                         raise
                     log.exception("callback %r failed on %s of %r", listener, event, task)
         finally:

@@ -79,7 +79,9 @@ def stored_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
-def other_options(given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+def differing_options(
+    given: Mapping[str, Any], asked: Mapping[str, Any], stored: Mapping[str, Any]
+) -> list[str]:
     """The names of given options that the tube has with other values. ``asked``: what would be stored."""
     has = {"ttr_ms": stored.get("ttl_ms"), "pri": 0, "capacity": 0, **stored}  # the defaults, unless stored
     names = {option: option.removesuffix("_ms") for option in asked}

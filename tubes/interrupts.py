@@ -181,17 +181,17 @@ def _notes() -> bool:
     return _note in map(getsignal, NOTED)
 
 
-def calling_back() -> None:
+def forget_raised() -> None:
     """Begin to tell what a callback raises from what a signal's handler raises in the middle of it."""
     _guard.raised = 0
 
 
-def is_of_a_handler(error: BaseException) -> bool:
-    """Whether a signal's handler raised this, in interruptible work since ``calling_back``."""
+def is_raised_by_handler(error: BaseException) -> bool:
+    """Whether a signal's handler raised this, in interruptible work since ``forget_raised``."""
     return get_ident() == _guard.thread and id(error) == _guard.raised
 
 
-def postponed(interrupt: BaseException) -> bool:
+def postpone(interrupt: BaseException) -> bool:
     """Raise what interrupted a wait only at the end of the guarded work, since what was waited for is done.
 
     Tell whether that is possible: in other threads there is no guard.

@@ -6,7 +6,7 @@ import logging
 import traceback
 from typing import Any
 
-from tubes.interrupts import is_of_a_handler
+from tubes.interrupts import is_raised_by_handler
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
@@ -22,7 +22,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         try:
             super().log(level, msg, *args, **{"stacklevel": 2, **named})
         except Exception as error:
-            if is_of_a_handler(error):  # a signal's, not a log's
+            if is_raised_by_handler(error):  # a signal's, not a log's
                 raise
             if logging.raiseExceptions:
                 traceback.print_exc()

@@ -118,7 +118,7 @@ class OpenTubes:
         for tube in self:
             tube.place.forked()
 
-    def told(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
+    def asked_of_many(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
         """What the store tells of many tubes at once (``next_dues``, ``holders``), by id: of those it can."""
         ask = getattr(self._store, what, None)
         asked = [tube.record for tube in tubes if tube.place.is_realised]

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def place_of(store: Store, tube: TubeRecord, driver: Driver) -> Place:
     """The place of a tube's tasks, as its driver says."""
-    return (Elsewhere if getattr(driver, "is_hosted", False) else Place)(store, tube, driver)
+    return (HostedPlace if getattr(driver, "is_hosted", False) else Place)(store, tube, driver)
 
 
 class Place:
@@ -76,7 +76,7 @@ class Place:
         """Called in a forked child: a thread of the parent's may have held a lock."""
 
 
-class Elsewhere(Place):
+class HostedPlace(Place):
     """In a store of the driver's own, so that its steps need no ``tx``.
 
     The steps run outside the transactions of the queue's store: those may be run again after a step is done,

@@ -28,7 +28,7 @@ from tubes.errors import (
     shown,
 )
 from tubes.events import Deliveries, Listener, check_listener
-from tubes.feature_options import other_options
+from tubes.feature_options import differing_options
 from tubes.interrupts import guarded, is_interrupted
 from tubes.logs import Log
 from tubes.making import make_driver, options_to_store, start_driver, stop_driver
@@ -253,7 +253,7 @@ class Queue(processes.OfOneProcess):
             tube.on_task_change(on_task_change)
         if _may_lose_tasks(record.options) and not is_warned:  # the tube existed, with its own options
             _warn_of_no_ttr(name)
-        others = other_options(options, stored, record.options)
+        others = differing_options(options, stored, record.options)
         if others:
             _warn_of_others(name, others)
         return tube
@@ -399,12 +399,14 @@ class Queue(processes.OfOneProcess):
         Return the number of changes, when something is next due in each tube, and the errors of single tubes.
         """
         self.check_open()
-        are_suspected = partial(self.store.deaths_suspected, thoroughly=thoroughly, lately=not thoroughly)
+        are_suspected = partial(
+            self.store.deaths_suspected, thoroughly=thoroughly, allow_recent=not thoroughly
+        )
         changed = self.rescuer.rescue() if guarded(are_suspected) else 0
         failed: list[Exception] = []
         dues: list[int] = []
         tubes = self._open_tubes.open_all()
-        seen = self._open_tubes.told("next_dues", [tube for tube in tubes if tube.features.timed])
+        seen = self._open_tubes.asked_of_many("next_dues", [tube for tube in tubes if tube.features.timed])
         for tube in tubes:
             with apart_from_others(tube, failed):
                 expired, due = tube.expire(seen)
@@ -489,13 +491,13 @@ class Queue(processes.OfOneProcess):
 
     def _leave(self) -> None:
         try:
-            self._give_back()
+            self._end_session()
         finally:
             self.store.close()
             self._open_tubes.close()
             processes.closed(self)
 
-    def _give_back(self) -> None:
+    def _end_session(self) -> None:
         """Store the counts, and release what the session holds. What fails here, others do later."""
         try:
             self.flush_counts()

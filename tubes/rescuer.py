@@ -37,11 +37,11 @@ class Rescuer:
         now = real_monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            self.rescue_for(taker, lately=True)
+            self.rescue_for(taker, allow_recent=True)
 
-    def rescue_for(self, taker: Takes, *, lately: bool = False) -> int:
+    def rescue_for(self, taker: Takes, *, allow_recent: bool = False) -> int:
         """Before a take in ``taker``: give back what dead sessions hold, so that the take can get it."""
-        if self._store.deaths_suspected(lately=lately):
+        if self._store.deaths_suspected(allow_recent=allow_recent):
             return self.rescue(taker)
         return taker.rescue() if taker.ended else 0
 
@@ -79,7 +79,7 @@ class Rescuer:
         store, released = self._store, 0
         tubes, all_ended = self._tubes.open_all(), {*ended}
         put_off = {tube for tube in tubes if tube.place.is_apart and taker not in (None, tube)}
-        holders = self._tubes.told("holders", [tube for tube in tubes if tube not in put_off])
+        holders = self._tubes.asked_of_many("holders", [tube for tube in tubes if tube not in put_off])
         for tube in tubes:
             tube.ended |= all_ended & holders.get(tube.record.id, all_ended)
             if tube not in put_off:

@@ -128,11 +128,11 @@ class Store(Protocol):
         """Renew this connection's proof of life; begin a new session if it was taken for dead meanwhile."""
         ...
 
-    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, allow_recent: bool = False) -> bool:
         """Tell cheaply whether a session may have ended that is not in ``set_aside``.
 
         ``thoroughly``: also whether unknown sessions hold tasks, at the cost of reading all taken ones.
-        ``lately``: an answer that others got a moment ago will do, since this is asked again and again.
+        ``allow_recent``: an answer that others got a moment ago will do, since this is asked again and again.
         """
         ...
 

@@ -234,7 +234,7 @@ class Takes(Steps):
         is_ready, due = self._look()
         tried = self._clock.now_ms()
         is_anything_due = is_ready or (due is not None and due <= tried) or self.ended
-        if is_anything_due or self._store.deaths_suspected(lately=not is_last):
+        if is_anything_due or self._store.deaths_suspected(allow_recent=not is_last):
             self._take_now(limit, kept)
             if not kept:
                 due = self._look()[1]

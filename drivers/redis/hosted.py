@@ -258,7 +258,7 @@ class RedisTube:
 
     def next_due(self, tx: Any) -> int | None:
         """By the queue's own clock, since the caller goes by that one."""
-        if self._deaths_suspected(lately=True):
+        if self._deaths_suspected(allow_recent=True):
             return 0
         due = self._look(self._redis.next_due)
         return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
@@ -326,9 +326,9 @@ class RedisTube:
         """Do a step of the driver's that only reads."""
         return self._reach.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
 
-    def _deaths_suspected(self, *, lately: bool = False) -> bool:
+    def _deaths_suspected(self, *, allow_recent: bool = False) -> bool:
         """Whether a session may have ended in Redis; once true, it stays so until the next rescue."""
-        self._suspects = self._suspects or self._store.deaths_suspected(lately=lately)
+        self._suspects = self._suspects or self._store.deaths_suspected(allow_recent=allow_recent)
         return self._suspects
 
     def _rescue(self, now: int) -> Sequence[Change]:
@@ -408,12 +408,12 @@ class HostedStore(RedisStore):
                 self._begin_session(session)
                 self._ask(scripts.LEAVE, left, self.clock.now_ms())
 
-    def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
+    def _sees_deaths(self, tx: Any, thoroughly: bool, allow_recent: bool) -> bool:
         """Also whether an unknown session may take here: one that was forgotten when it had ended."""
-        if super()._sees_deaths(tx, thoroughly, lately):
+        if super()._sees_deaths(tx, thoroughly, allow_recent):
             return True
         unknown = self._admitted(self._driver.number)
-        if unknown and lately:
+        if unknown and allow_recent:
             unknown -= self._sessions_lately().ends.keys()
         return bool(unknown and unknown - self._sessions().ends.keys())  # read last: one may just have begun
 

@@ -552,18 +552,18 @@ class RedisStore(Renewable):
             self._hub.seen = seen = now, self._sessions(within=within)
         return seen[1]
 
-    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, allow_recent: bool = False) -> bool:
         if self._is_closed or self._is_stale:
             return False
 
         def look() -> bool:
             self._hub.nodes.check_reachable(self._keys)  # a take from another node must not wait for that one
-            return self.read(lambda tx: self._sees_deaths(tx, thoroughly, lately))
+            return self.read(lambda tx: self._sees_deaths(tx, thoroughly, allow_recent))
 
         return self._beats.suspects(look, thoroughly=thoroughly, away=StoreError)
 
-    def _sees_deaths(self, tx: Any, thoroughly: bool, lately: bool) -> bool:
-        now, sessions = self.clock.now_ms(), self._sessions_lately() if lately else self._sessions()
+    def _sees_deaths(self, tx: Any, thoroughly: bool, allow_recent: bool) -> bool:
+        now, sessions = self.clock.now_ms(), self._sessions_lately() if allow_recent else self._sessions()
         if self._dead(sessions) or sessions.lonely() or (thoroughly and self._orphans(tx)):
             return True
         return any(sessions.is_over(session, now) for session in sessions.ends.keys() - self.set_aside)

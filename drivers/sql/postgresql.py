@@ -543,7 +543,7 @@ class PostgresStore(SqlStore):
         every = {id: every_ms / 1000 for id, _, every_ms in rows}
         return self._beats.see({id: beat for id, beat, _ in rows}, every)
 
-    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
+    def deaths_suspected(self, *, thoroughly: bool = False, allow_recent: bool = False) -> bool:
         if self._is_closed or self._is_stale:
             return False
 

@@ -24,7 +24,7 @@ from psycopg.adapt import Transformer
 from psycopg.pq.abc import PGresult
 
 from tubes.errors import BadOption, StoreError, StoreUnavailable
-from tubes.interrupts import interruptible, postponed
+from tubes.interrupts import interruptible, postpone
 
 from ..forks import keep_from_children
 from ..retries import Lost
@@ -420,7 +420,7 @@ class Wire:
         if not answers:
             gone = self._gone(None, was_sent=True)
             raise gone if interrupt is None else interrupt
-        if interrupt is not None and not (_are_done(answers) and postponed(interrupt)):
+        if interrupt is not None and not (_are_done(answers) and postpone(interrupt)):
             raise interrupt
         return answers
 

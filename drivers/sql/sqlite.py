@@ -419,8 +419,8 @@ class SqliteStore(SqlStore):
             except OSError as error:  # the lock file
                 raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
 
-    def deaths_suspected(self, *, thoroughly: bool = False, lately: bool = False) -> bool:
-        """``lately``: among processes that look again and again, one at a time looks at the locks.
+    def deaths_suspected(self, *, thoroughly: bool = False, allow_recent: bool = False) -> bool:
+        """``allow_recent``: among processes that look again and again, one at a time looks at the locks.
 
         Otherwise each would look at the locks of all others, and hundreds of processes would do nothing else.
         """
@@ -431,7 +431,7 @@ class SqliteStore(SqlStore):
             return True  # the closer look then says so
 
         def all_live(tx: ReadTx) -> bool:
-            if lately and self._locks.have_all_just_lived():
+            if allow_recent and self._locks.have_all_just_lived():
                 return True
             return self._locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections))
 
@@ -447,7 +447,7 @@ class SqliteStore(SqlStore):
 
     def _suspects_deaths_waiting(self) -> bool:
         """What the listener asks from time to time while anybody waits."""
-        return self.deaths_suspected(lately=True)
+        return self.deaths_suspected(allow_recent=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         for id, _ in tx.rows(self._sql.connections):

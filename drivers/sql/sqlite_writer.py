@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreError, StoreUnavailable
-from tubes.interrupts import guarded, interruptible, postponed
+from tubes.interrupts import guarded, interruptible, postpone
 
 from .lending import Lender
 from .sqlite_checkpoints import Checkpoints, checkpoint_all
@@ -361,7 +361,7 @@ class SqliteWriter:
         except BaseException as interrupt:
             self._leave_line(member)
             is_done = member.is_settled and not member.retry and member.error is None
-            if not is_done or not (isinstance(interrupt, StoreBusy) or postponed(interrupt)):
+            if not is_done or not (isinstance(interrupt, StoreBusy) or postpone(interrupt)):
                 raise
         finally:
             self._waiting.discard(thread)

@@ -24,7 +24,7 @@ from redis_servers import RedisServer
 import tubes
 from tubes.cli import REFUSED, UNAVAILABLE, USAGE, cli, run
 from tubes.cli_output import keep_secret, without_secrets
-from tubes.cli_process import Told
+from tubes.cli_process import StderrHandler
 from tubes.payload import why_unreadable
 
 from .conftest import Shell, values
@@ -605,7 +605,7 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(shell: Shell) -> None
 
 
 def test_what_is_logged_is_one_line_with_the_error(capfd: pytest.CaptureFixture[str]) -> None:
-    told = Told()
+    told = StderrHandler()
     told.emit(logging.makeLogRecord({"msg": "%s failed", "args": ("it",)}))
     error = OSError("no room")
     told.emit(logging.makeLogRecord({"msg": "so did this", "exc_info": (OSError, error, None)}))

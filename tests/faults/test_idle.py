@@ -131,7 +131,7 @@ def test_what_is_due_in_many_tubes_is_what_each_of_them_says(connect: Connect) -
         tube.put_many(["x", "y"], ttl=200, ttr=30)
     for tube in (taken, both):
         tube.take(timeout=0)
-    seen = queue._open_tubes.told("next_dues", made)
+    seen = queue._open_tubes.asked_of_many("next_dues", made)
     assert seen == {tube.record.id: tube.next_due_ms() for tube in made}
     assert [due is None for due in seen.values()].count(True) == 1
 
@@ -211,7 +211,7 @@ def test_a_damaged_tube_keeps_no_other_from_being_swept(connect: Connect, server
     whole.put("x", ttl=0.001)
     server.command("SET", f"{{tubes:{damaged.record.id}}}:due", "x")
     eventually(lambda: whole.next_due_ms() <= queue.clock.now_ms())
-    assert [*queue._open_tubes.told("next_dues", [damaged, whole])] == [whole.record.id]
+    assert [*queue._open_tubes.asked_of_many("next_dues", [damaged, whole])] == [whole.record.id]
     with pytest.raises(tubes.StoreError, match="wrong type"):
         queue.sweep()
     assert whole.statistics()["tasks"]["total"] == 0

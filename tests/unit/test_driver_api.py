@@ -1010,7 +1010,9 @@ def test_a_tube_whose_server_is_away_costs_no_look_at_all_that_is_taken(
     """That look comes every ten seconds, and when the queue's own store is back."""
     looks: list[bool] = []
     monkeypatch.setattr(
-        failing.store, "deaths_suspected", lambda *, thoroughly=False, lately=False: looks.append(thoroughly)
+        failing.store,
+        "deaths_suspected",
+        lambda *, thoroughly=False, allow_recent=False: looks.append(thoroughly),
     )
     failing._sweeps = True
     failing.drop_tube("broken")

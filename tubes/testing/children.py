@@ -90,7 +90,7 @@ def take_and_hold(tube: Tube, results: Results) -> None:
     threading.Event().wait()
 
 
-def work_off(tube: Tube, results: Results) -> None:
+def take_and_ack_all(tube: Tube, results: Results) -> None:
     """Take and ack, telling each task's id, until a task says stop."""
     results.tell("ready")
     while (task := tube.take(PATIENCE)) is not None:

@@ -12,7 +12,7 @@ from tubes.clock import pause
 from tubes.errors import StoreUnavailable, TubeBusy
 from tubes.queue import Queue
 from tubes.task import State, Task
-from tubes.testing.children import Child, work_off
+from tubes.testing.children import Child, take_and_ack_all
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import Connect, Suite, Waiting, ids, needs, take, transactional, until
 from tubes.tube import Tube
@@ -51,7 +51,7 @@ class InHand:
         self._groups: set[str | None] = set()
         self.done: list[int] = []
 
-    def work_off(self, tube: Tube, *, at_once: bool = False) -> None:
+    def take_and_ack_all(self, tube: Tube, *, at_once: bool = False) -> None:
         """Take and ack until nothing is ready."""
         task = tube.take(0)
         while task is not None:
@@ -78,8 +78,10 @@ class Concurrency(Suite):
     def test_threads_take_every_task_once(self, tube: Tube, at_once: bool) -> None:
         tasks = [tube.put(n, **self.apart(n % 6)) for n in range(120)]
         hands = InHand(self.features.grouped)
-        together(*[lambda: hands.work_off(tube, at_once=at_once)] * 4)
-        hands.work_off(tube)  # what still stood behind another of its sub-queue when the threads ended
+        together(*[lambda: hands.take_and_ack_all(tube, at_once=at_once)] * 4)
+        hands.take_and_ack_all(
+            tube
+        )  # what still stood behind another of its sub-queue when the threads ended
         assert sorted(hands.done) == ids(tasks)
         assert tube.statistics()["calls"]["take"] == 120
 
@@ -91,8 +93,8 @@ class Concurrency(Suite):
             for n in range(30):
                 put.append(tube.put(n, **self.apart(n % 4)).id)
 
-        together(produce, produce, *[lambda: hands.work_off(tube)] * 2)
-        hands.work_off(tube)
+        together(produce, produce, *[lambda: hands.take_and_ack_all(tube)] * 2)
+        hands.take_and_ack_all(tube)
         assert sorted(hands.done) == sorted(put) and len(set(put)) == 60
 
     def test_threads_take_batches_without_a_double(self, tube: Tube) -> None:
@@ -224,8 +226,8 @@ class SharedConcurrency(Suite):
         tasks = [tube.put(n, **self.apart(n % 5)) for n in range(90)]
         others = [make_queue().tube[tube.name] for _ in range(2)]
         hands = InHand(self.features.grouped)
-        together(*[lambda tube=each: hands.work_off(tube) for each in (tube, tube, *others)])
-        hands.work_off(tube)
+        together(*[lambda tube=each: hands.take_and_ack_all(tube) for each in (tube, tube, *others)])
+        hands.take_and_ack_all(tube)
         assert sorted(hands.done) == ids(tasks)
 
     def test_a_put_of_one_connection_wakes_a_consumer_of_another(
@@ -266,12 +268,12 @@ class SharedConcurrency(Suite):
         assert take(tube).utube == "a"
 
     def test_processes_take_every_task_once(self, tube: Tube, child: Child) -> None:
-        child.start(work_off, tube)
+        child.start(take_and_ack_all, tube)
         assert child.hear() == "ready"
         tasks = [tube.put(n, **self.apart(n % 5)) for n in range(150)]
         theirs: list[int] = [child.hear()]  # it is at work: else our threads might be done before it begins
         hands = InHand(self.features.grouped)
-        together(*[lambda: hands.work_off(tube)] * 2)
+        together(*[lambda: hands.take_and_ack_all(tube)] * 2)
         until(lambda: tube.statistics()["tasks"]["total"] == 0)
         tube.put("stop")
         while (told := child.hear()) != "stop":

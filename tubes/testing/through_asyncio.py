@@ -41,7 +41,7 @@ class ThroughAsyncio:
 
 def connect_awaited(url: str, **options: Any) -> Queue:
     """Connect through ``tubes.aio``; return an object that can be used like a Queue, and blocks like one."""
-    return cast(Queue, _Facing.of(_perform(_connected(url, options))))
+    return cast(Queue, _Blocking.of(_perform(_connected(url, options))))
 
 
 async def _connected(url: str, options: dict[str, Any]) -> aio.Queue:
@@ -129,13 +129,13 @@ def _is_in_callback() -> bool:
     return bool(_loops) and asyncio._get_running_loop() is _loops[0]
 
 
-class _Facing:
+class _Blocking:
     """Has the attributes of an object of ``tubes.aio``, its coroutine functions turned into blocking ones.
 
     In a callback, which the loop calls, such a call goes to the plain object.
     """
 
-    _all: ClassVar[WeakValueDictionary[Any, _Facing]] = WeakValueDictionary()
+    _all: ClassVar[WeakValueDictionary[Any, _Blocking]] = WeakValueDictionary()
 
     def __init__(self, awaited: Any) -> None:
         self._awaited = awaited
@@ -144,9 +144,9 @@ class _Facing:
     def of(cls, awaited: Any) -> Any:
         """Wrap a tube or a queue; everything else stays as it is."""
         if isinstance(awaited, aio.Tube):
-            return cls._all.setdefault(awaited, FacingTube(awaited))
+            return cls._all.setdefault(awaited, BlockingTube(awaited))
         if isinstance(awaited, aio.Queue):
-            return cls._all.setdefault(awaited, FacingQueue(awaited))
+            return cls._all.setdefault(awaited, BlockingQueue(awaited))
         return awaited
 
     def __getattr__(self, name: str) -> Any:
@@ -158,8 +158,8 @@ class _Facing:
         def call(*args: Any, **kwargs: Any) -> Any:
             if _is_in_callback():
                 return getattr(self._awaited._plain, name)(*args, **kwargs)
-            args = tuple(arg._awaited if isinstance(arg, _Facing) else arg for arg in args)
-            return _Facing.of(_perform(self._and_callbacks(found(*args, **kwargs))))
+            args = tuple(arg._awaited if isinstance(arg, _Blocking) else arg for arg in args)
+            return _Blocking.of(_perform(self._and_callbacks(found(*args, **kwargs))))
 
         return call
 
@@ -177,12 +177,12 @@ class _Facing:
         return repr(self._awaited)
 
 
-class FacingTube(_Facing):
+class BlockingTube(_Blocking):
     """A tube of ``tubes.aio`` that can be used like a plain one."""
 
     @property
     def _queue(self) -> Any:
-        return _Facing.of(self._awaited._queue)
+        return _Blocking.of(self._awaited._queue)
 
     def _has_callbacks(self) -> bool:
         return bool(self._awaited._plain._listeners)
@@ -193,7 +193,7 @@ class FacingTube(_Facing):
         return due
 
 
-class FacingQueue(_Facing):
+class BlockingQueue(_Blocking):
     """A queue of ``tubes.aio`` that can be used like a plain one."""
 
     @property
@@ -215,7 +215,7 @@ class FacingQueue(_Facing):
     def _has_callbacks(self) -> bool:
         return any(tube._listeners for tube in self._awaited._plain._open_tubes)
 
-    def __enter__(self) -> FacingQueue:
+    def __enter__(self) -> BlockingQueue:
         return self
 
     def __exit__(self, *exc: object) -> None:
