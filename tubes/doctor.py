@@ -284,7 +284,7 @@ class Doctor:
             for record in self._queue.records():
                 if tubes[record.name]:
                     for key in record.id, room(record.id):
-                        self._store.wake(key, tubes[record.name])
+                        self._store.call(key, tubes[record.name])
 
 
 def _is_of_damage(error: Exception) -> bool:

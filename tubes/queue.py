@@ -307,7 +307,7 @@ class Queue(processes.OfOneProcess):
             self.store.transact(step)
             self._open_tubes.forget(dropped)
             for key in dropped.record.id, room(dropped.record.id):
-                self.store.wake(key, 2**31)  # all waiters: they find it gone
+                self.store.call(key, 2**31)  # all waiters: they find it gone
 
         guarded(drop)
 

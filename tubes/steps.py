@@ -136,10 +136,10 @@ class Steps(OfOneProcess):
             if event in self._waking:
                 waking += count
             if event in self._making_room:
-                store.wake(self._room, count)
+                store.call(self._room, count)
         if waking:
             leases = self._next_leases(changes, waking) if store.waiters.line else ()
-            store.wake(self._id, waking, leases)
+            store.call(self._id, waking, leases)
         for event, count in tally.items():
             if store.counts.add(self._id, event, count):
                 queue.counted()
@@ -147,7 +147,7 @@ class Steps(OfOneProcess):
             queue.due_at(first_due)
 
     def _next_leases(self, changes: Sequence[Change], waking: int) -> Sequence[Lease]:
-        """The next leases of the tasks now ready, for ``Waiters.wake``.
+        """The next leases of the tasks now ready, for ``Waiters.call``.
 
         Empty if nobody waits, or if there are enough tasks to call all waiters anyhow.
         """

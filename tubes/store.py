@@ -150,10 +150,10 @@ class Store(Protocol):
 
     # Waking
 
-    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+    def call(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
         """Wake at most ``count`` waiters for a tube's tasks, or for room in it, here and in other processes.
 
-        ``leases`` are the next leases of the ready tasks, as far as they are known: see ``Waiters.wake``.
+        ``leases`` are the next leases of the ready tasks, as far as they are known: see ``Waiters.call``.
         """
         ...
 

@@ -386,7 +386,7 @@ class Tube(Takes):
 
     def _truncate_some(self) -> int:
         count = self.place.transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
-        self._store.wake(self._room, count)
+        self._store.call(self._room, count)
         return count
 
     def drop(self) -> None:

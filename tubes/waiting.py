@@ -110,7 +110,7 @@ class Waiters:
                         self._on_nobody()
         return is_called
 
-    def wake(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
+    def call(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
         """Call the first ``count`` in line that are not called yet; return for how many there was somebody.
 
         ``leases`` are the next leases of the tasks that there are. If a consumer has already left the line

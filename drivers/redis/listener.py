@@ -257,7 +257,7 @@ class Listener(PollingThread):
         if answer is None:
             ear.waiters.wake_one(ear.key)
         else:
-            spare = 1 - ear.waiters.wake(ear.key)
+            spare = 1 - ear.waiters.call(ear.key)
         ear.is_waiting = False  # before the look: a new waiter stirs from now on
         if answer is not None and not spare and not ear.waiters.uncalled(ear.key):
             ear.is_resting, ear.next_at = True, real_monotonic() + REST

@@ -621,17 +621,17 @@ class RedisStore(Renewable):
         self._spared.count = count = self.waiters.uncalled(tube)
         return count
 
-    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+    def call(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
         if not (self.waiters.line or self._spared.count):  # the usual case, and every put comes here
             return
         spared = 0
         if key > 0:  # not for room: there the script has called others, whoever waits here
             spared, self._spared.count = min(count, self._spared.count), 0
-        called = self.waiters.wake(key, count, leases)
+        called = self.waiters.call(key, count, leases)
         self._call_others(key, spared - called)  # for those that have left since
 
     def call_instead(self, key: Key, count: int) -> None:
-        self._call_others(key, count - self.waiters.wake(key, count))
+        self._call_others(key, count - self.waiters.call(key, count))
 
     def _call_others(self, key: Key, count: int) -> None:
         if count > 0:

@@ -277,7 +277,7 @@ class Listener(PollingThread):
             self._waiting[sender] = _Announcement(self._heard_at, known)
         elif _is_key(word):
             key = int(word)
-            is_called = self.waiters.wake(key) > 0
+            is_called = self.waiters.call(key) > 0
             if channel == self._channel:
                 said = self._waiting.get(sender)
                 if said is not None:  # it passed a call on, or put: it does not wait for that

@@ -149,7 +149,7 @@ class Listener:
             return
         key = self._locks.called()
         if key is not None:
-            if self.waiters.wake(key):
+            if self.waiters.call(key):
                 pause(NAP)
             else:  # its waiter has gone, or the key is another tube's with the same bit
                 self._locks.call(key, 1)

@@ -164,14 +164,14 @@ class SqlStore(Renewable):
 
     # Waking
 
-    def wake(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
+    def call(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:
         if self.waiters.line:
-            count -= self.waiters.wake(key, count, leases)
+            count -= self.waiters.call(key, count, leases)
         if count > 0:
             self._call_others(key, count)
 
     def call_instead(self, key: Key, count: int) -> None:
-        self.wake(key, count)
+        self.call(key, count)
 
 
 @lru_cache(maxsize=10_000)  # a process that sweeps reads all entries every second

@@ -200,11 +200,11 @@ def test_room_that_comes_is_no_reason_to_call_fewer_for_tasks(
     strangers, store = Strangers(client, jobs, "waiting", "bell"), cast(Any, jobs._store)
     strangers.come(3)
     store._spared.count = 1
-    assert strangers.heard(lambda: store.wake(room(jobs.record.id), 1)) == 0
-    assert strangers.heard(lambda: store.wake(jobs.record.id, 2)) == 1
-    assert strangers.heard(lambda: store.wake(jobs.record.id, 2)) == 0
+    assert strangers.heard(lambda: store.call(room(jobs.record.id), 1)) == 0
+    assert strangers.heard(lambda: store.call(jobs.record.id, 2)) == 1
+    assert strangers.heard(lambda: store.call(jobs.record.id, 2)) == 0
     store._spared.count = 3
-    assert strangers.heard(lambda: store.wake(jobs.record.id, 1)) == 1
+    assert strangers.heard(lambda: store.call(jobs.record.id, 1)) == 1
 
 
 def test_each_sub_queue_that_one_step_frees_calls_one(

@@ -138,11 +138,11 @@ def wake_one_by_one(waiters: Waiters) -> None:
     Otherwise they would race for the first task, if only for microseconds.
     """
 
-    def wake(key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
+    def call(key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
         waiting = waiters.uncalled(key)
-        return max(Waiters.wake(waiters, key, min(count, 1), leases), min(count, waiting))
+        return max(Waiters.call(waiters, key, min(count, 1), leases), min(count, waiting))
 
-    vars(waiters)["wake"] = wake
+    vars(waiters)["call"] = call
 
 
 class Stage:
@@ -182,7 +182,7 @@ class Stage:
             queue.close()
         for call in self._calls:
             call.join(PATIENCE)
-        vars(self._waiters(self._home)).pop("wake", None)
+        vars(self._waiters(self._home)).pop("call", None)
 
     @property
     def now(self) -> int:

@@ -20,7 +20,7 @@ JOBS, OTHER = 1, 2
 def test_the_first_in_line_is_woken_first() -> None:
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(3)]
-    waiters.wake(JOBS)
+    waiters.call(JOBS)
     assert [signal.is_set for signal in line] == [True, False, False]
 
 
@@ -28,30 +28,30 @@ def test_one_that_is_awake_already_is_not_counted_again() -> None:
     """Two tasks wake two more consumers, even if the one woken before has not left the line yet."""
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(4)]
-    waiters.wake(JOBS)
-    waiters.wake(JOBS, 2)
+    waiters.call(JOBS)
+    waiters.call(JOBS, 2)
     assert [signal.is_set for signal in line] == [True, True, True, False]
 
 
 def test_more_wake_ups_than_waiters_wake_all_of_them() -> None:
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(2)]
-    waiters.wake(JOBS, 10)
+    waiters.call(JOBS, 10)
     assert all(signal.is_set for signal in line)
 
 
 def test_waking_nobody_is_harmless_and_wakes_nobody_later() -> None:
     waiters = Waiters()
-    waiters.wake(JOBS, 5)
+    waiters.call(JOBS, 5)
     waiters.enter(JOBS)
-    waiters.wake(JOBS, 0)
+    waiters.call(JOBS, 0)
     assert waiters.enter(JOBS).is_set is False
 
 
 def test_each_key_has_a_line_of_its_own() -> None:
     waiters = Waiters()
     consumer, putter = waiters.enter(JOBS), waiters.enter(room(JOBS))
-    waiters.wake(room(JOBS))
+    waiters.call(room(JOBS))
     assert (consumer.is_set, putter.is_set) == (False, True)
     assert waiters.keys() == [JOBS, room(JOBS)]
 
@@ -60,7 +60,7 @@ def test_who_has_left_is_not_woken() -> None:
     waiters = Waiters()
     first, second = waiters.enter(JOBS), waiters.enter(JOBS)
     waiters.leave(JOBS, first)
-    waiters.wake(JOBS)
+    waiters.call(JOBS)
     assert (first.is_set, second.is_set) == (False, True)
 
 
@@ -70,7 +70,7 @@ def test_an_empty_line_is_forgotten() -> None:
     signal = waiters.enter(JOBS)
     assert waiters
     assert waiters.count(JOBS) == 1
-    waiters.wake(JOBS)
+    waiters.call(JOBS)
     waiters.leave(JOBS, signal)
     assert not waiters and not waiters._called
     assert (waiters.keys(), waiters.count(JOBS)) == ([], 0)
@@ -107,14 +107,14 @@ def test_who_is_woken_is_told_once_whether_he_was_called_and_whether_he_is_first
     waiters = Waiters()
     first, second = waiters.enter(JOBS), waiters.enter(JOBS)
     assert waiters.uncalled(JOBS) == 2
-    assert waiters.wake(JOBS) == 1
+    assert waiters.call(JOBS) == 1
     waiters.wake_all()
     assert waiters.uncalled(JOBS) == 1
     assert [waiters.heed(JOBS, signal) for signal in (first, second)] == [(True, True), (False, False)]
     assert waiters.heed(JOBS, first) == (True, False)
     assert not first.is_set and not second.is_set
-    assert waiters.wake(JOBS, 5) == waiters.wake(JOBS, 0) + 2
-    assert waiters.wake(OTHER, 5) == 0
+    assert waiters.call(JOBS, 5) == waiters.call(JOBS, 0) + 2
+    assert waiters.call(OTHER, 5) == 0
 
 
 def test_nobody_is_called_for_what_one_who_has_left_had_before() -> None:
@@ -122,14 +122,14 @@ def test_nobody_is_called_for_what_one_who_has_left_had_before() -> None:
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(4)]
     waiters.leave(JOBS, line[0], [(7, 1), (8, 1)])
-    assert waiters.wake(JOBS, 1, [(7, 1)]) == 1
+    assert waiters.call(JOBS, 1, [(7, 1)]) == 1
     assert waiters.uncalled(JOBS) == 3
-    assert waiters.wake(JOBS, 1, [(7, 2)]) == waiters.wake(JOBS, 2, [(8, 1), (9, 1)]) - 1 == 1
+    assert waiters.call(JOBS, 1, [(7, 2)]) == waiters.call(JOBS, 2, [(8, 1), (9, 1)]) - 1 == 1
     assert [signal.is_set for signal in line[1:]] == [True, True, False]
     for signal in line[1:]:
         waiters.leave(JOBS, signal, [(9, 1)])
     line = [waiters.enter(JOBS) for _ in range(2)]
-    waiters.wake(JOBS, 1, [(9, 1)])
+    waiters.call(JOBS, 1, [(9, 1)])
     assert [signal.is_set for signal in line] == [True, False]
 
 
@@ -138,9 +138,9 @@ def test_what_many_who_have_left_had_is_known_and_not_for_ever() -> None:
     line = [waiters.enter(JOBS) for _ in range(5)]
     waiters.leave(JOBS, line[0], [(1, 1), (2, 1)])
     waiters.leave(JOBS, line[1], [(3, 1)])
-    assert waiters.wake(JOBS, 2, [(2, 1), (3, 1)]) == 2 and not line[2].is_set
+    assert waiters.call(JOBS, 2, [(2, 1), (3, 1)]) == 2 and not line[2].is_set
     waiters.leave(JOBS, line[2], [(id, 1) for id in range(4, LEASES_KEPT + 2)])
-    assert waiters.wake(JOBS, 2, [(2, 1), (1, 1)]) == 2
+    assert waiters.call(JOBS, 2, [(2, 1), (1, 1)]) == 2
     assert [signal.is_set for signal in line[3:]] == [True, False]
 
 
@@ -166,7 +166,7 @@ def test_the_lines_are_looked_at_by_one_thread_at_a_time() -> None:
     waiters = Waiters()
     waiters.line = Line()
     first, second = waiters.enter(JOBS), waiters.enter(JOBS)
-    waiters.wake(JOBS)
+    waiters.call(JOBS)
     waiters.wake_one_each()
     waiters.wake_all()
     assert (waiters.uncalled(JOBS), waiters.count(JOBS), waiters.keys()) == (1, 2, [JOBS])
@@ -180,7 +180,7 @@ def test_for_a_single_task_the_first_in_line_is_woken_whoever_is_called() -> Non
     """So that a waiter called in vain is not overtaken."""
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(3)]
-    assert waiters.wake(JOBS) == waiters.wake(JOBS) == 1
+    assert waiters.call(JOBS) == waiters.call(JOBS) == 1
     assert [signal.is_set for signal in line] == [True, False, False]
     assert waiters.uncalled(JOBS) == 1
     waiters.heed(JOBS, line[0])
@@ -192,17 +192,17 @@ def test_for_a_single_task_the_first_in_line_is_woken_whoever_is_called() -> Non
 def test_what_the_first_in_line_has_not_found_nobody_is_called_for_any_more() -> None:
     waiters = Waiters()
     line = [waiters.enter(JOBS) for _ in range(3)]
-    waiters.wake(JOBS)
-    waiters.wake(JOBS)
+    waiters.call(JOBS)
+    waiters.call(JOBS)
     waiters.heed(JOBS, line[0])
     waiters.looked_in_vain(JOBS, line[0])
     assert waiters.uncalled(JOBS) == 3
-    waiters.wake(JOBS)
-    waiters.wake(JOBS)
+    waiters.call(JOBS)
+    waiters.call(JOBS)
     waiters.looked_in_vain(JOBS, line[0])  # it looked before these calls, and looks again
     assert waiters.uncalled(JOBS) == 1
     waiters.heed(JOBS, line[0])
-    waiters.wake(JOBS, 2)
+    waiters.call(JOBS, 2)
     waiters.heed(JOBS, line[0])
     waiters.looked_in_vain(JOBS, line[0])
     assert waiters.uncalled(JOBS) == 2  # the last one is awake, and will look
@@ -449,8 +449,8 @@ def test_who_was_called_behind_one_that_found_nothing_is_called_again() -> None:
         left: list[int] = []
 
         def call_both() -> None:
-            waiters.wake(tube.record.id)
-            waiters.wake(tube.record.id)
+            waiters.call(tube.record.id)
+            waiters.call(tube.record.id)
             left.append(waiters.uncalled(tube.record.id))
 
         clock.then = call_both  # as the first one looks; others have been faster
