@@ -34,7 +34,7 @@ from .examiner import Examined, sql_checks
 from .joined import join
 from .sqlite_errors import base_code, is_busy, translated
 from .sqlite_joined import SqliteJoinedTx
-from .sqlite_lock_file import Alone, LockFile
+from .sqlite_lock_file import InMemoryLocks, LockFile
 from .sqlite_names import check_one_name, warn_of_other_hosts
 from .sqlite_shared import SharedFile, file_at
 from .sqlite_statistics import notes
@@ -152,7 +152,7 @@ class SqliteStore(SqlStore):
         if self.path is not None:
             if not migrate and not os.path.exists(self.path):  # SQLite would make it, just to look into it
                 must_upgrade(None, self._what, command, migrate=False)
-            SharedFile.check_whole(self.path)
+            SharedFile.check_usable(self.path)
             check_one_name(self.path, self._what)
             _check_writable(self.path, self._what)
         db = self._connect()
@@ -171,7 +171,7 @@ class SqliteStore(SqlStore):
             if is_behind:
                 migrations.bring_up(self.writer, self._namespace, self._what)
             if self.path is None:
-                self._locks: LockFile | Alone = Alone()
+                self._locks: LockFile | InMemoryLocks = InMemoryLocks()
                 self.waiters, self.counts = Waiters(), Counts()
             else:
                 shared = guarded(self._share, self.path)
@@ -607,7 +607,7 @@ class SqliteStore(SqlStore):
     def forked(self) -> None:
         if self._shared is not None:
             if not (self._is_parked or self._is_stale):
-                SharedFile.tear(self._shared.path)
+                SharedFile.mark_unusable(self._shared.path)
             for inherited in (self.writer.db, self._reader, self._shared):  # the parent's: never closed here
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
             SharedFile.forget_all()

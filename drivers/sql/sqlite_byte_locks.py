@@ -23,7 +23,7 @@ class Lock(NamedTuple):
     process: int
 
 
-class NotTold(Exception):
+class LocksUnsupported(Exception):
     """The system, or the file system, has no such locks."""
 
 
@@ -40,14 +40,14 @@ def set_lock(fd: int, kind: int, first: int, size: int) -> bool:
 
 
 def lock_on(fd: int, first: int, size: int = 1) -> Lock | None:
-    """Return a lock on any of these bytes, whoever has it; ``size`` 0: up to the end. May raise NotTold."""
+    """Return a lock on any of these bytes, whoever has it; ``size`` 0: up to the end. May raise LocksUnsupported."""
     if not ARE_KNOWN:
-        raise NotTold
+        raise LocksUnsupported
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, size, 0, 0)
     try:
         kind, _, start, _, process, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
     except OSError as error:
-        raise NotTold from error
+        raise LocksUnsupported from error
     return None if kind == fcntl.F_UNLCK else Lock(start, process)
 
 
@@ -58,6 +58,6 @@ def has_locks(fd: int, process: int, first: int) -> bool:
             if lock.process == process:
                 return True
             first = max(lock.first, first) + 1
-    except NotTold:
+    except LocksUnsupported:
         pass
     return False

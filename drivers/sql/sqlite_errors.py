@@ -76,7 +76,7 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
     return StoreError(f"{what}: {error}")
 
 
-def of_commit(error: sqlite3.Error, what: str) -> TubeError:
+def commit_error(error: sqlite3.Error, what: str) -> TubeError:
     """The same for an error that may come from a commit, whose outcome may then be unknown."""
     if getattr(error, "sqlite_errorcode", 0) not in _AFTER_WRITING:
         return translated(error, what)

@@ -84,7 +84,7 @@ def begin(
                 about_to_lock()
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would put it off until an INSERT
     except sa.exc.DBAPIError as error:
-        raise of_user(error, what) from error
+        raise user_error(error, what) from error
     return SqliteJoinedTx(connection, namespace, is_locked=not was_open)
 
 
@@ -109,12 +109,12 @@ def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
     try:
         return in_savepoint(_raw(connection), tx.execute, work, tx)
     except sa.exc.DBAPIError as error:
-        raise of_user(error, what) from error
+        raise user_error(error, what) from error
     except sa.exc.InvalidRequestError as error:
         raise unusable(error) from error
 
 
-def of_user(error: sa.exc.DBAPIError, what: str) -> TubeError:
+def user_error(error: sa.exc.DBAPIError, what: str) -> TubeError:
     """Our error for one on the user's connection."""
     original = error.orig
     if not isinstance(original, sqlite3.Error):

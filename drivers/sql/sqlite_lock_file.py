@@ -23,7 +23,7 @@ from tubes.clock import real_monotonic
 from tubes.waiting import Key
 
 from .sqlite_bell import BOARD_SIZE, Board, ring
-from .sqlite_byte_locks import NotTold, has_locks, lock_on
+from .sqlite_byte_locks import LocksUnsupported, has_locks, lock_on
 
 LIVES = 1 << 20
 """Where the bytes that prove life begin in the lock file: connection n holds byte LIVES + n."""
@@ -138,7 +138,7 @@ class LockFile:
             return False
         try:
             return lock_on(self._fd, LIVES + connection) is not None
-        except NotTold:
+        except LocksUnsupported:
             return self._is_locked(connection)
 
     def _is_locked(self, connection: int) -> bool:
@@ -213,7 +213,7 @@ class LockFile:
         cls._counting = threading.RLock()
 
 
-class Alone:
+class InMemoryLocks:
     """In place of the lock file, for a database in memory: no other process uses it, and its users live."""
 
     def __init__(self) -> None:

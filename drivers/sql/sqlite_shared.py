@@ -17,7 +17,7 @@ from tubes.stats import Counts
 from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lock_file import LockFile
-from .sqlite_writer import SqliteWriter, lasts
+from .sqlite_writer import SqliteWriter, stays_inside
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class SharedFile:
 
     _all: ClassVar[dict[tuple[File, str], SharedFile]] = {}
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
-    _torn: ClassVar[set[File]] = set()
+    _unusable: ClassVar[set[File]] = set()
     """The files that were in use when this process was forked."""
     _process: ClassVar[int] = os.getpid()
     _opening: ClassVar[dict[int, str]] = {}
@@ -89,12 +89,12 @@ class SharedFile:
 
     def check_not_locked_here(self) -> None:
         """Raise StoreBusy if this thread has the file's write lock: a call that waits for it would wait for itself."""
-        if lasts(self._is_joined_here):
+        if stays_inside(self._is_joined_here):
             raise StoreBusy(
                 "this thread's own transaction has locked the file, and the call would wait for it: "
                 "pass connection= to the call"
             )
-        if lasts(self._is_held_here):
+        if stays_inside(self._is_held_here):
             raise StoreBusy(
                 "this thread is inside a transaction of another queue on the same file, and the call would wait "
                 "for it: make the call before or after, or use one queue for both"
@@ -190,20 +190,20 @@ class SharedFile:
         """In a forked child."""
         cls.forget_all()
         for path in cls._opening.values():
-            cls.tear(path)
+            cls.mark_unusable(path)
         cls._opening = {}
 
     @classmethod
-    def tear(cls, path: str) -> None:
+    def mark_unusable(cls, path: str) -> None:
         """In a forked child: the parent had this file in use, so it cannot be used here."""
         file = file_at(path)
         if file is not None:
-            cls._torn.add(file)
+            cls._unusable.add(file)
 
     @classmethod
-    def check_whole(cls, path: str) -> None:
+    def check_usable(cls, path: str) -> None:
         """Raise StoreUnavailable for a file that was in use when this process was forked."""
-        if cls._torn and file_at(path) in cls._torn:
+        if cls._unusable and file_at(path) in cls._unusable:
             raise StoreUnavailable(
                 f"SQLite file {path} cannot be used in this process: it was forked while a transaction "
                 "was open on the file; fork before it, or start a new program"

@@ -27,7 +27,7 @@ from tubes.interrupts import guarded, interruptible, postpone
 
 from .lending import Lender
 from .sqlite_checkpoints import Checkpoints, checkpoint_all
-from .sqlite_errors import ENDED, is_busy, of_commit, translated
+from .sqlite_errors import ENDED, commit_error, is_busy, translated
 from .sqlite_stand_in import standing_in
 from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
 from .statements import Row
@@ -62,7 +62,7 @@ ENDED_ELSEWHERE, LOOK = 0.5, 0.001
 """Seconds that a call waits for another thread to end a transaction of its own thread; and between two looks."""
 
 
-def lasts(is_inside: Callable[[], bool]) -> bool:
+def stays_inside(is_inside: Callable[[], bool]) -> bool:
     """Tell whether this thread stays inside a transaction, so that its call would wait for itself.
 
     Another thread may end the transaction: a web framework that runs the parts of a request in a pool of
@@ -186,7 +186,7 @@ class SqliteWriter:
             return result
         except sqlite3.Error as error:
             self._roll_back()
-            raise of_commit(error, self._what) from error
+            raise commit_error(error, self._what) from error
         except BaseException:
             self._roll_back()  # also one that was interrupted before it was noted as open
             raise
@@ -204,7 +204,7 @@ class SqliteWriter:
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
-        """Hold the writer for as long as the block lasts."""
+        """Hold the writer for as long as the block stays_inside."""
         self._take_turn()
         self._holder = get_ident()
         tx = SqliteTx(self)
@@ -227,7 +227,7 @@ class SqliteWriter:
             except sqlite3.IntegrityError as error:  # from the user's own tables: ours are checked at once
                 raise StoreError(f"{self._what}: {error}") from error
             except sqlite3.Error as error:
-                raise of_commit(error, self._what) from error
+                raise commit_error(error, self._what) from error
             on_commit()
         except BaseException:
             self._roll_back()
@@ -322,7 +322,7 @@ class SqliteWriter:
         self.check_not_locked_here()
 
     def _check_is_not_here(self, thread: int) -> None:
-        if self._holder == thread and lasts(lambda: self._holder == thread):
+        if self._holder == thread and stays_inside(lambda: self._holder == thread):
             raise StoreBusy(
                 "this thread is inside queue.transaction() and would wait for itself: pass unit= to the "
                 "call; make calls that take none before or after"
@@ -508,7 +508,7 @@ class SqliteWriter:
                     except Exception as error:  # its own matter: the commit is done
                         member.error = error
             elif isinstance(failure, sqlite3.Error):
-                member.error = of_commit(failure, self._what)
+                member.error = commit_error(failure, self._what)
                 member.error.__cause__ = failure
             elif isinstance(failure, _Spoiled):
                 member.error, member.retry = None, True
