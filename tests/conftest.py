@@ -201,7 +201,7 @@ def postgres_oracle_url(
     Nothing but what the scenario does may wake a waiter: its clock stands still meanwhile. Nobody else hears of it.
     """
     listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
-    monkeypatch.setattr(listener, "SAY_EVERY", float("inf"))
+    monkeypatch.setattr(listener, "ANNOUNCE_EVERY", float("inf"))
     tables = ("tube", "task", "temporary_task", "session", "connection", "calls")
     with _postgres_oracle_database.begin() as db:
         db.exec_driver_sql("; ".join(f"DELETE FROM tubes_{table}" for table in tables))

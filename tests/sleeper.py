@@ -63,7 +63,7 @@ def number_known(queue: tubes.Queue, key: int) -> int | None:
 def main(url: str, name: str, *put: str) -> None:
     deafen()
     module: Any = importlib.import_module("tubes.drivers.sql.postgresql_listener")
-    module.SAY_EVERY = 0.05
+    module.ANNOUNCE_EVERY = 0.05
     queue = tubes.connect(url, clock=FakeClock(), sweep=False)
 
     def tell() -> None:

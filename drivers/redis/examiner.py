@@ -39,7 +39,7 @@ SCAN_LIMIT = 100
 """About how many things one script looks at: the server serves nobody else meanwhile."""
 
 
-class Told(NamedTuple):
+class RuleText(NamedTuple):
     """What the doctor says of a broken rule, and does about it."""
 
     kind: Kind
@@ -48,44 +48,50 @@ class Told(NamedTuple):
 
 
 RULES = {
-    "ghost": Told(Kind.GHOST, "{where} leads to task {task}, which does not exist", "take it out of {where}"),
-    "astray": Told(
+    "ghost": RuleText(
+        Kind.GHOST, "{where} leads to task {task}, which does not exist", "take it out of {where}"
+    ),
+    "astray": RuleText(
         Kind.STATE, "task {task} is in {where}, where it does not belong", "take it out of {where}"
     ),
-    "worse": Told(
+    "worse": RuleText(
         Kind.LINE, "in {line} task {task} stands in front but should not", "take it away from there"
     ),
-    "front": Told(Kind.LINE, "in {line} the first task does not stand in front", "put the right one there"),
-    "second": Told(Kind.LINE, "in {line} task {task} is taken, and so is another", "give it back"),
-    "orphan": Told(Kind.ORPHAN, "task {task} is not in {missing}, where it belongs", "give it its place"),
-    "lost": Told(Kind.ORPHAN, "there is a payload of task {task}, but no task", "bury it as a task"),
-    "empty": Told(Kind.GHOST, "task {task} has no payload", "remove it"),
-    "payload": Told(
+    "front": RuleText(
+        Kind.LINE, "in {line} the first task does not stand in front", "put the right one there"
+    ),
+    "second": RuleText(Kind.LINE, "in {line} task {task} is taken, and so is another", "give it back"),
+    "orphan": RuleText(Kind.ORPHAN, "task {task} is not in {missing}, where it belongs", "give it its place"),
+    "lost": RuleText(Kind.ORPHAN, "there is a payload of task {task}, but no task", "bury it as a task"),
+    "empty": RuleText(Kind.GHOST, "task {task} has no payload", "remove it"),
+    "payload": RuleText(
         Kind.PAYLOAD,
         "task {task} has a payload that is not JSON: {missing}",
         "keep it as bytes, and bury the task",
     ),
-    "unreadable": Told(
+    "unreadable": RuleText(
         Kind.STATE, "the record of task {task} cannot be read", "bury the task with a new record"
     ),
-    "nobody": Told(Kind.OWNER, "task {task} is taken by nobody", "give it back"),
-    "endless": Told(Kind.STATE, "task {task} is delayed in a tube whose type has no delays", "make it ready"),
-    "extra": Told(
+    "nobody": RuleText(Kind.OWNER, "task {task} is taken by nobody", "give it back"),
+    "endless": RuleText(
+        Kind.STATE, "task {task} is delayed in a tube whose type has no delays", "make it ready"
+    ),
+    "extra": RuleText(
         Kind.STATE, "task {task} has an owner, or times, that it cannot have", "clear what it cannot have"
     ),
-    "due": Told(Kind.STATE, "task {task} has a wrong due time", "correct it"),
-    "number": Told(Kind.DAMAGE, "{where} contains {task!r}, which is not an id", None),
-    "next": Told(
+    "due": RuleText(Kind.STATE, "task {task} has a wrong due time", "correct it"),
+    "number": RuleText(Kind.DAMAGE, "{where} contains {task!r}, which is not an id", None),
+    "next": RuleText(
         Kind.COUNT,
         "the id of its next task is missing, invalid, or was given before",
         "go on after the last one",
     ),
-    "undropped": Told(
+    "undropped": RuleText(
         Kind.ORPHAN,
         "it is marked as dropped, so that nobody can open it, but still exists",
         "remove the mark",
     ),
-    "uncounted": Told(Kind.COUNT, "the count of {task!r} calls is not a number", "count from 0 again"),
+    "uncounted": RuleText(Kind.COUNT, "the count of {task!r} calls is not a number", "count from 0 again"),
 }
 """By the names that rules.lua gives them."""
 

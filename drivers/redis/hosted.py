@@ -58,7 +58,7 @@ _given: dict[str, str] = {}
 """URLs with their passwords, by the URLs as stored. Passwords are kept in this process only."""
 
 
-class Reach:
+class ServerHealth:
     """Makes the calls on a tube, and knows whether one on any tube of the same server has just got no answer.
 
     ``node`` returns the node of a Cluster that has the tube; ``None``: it is no Cluster, or not known yet.
@@ -111,7 +111,7 @@ class RedisTube:
         self._host = store
         self._tube = tube
         self._url: str = tube.options["url"]
-        self._reach = Reach(self._url, self._node)
+        self._reach = ServerHealth(self._url, self._node)
         self.check_reachable = self._reach.check
         self._tube_in_redis = replace(tube, id=tube.options["number"])
         """The same tube with its number in Redis; ``_tube`` has that of the queue's store."""
@@ -340,7 +340,7 @@ class RedisTube:
 class HostedStore(RedisStore):
     """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
 
-    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, reach: Reach) -> None:
+    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, reach: ServerHealth) -> None:
         self._host = host
         self._reach = reach
         self._host_number = tube

@@ -29,7 +29,7 @@ from ..polling import PollingThread
 from ..retries import Lost
 from .postgresql_wire import Refused, Wire
 
-SAY_EVERY = 5.0
+ANNOUNCE_EVERY = 5.0
 """Seconds between two announcements by a process that it waits."""
 
 FLOOR = 0.5
@@ -38,7 +38,7 @@ FLOOR = 0.5
 POOLED_FLOOR = 0.1
 """The same behind a pooler, which passes no notifications on, so that no call ever comes."""
 
-KNOWN_FOR = 2 * SAY_EVERY + FLOOR
+KNOWN_FOR = 2 * ANNOUNCE_EVERY + FLOOR
 """Seconds for which an announcement counts."""
 
 SOON = 0.02
@@ -59,7 +59,7 @@ MOST_KEYS = 400
 log = Log("tubes.postgresql")
 
 
-class Said:
+class Announced:
     """A process's last announcement, by whichever of its listeners, and when it last looked by itself."""
 
     def __init__(self) -> None:
@@ -79,11 +79,11 @@ class Listener(PollingThread):
         waiters: Waiters,
         beat: Callable[[Wire], None],
         beat_every: float,
-        said: Said | None = None,
+        said: Announced | None = None,
     ) -> None:
         super().__init__()
         self.waiters = waiters
-        self._said = said or Said()
+        self._said = said or Announced()
         self._connect = connect
         self._is_pooled = False
         self._namespace = self._channel = namespace
@@ -141,16 +141,16 @@ class Listener(PollingThread):
                     self._report(str(error))
                 elif not isinstance(error, (Lost, TubeError)):  # this thread proves the process alive
                     log.exception("the listener failed, and tries again")
-                self._unsay()
+                self._withdraw()
                 if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
                     wire = None
                 pause(RECONNECT_EVERY)
-        self._unsay()
+        self._withdraw()
         if wire is not None:
             wire.close()
 
-    def _unsay(self) -> None:
+    def _withdraw(self) -> None:
         """Withdraw the announcement: calls to this connection are not heard. Some listener will repeat it."""
         if self._said.by is self:
             self._said.by, self._said.at = None, float("-inf")
@@ -196,7 +196,7 @@ class Listener(PollingThread):
             return
         if not self._is_pooled and self._is_to_announce(now):
             said = self._said
-            lately = said.keys if now - said.at <= SAY_EVERY else ()
+            lately = said.keys if now - said.at <= ANNOUNCE_EVERY else ()
             said.keys = frozenset([*lately, *self.waiters.keys()])
             said.at, said.by = now, self
             self._look_at = now + SOON
@@ -218,7 +218,7 @@ class Listener(PollingThread):
         The listener that made it makes the next, too: other processes count each one that does as a process.
         """
         said = self._said
-        every = SAY_EVERY if said.by in (None, self) else SAY_EVERY + FLOOR
+        every = ANNOUNCE_EVERY if said.by in (None, self) else ANNOUNCE_EVERY + FLOOR
         return now - said.at > every or any(key < 0 and key not in said.keys for key in self.waiters.keys())
 
     def _send_calls(self, wire: Wire) -> None:

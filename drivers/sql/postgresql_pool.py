@@ -79,7 +79,7 @@ class Pool:
         """Whether one may be given back, if no more can be had: others of ours stand, or are being opened."""
         is_full = IS_FULL.search(str(error)) is not None
         known = [wire for wire in self._wires.copy() if not wire.is_lost]
-        if any(wire.seems_to_stand() for wire in known):
+        if any(wire.seems_connected() for wire in known):
             return is_full or not isinstance(error.__cause__, Lost)
         return is_full and len(self._places) > len(known)
 
@@ -87,7 +87,7 @@ class Pool:
         """Open one, or take a spare one, in the place that is kept for it."""
         try:
             wire = guarded(self._shared.take_spare, self._kind)
-            if wire is None or not wire.still_stands():
+            if wire is None or not wire.is_connected():
                 wire = self._new_wire()
             self._wires.difference_update([other for other in self._wires.copy() if other.is_lost])
             self._wires.add(wire)
@@ -142,7 +142,7 @@ class Pool:
             wire = self._idle.pop()
         except IndexError:
             return None
-        if wire.still_stands():
+        if wire.is_connected():
             return wire
         self._places.pop()
         self.forget_idle()

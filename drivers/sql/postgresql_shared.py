@@ -10,7 +10,7 @@ from typing import ClassVar
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
-from .postgresql_listener import Listener, Said
+from .postgresql_listener import Announced, Listener
 from .postgresql_wire import Wire
 
 MOST_SPARES = 4
@@ -31,7 +31,7 @@ class Shared:
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self.listeners: set[Listener] = set()
-        self.said = Said()
+        self.said = Announced()
         self._spares: list[tuple[Kind, Wire]] = []
         self._leaving = threading.RLock()
 

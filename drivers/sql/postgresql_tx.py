@@ -105,7 +105,7 @@ class PostgresTx:
         COMMIT itself would silently do nothing or roll back. If it were lost, nobody would know what it did.
         """
         wire = self._wire
-        if not wire.still_stands():
+        if not wire.is_connected():
             raise Lost("it was ended in a transaction", was_sent=False)
         if wire.has_failed:
             raise Refused(FAILED_BEFORE, "a statement of this transaction had failed")

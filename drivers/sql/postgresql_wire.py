@@ -267,7 +267,7 @@ class Wire:
         """The id of the server's process for this connection."""
         return self._pg.backend_pid
 
-    def still_stands(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether it has survived its idle time; if not, a statement would be sent to nobody."""
         try:
             self._check_own()
@@ -278,7 +278,7 @@ class Wire:
             self.close()
         return not self.is_lost
 
-    def seems_to_stand(self) -> bool:
+    def seems_connected(self) -> bool:
         """Whether the server seems not to have ended it. Nothing is read, so any thread may ask."""
         poll, ended = select.poll(), getattr(select, "POLLRDHUP", 0)  # without it, POLLHUP tells
         try:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from faults.harness import eventually
 from servers import conninfo
 from tubes.drivers.sql import postgresql_listener
-from tubes.drivers.sql.postgresql_listener import Listener, Said
+from tubes.drivers.sql.postgresql_listener import Announced, Listener
 from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
 from tubes.clock import Signal
@@ -297,7 +297,7 @@ def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
 ) -> None:
     """Such a call ends no poll, and here nobody looks by itself for an hour."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 3600.0)
-    monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 3600.0)
+    monkeypatch.setattr(postgresql_listener, "ANNOUNCE_EVERY", 3600.0)
     putter, waiting, _ = processes
     all_wait([waiting], putter)
     listener = waiting.listener
@@ -320,7 +320,7 @@ def test_who_has_lost_his_connection_looks_and_says_again_that_he_waits(
 ) -> None:
     """Meanwhile nobody could call it, and its new connection has another number."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 3600.0)
-    monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 3600.0)
+    monkeypatch.setattr(postgresql_listener, "ANNOUNCE_EVERY", 3600.0)
     putter, waiting, _ = processes
     all_wait([waiting], putter)
     assert waiting.looks()
@@ -391,7 +391,7 @@ def test_of_the_listeners_of_a_process_one_says_that_it_waits_and_looks(
 ) -> None:
     """Each queue has one, and they share the waiters. When the one that says it ends, another takes over."""
     monkeypatch.setattr(postgresql_listener, "FLOOR", 0.1)
-    putter, said, waiters = processes[0], Said(), Waiters()
+    putter, said, waiters = processes[0], Announced(), Waiters()
     looks: list[float] = []
     monkeypatch.setattr(waiters, "wake_one_each", lambda: looks.append(time.monotonic()))
 
@@ -435,7 +435,7 @@ def test_who_waits_looks_by_himself_where_the_server_takes_no_notifications(
 ) -> None:
     """Its queue of notifications fills up if a listener's transaction takes too long. It is logged once."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
-    monkeypatch.setattr(postgresql_listener, "SAY_EVERY", 0.05)
+    monkeypatch.setattr(postgresql_listener, "ANNOUNCE_EVERY", 0.05)
     monkeypatch.setattr(postgresql_listener, "FLOOR", 0.05)
     with psycopg.connect(conninfo(postgres_db), autocommit=True) as db:
         db.execute(FULL)

@@ -251,13 +251,13 @@ def test_a_connection_does_not_stand_that_the_server_has_said_to_end(
     wire: Wire, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the server said has come, but the connection's end has not."""
-    assert wire.seems_to_stand()
+    assert wire.seems_connected()
     cut(db)
-    eventually(lambda: not wire.seems_to_stand())
+    eventually(lambda: not wire.seems_connected())
     comes = [True, False]
     monkeypatch.setattr(wire, "_poll", SimpleNamespace(poll=lambda timeout: comes.pop(0)))
-    assert not wire.still_stands()
-    assert wire.is_lost and not wire.seems_to_stand()
+    assert not wire.is_connected()
+    assert wire.is_lost and not wire.seems_connected()
 
 
 def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str) -> None:
@@ -299,9 +299,9 @@ def test_nothing_is_sent_on_what_was_lost_or_is_the_parent_s(
         with pytest.raises(Lost) as caught:
             call()
         assert wire.is_lost and not caught.value.was_sent
-    assert not wire.seems_to_stand()
+    assert not wire.seems_connected()
     wire.is_lost = how == "lost"
-    assert not wire.still_stands()
+    assert not wire.is_connected()
     wire._opened_by = os.getpid()
     assert numbers(db) == [1]
 
@@ -454,7 +454,7 @@ def test_an_interrupt_is_what_is_raised_where_the_connection_breaks_just_then(
             wire.simple("SELECT pg_sleep(60)")
         else:
             wire.execute(sleep, (60,))
-    assert not wire.still_stands()
+    assert not wire.is_connected()
 
 
 def test_an_interrupt_while_a_transaction_is_rolled_back_costs_no_connection_s_place(
@@ -655,7 +655,7 @@ def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None
     class Opened:
         is_inherited = is_read_only = is_lost = False
 
-        def still_stands(self) -> bool:
+        def is_connected(self) -> bool:
             return True
 
         def close(self) -> None:

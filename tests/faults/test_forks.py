@@ -754,7 +754,7 @@ pid = os.fork()
 if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
-print([wire.still_stands() for wire in wires], [task.data for task in tube.take_many(9, timeout=0)])
+print([wire.is_connected() for wire in wires], [task.data for task in tube.take_many(9, timeout=0)])
 queue.close()
 """
     assert run_cold(code, postgres_db) == ["[True, True, True] ['of the child']"]
