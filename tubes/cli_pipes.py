@@ -74,7 +74,7 @@ class Putting:
         self._is_json = is_json
         self._batch = 1 if tube.features.bounded else BATCH  # a full tube takes what it has room for
         self._waiting: list[tuple[int, Any]] = []
-        self._stored = self._bad = 0
+        self._stored = self._bad = self._under_way = 0
         self._next = 1
 
     def run(self) -> int:
@@ -98,8 +98,9 @@ class Putting:
     def _where(self, error: BaseException) -> str:
         first = self._waiting[0][0] if self._waiting else self._next
         if isinstance(error, tubes.OutcomeUnknown):
-            last = self._waiting[-1][0]
-            return f"lines {first} to {last} may or may not have been put; later lines were not"
+            last = self._waiting[self._under_way - 1][0]
+            which = f"line {first}" if last == first else f"lines {first} to {last}"
+            return f"{which} may or may not have been put; later lines were not"
         return f"line {first} and later lines were not"
 
     def _add(self, number: int, raw: bytes) -> None:
@@ -134,6 +135,7 @@ class Putting:
 
     def _put_first(self, count: int) -> list[Task]:
         """Put the first lines that wait; Ctrl-C finds them both stored and counted, or neither."""
+        self._under_way = count
         tasks = self._tube.put_many([value for _, value in self._waiting[:count]], **self._options)
         self._stored += count
         self._next = self._waiting[count - 1][0] + 1

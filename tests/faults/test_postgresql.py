@@ -895,6 +895,7 @@ def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
         thread.start()
     for thread in threads:
         thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
     return errors
 
 
