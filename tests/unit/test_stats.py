@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
+from faults.harness import eventually
 
 from tubes.stats import Counts, statistics
 from tubes.task import Event, State
@@ -127,18 +129,17 @@ def test_who_asks_waits_for_a_flush_that_another_thread_is_at(monkeypatch: pytes
     counts = Counts()
     counts.add(1, Event.PUT, 1)
     drained = counts.drain()
-    asked = threading.Event()
     answered: list[bool] = []
 
     def ask() -> None:
-        asked.set()
         assert counts.pending(1) == ({}, 1)
         answered.append(stored.is_set())
 
     stored = threading.Event()
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    asked.wait()
+    waiting: Any = counts._lock
+    eventually(lambda: waiting._waiters)
     stored.set()
     counts.flushed(drained)
     thread.join(20)
