@@ -89,12 +89,12 @@ queue.close()
     [("busy", "off", 300), ("waiting", "off", 300), ("waiting", "full", 100)],
 )
 def test_no_interrupt_strands_a_task(db: Path, manner: str, durability: str, times: int) -> None:
-    """A main thread takes and acks while signals rain on it: all it holds is what it was given, and it goes on."""
+    """The main thread takes and acks while signals rain on it: it holds only what it was given, and goes on."""
     check_stress(run(STRESS, db, manner, durability, times, 20), times)
 
 
 def check_stress(printed: str, times: int) -> None:
-    """All signals were caught, or a tenth at least on a slow machine; no task was stranded, and the counts agree."""
+    """All signals were caught, or at least a tenth on a slow machine; no task was stranded; the counts agree."""
     counts, agree = printed.splitlines()
     caught, unknown = map(int, counts.split())
     assert times / 10 <= caught <= times and unknown == 0 and agree == "True", printed
@@ -138,9 +138,9 @@ except KeyboardInterrupt:
 
 
 def test_a_signal_between_the_two_handlers_leaves_neither_noting(db: Path) -> None:
-    """One has its own handler again, which raises when that of the other is about to be put back.
+    """One has its own handler back, and that raises just before the other's is put back.
 
-    And that of a third, which was noted before, is called all the same.
+    The handler of a third signal, noted before that, is called all the same.
     """
     assert run(BETWEEN, db).splitlines() == ["interrupted", "1", "[True, True]", "0", "interrupted 1"]
 
@@ -171,13 +171,13 @@ except KeyboardInterrupt:
 def test_a_signal_ends_a_waiting_take_at_once(
     db: Path, process: Callable[..., Any], name: str, status: int
 ) -> None:
-    """The handler runs in the wait, not after it; the process goes on, or ends in order."""
+    """The handler runs during the wait, not after it; the process goes on, or ends in good order."""
     worker = process(WAITING, db, name)
     assert heard(worker) == "waiting"
     sent = time.monotonic()
     worker.send_signal(getattr(signal, f"SIG{name}"))
     assert worker.wait(10) == status
-    assert time.monotonic() - sent < 2  # the end of a Python process included
+    assert time.monotonic() - sent < 2  # including the end of a Python process
     if name == "INT":
         assert heard(worker) == "after"
 
@@ -201,7 +201,7 @@ def test_a_signal_whose_handler_does_not_raise_leaves_the_take_waiting(
 def test_a_signal_that_comes_while_another_is_handled_ends_the_take_too(
     db: Path, process: Callable[..., Any]
 ) -> None:
-    """A program that reaps its children is terminated just then: the take would wait for ever."""
+    """Say SIGTERM comes while a program reaps its children: otherwise the take would wait for ever."""
     code = WAITING.replace(
         "try:",
         "signal.signal(signal.SIGINT, lambda number, frame: signal.raise_signal(signal.SIGTERM))\ntry:",
@@ -213,7 +213,7 @@ def test_a_signal_that_comes_while_another_is_handled_ends_the_take_too(
 
 
 def test_a_handler_may_set_another_for_the_next_signal(connect: Connect) -> None:
-    """As one that lets a second Ctrl-C end the program at once: in a wait too, that is kept after the call."""
+    """Say, to let a second Ctrl-C end the program at once. If set in a wait, it still stays after the call."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
 
@@ -281,7 +281,7 @@ print(tube.put("from the main thread").data)
 def test_a_handler_that_calls_in_the_middle_of_a_call_is_not_waited_for_by_itself(
     db: Path, process: Callable[..., Any], durability: str, stands_in_line: bool
 ) -> None:
-    """The call that it interrupts waits for the file's lock, or behind another thread that does; so does the sweep."""
+    """The interrupted call waits for the file's lock, or behind another thread that does; so does the sweep."""
     worker = process(IN_THE_MIDDLE, db, durability, stands_in_line)
     assert heard(worker) == "ready"
     other = sqlite3.connect(db, isolation_level=None)
@@ -321,7 +321,7 @@ queue.close()
 
 @pytest.mark.parametrize("name", ["TERM", "USR1"])
 def test_a_handler_may_look_at_any_moment(db: Path, name: str) -> None:
-    """One that shows the statistics, read through the connection that the interrupted call may be reading with."""
+    """It reads the statistics through the connection that the interrupted call may be reading with."""
     assert run(SHOWING, db, name) == "True"
 
 
@@ -348,7 +348,7 @@ over.acquire(timeout=20)
 
 @pytest.mark.slow
 def test_a_thread_that_only_seems_the_main_one_may_call(db: Path) -> None:
-    """A program that embeds Python imports everything in a thread of its own, where no signal's handler can be set."""
+    """A program that embeds Python may import everything in another thread, where no signal handler can be set."""
     program = [sys.executable, "-c", EMBEDDED, str(db)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "x None\n", ended.stderr
@@ -383,7 +383,7 @@ def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
 
 @pytest.mark.parametrize("how", ["call", "transaction"])
 def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connect, how: str) -> None:
-    """Wherever its handler raises, whatever is committed is told, if only with the next call; to every callback."""
+    """Wherever its handler raises, every callback is told of each commit, if only with the next call."""
     queue = connect(sweep=False)
     tube, other = queue.create_tube("jobs", "fifo"), queue.create_tube("other", "fifo")
 
@@ -405,7 +405,7 @@ def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connec
 
 
 def test_a_callback_may_time_out_twice(connect: Connect) -> None:
-    """What the handler raises is raised where the callback waits, each time, and not by the put."""
+    """What the signal's handler raises is raised in the callback, both times, and not by the put."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     caught: list[BaseException] = []
 
@@ -430,7 +430,7 @@ def test_a_callback_may_time_out_twice(connect: Connect) -> None:
 
 @pytest.mark.parametrize("verb", ["truncate", "drop"])
 def test_a_signal_leaves_nobody_waiting_for_room_that_was_made(verb: str) -> None:
-    """Wherever its handler raises: in memory nobody looks without being called."""
+    """Wherever its handler raises. In memory a waiting put never looks unless it is called."""
     clock = FakeClock()
     at, is_struck = 0, True
     with tubes.connect("sqlite://", sweep=False, clock=clock) as queue:
@@ -452,7 +452,7 @@ def test_a_signal_leaves_nobody_waiting_for_room_that_was_made(verb: str) -> Non
 
 @pytest.mark.parametrize("verb", ["sweep", "statistics"])
 def test_a_signal_loses_no_counts_and_locks_nobody_out_of_them(connect: Connect, verb: str) -> None:
-    """Wherever its handler raises, all that was counted is told soon after."""
+    """Wherever its handler raises, the next statistics show all that was counted."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     at, is_struck = 0, True
@@ -466,7 +466,7 @@ def test_a_signal_loses_no_counts_and_locks_nobody_out_of_them(connect: Connect,
 
 @pytest.mark.slow
 def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, db: Path) -> None:
-    """Wherever its handler raises, what is put then is stored, and what is taken is held by a session that lives."""
+    """Wherever its handler raises, the next put is stored, and the next take is held by a live session."""
     stored = sqlite3.connect(db, isolation_level=None)
     at, is_struck = 1, True
     while is_struck:
@@ -489,7 +489,7 @@ def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, d
 
 @pytest.mark.timeout(20, method="thread")
 def test_a_handler_closes_a_queue_that_sweeps(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It came where the sweep held what close needs, and waits until that is done."""
+    """The signal comes while the sweep holds what close needs: the handler waits until it no longer does."""
     queue = connect(sweep=False)
     store: Any = queue.store
     renew = store._locks.renew
@@ -516,7 +516,7 @@ def check_close(connect: Connect, step: int) -> None:
         queue = connect()
         assert queue.tube.jobs.take(timeout=0) is not None
         is_struck = strike(queue.close, at)
-        queue.close()  # it may not have begun
+        queue.close()  # the first may not have begun
         task = tube.take(timeout=0)
         assert task is not None, at
         tube.release(task)
@@ -530,7 +530,7 @@ def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> Non
 
 
 def check_connect(connect: Connect, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler raises as a connect has started one of its threads: none of them is left."""
+    """A signal's handler raises just after a connect starts one of its threads: none of them is left."""
     before, start, started = threading.enumerate(), threading.Thread.start, 0
 
     def struck(thread: threading.Thread) -> None:
@@ -563,7 +563,7 @@ def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
 
 
 def test_a_program_ends_though_a_thread_is_in_the_middle_of_a_transaction(db: Path) -> None:
-    """One that does not keep a program from ending. What the program held, the next one has at once."""
+    """The thread is a daemon. What the program held, the next one gets at once."""
     code = """
 import sys, threading, time, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1], busy_timeout=0.3)
