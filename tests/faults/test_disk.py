@@ -24,7 +24,7 @@ import tubes
 def test_a_commit_waits_for_the_disk_as_the_durability_says(
     connect: Connect, durability: str | None, synchronous: int
 ) -> None:
-    """2 is SQLite's FULL, where each commit is synced; without an option too."""
+    """2 is SQLite's FULL, which syncs each commit; it also applies without an option."""
     with connect(durability=durability).transaction() as unit:
         assert unit.connection.exec_driver_sql("PRAGMA synchronous").scalar() == synchronous
 
@@ -46,7 +46,7 @@ def fill(tube: tubes.Tube, options: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_full_disk_is_an_error_and_stores_nothing_by_halves(connect: Connect, type: str) -> None:
-    """What was put is there, what was refused is not; takes and acks work, and puts again when there is room."""
+    """What was put is there, what was refused is not; takes and acks work, and so do puts once there is room."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", type)
     events: list[tuple[tubes.Event, int]] = []
@@ -146,12 +146,12 @@ os._exit(0)  # it could not end in good order
 
 
 def test_a_disk_that_does_not_read_is_told_where_several_reads_are_one(db: Path) -> None:
-    """SQLite has ended their transaction by then: that it cannot be ended again is not the news."""
+    """SQLite has ended their transaction by then: the error told is not that it cannot be ended again."""
     assert run(UNREADABLE, db) == "disk I/O error"
 
 
 def test_a_log_that_cannot_grow_is_an_error_and_loses_nothing(db: Path) -> None:
-    """The kernel refuses to let the write-ahead log grow: the put fails whole, and goes on when it may."""
+    """The kernel refuses to let the write-ahead log grow: the put fails whole, and puts work again when it may."""
     assert run(LIMITED, db) == "ok"
 
 
@@ -173,7 +173,7 @@ with free_descriptors(0):
 
 
 def test_a_batch_needs_no_temporary_file(db: Path) -> None:
-    """SQLite would keep one to take a statement back by. A container with a read-only root has no place for it."""
+    """SQLite would use one to undo a statement by. A container with a read-only root has no place for it."""
     assert run(DESCRIPTORS + WITHOUT_FURTHER_FILES, db).split() == ["500", "500"]
 
 
@@ -213,7 +213,7 @@ def test_what_may_not_be_written_is_an_error(public: Path, what: str) -> None:
 
 
 def test_a_folder_that_may_not_be_written_is_told_from_a_file(public: Path) -> None:
-    """SQLite has its log there, and says that the database is read-only, which all may write."""
+    """SQLite keeps its log there, and calls the database read-only, though all may write it."""
     db = public / "queue.db"
     with tubes.connect(f"sqlite:///{db}") as queue:
         queue.create_tube("jobs", "fifo")
@@ -225,7 +225,7 @@ def test_a_folder_that_may_not_be_written_is_told_from_a_file(public: Path) -> N
 
 
 def test_who_may_not_write_the_database_leaves_nothing_beside_it(public: Path) -> None:
-    """What is made beside it gets its permissions, and would keep out those who may write it, or may again."""
+    """A file made beside it gets its permissions, and would keep out those who may write it, now or later."""
     db = public / "queue.db"
     with tubes.connect(f"sqlite:///{db}") as queue:
         queue.create_tube("jobs", "fifo").put("kept")
@@ -237,7 +237,7 @@ def test_who_may_not_write_the_database_leaves_nothing_beside_it(public: Path) -
 
 
 def test_who_may_write_the_database_may_use_its_lock_file(public: Path) -> None:
-    """One that root, or a user with another umask, is the first to open keeps out nobody, as SQLite's own files."""
+    """If root, or a user with another umask, opens it first, it keeps nobody out, like SQLite's own files."""
     db = public / "queue.db"
     db.touch()
     db.chmod(0o660)
@@ -253,7 +253,7 @@ def test_who_may_write_the_database_may_use_its_lock_file(public: Path) -> None:
 
 
 def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(db: Path) -> None:
-    """It is refused by name, and neither it nor its folder is changed."""
+    """The error names it, and neither it nor its folder is changed."""
     db.write_bytes(b"Dear diary, today I was opened by a queue." * 200)
     before = db.read_bytes()
     with pytest.raises(tubes.StoreUnavailable, match=r"queue\.db.*not a SQLite database"):
@@ -263,7 +263,7 @@ def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(db: Path) -> 
 
 
 def test_a_damaged_database_is_an_error(db: Path) -> None:
-    """A database whose pages are overwritten is an error of our tree at the latest when they are read."""
+    """Overwritten pages raise a StoreError, at the latest when they are read."""
     with tubes.connect(f"sqlite:///{db}") as queue:
         queue.create_tube("jobs", "fifo").put_many(["x" * 1000] * 100)
     content = bytearray(db.read_bytes())
@@ -290,14 +290,14 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> N
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    """A path that is a folder is refused by name."""
+    """A path that is a folder is refused, and nothing is made in it."""
     with pytest.raises(tubes.StoreUnavailable, match="cannot be opened"):
         tubes.connect(f"sqlite:///{tmp_path}")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
-    """A path into nowhere is refused by name."""
+    """The error names the path, and nothing is made."""
     with pytest.raises(tubes.StoreUnavailable, match=r"nowhere/queue\.db"):
         tubes.connect(f"sqlite:///{tmp_path}/nowhere/queue.db")
     assert list(tmp_path.iterdir()) == []
@@ -328,7 +328,7 @@ def test_a_question_mark_in_a_url_is_refused(tmp_path: Path) -> None:
 def test_a_user_or_a_host_in_a_url_is_refused(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file has none, and nothing is protected by the password."""
+    """A file has neither, and the password would protect nothing."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(tubes.BadOption, match="bad SQLite URL") as refused:
         tubes.connect(f"sqlite://{place}/jobs.db")
@@ -344,7 +344,7 @@ def test_what_stands_where_a_port_must_be_is_not_shown() -> None:
 
 
 def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
-    """A file of no bytes is what SQLite makes of a new database."""
+    """SQLite, too, creates a new database as a file of no bytes."""
     db.touch()
     assert connect().create_tube("jobs", "fifo").put(1).id == 1
 
@@ -352,7 +352,7 @@ def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
 def test_readers_that_follow_one_another_do_not_let_the_log_grow(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite begins its log anew when nobody reads: here somebody always does. Who reads for long is let be."""
+    """SQLite restarts its log when nobody reads: here somebody always does. A long reader is left alone."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.sqlite"), "LONG_LOG", 1 << 20)
     queue = quiet(connect)
     tube = queue.create_tube("jobs", "fifo")
@@ -366,7 +366,7 @@ def test_readers_that_follow_one_another_do_not_let_the_log_grow(
         tube.put("x" * 500_000)
     assert log.stat().st_size > 2 << 20
     queue.store.tidy()
-    assert log.stat().st_size > 2 << 20  # one reads on: it was waited for, and not for ever
+    assert log.stat().st_size > 2 << 20  # one still reads: tidy waited for it, but not for ever
     tube.put_many(["x" * 500_000] * 8)
     timer = threading.Timer(0.1, readers[1].execute, ("COMMIT",))
     timer.start()
@@ -381,7 +381,7 @@ def test_readers_that_follow_one_another_do_not_let_the_log_grow(
 def test_a_log_that_grew_while_somebody_read_for_long_is_cut_off_afterwards(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as during a backup: it need not be as long as that for as long as a process has the file open."""
+    """During a backup, say. The log need not stay that long for as long as a process has the file open."""
     monkeypatch.setattr(importlib.import_module("tubes.drivers.sql.sqlite"), "LONG_LOG", 1 << 20)
     queue = quiet(connect)
     tube = queue.create_tube("jobs", "fifo")
@@ -392,7 +392,7 @@ def test_a_log_that_grew_while_somebody_read_for_long_is_cut_off_afterwards(
         tube.put_many(["x" * 500_000] * 20)
         queue.store.tidy()  # in vain
         assert log.stat().st_size > 8 << 20
-    for _ in range(300):  # after some of them SQLite copies the log, and begins it anew
+    for _ in range(300):  # after some of these SQLite copies the log and restarts it
         tube.put("y")
     queue.store.tidy()
     assert log.stat().st_size <= 1 << 20
@@ -472,11 +472,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_commit_that_the_disk_does_not_sync_may_have_been_made(
     db: Path, process: Callable[..., Any], call: str, left: str
 ) -> None:
-    """It is not there as long as the process lives; but it is in the log, and who reads that anew finds it there."""
+    """While the process lives, nobody sees it; but it is in the log, and whoever reads that afresh finds it."""
     unsynced = process(NO_SYNC, db, call)
     said = heard(unsynced)
     unsynced.wait()
-    if said in ("", "no such filter"):  # nothing that one could install
+    if said in ("", "no such filter"):  # no such filter could be installed
         pytest.skip("this kernel lets no process refuse itself a sync")
     assert said == "OutcomeUnknown held"
     with tubes.connect(f"sqlite:///{db}") as queue:

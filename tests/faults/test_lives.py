@@ -1,4 +1,4 @@
-"""What proves that a connection lives, and what it holds, when things fail or come at once. On SQLite files."""
+"""How connections prove their life, and what they hold, when things fail or coincide. On SQLite files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_a_queue_held_is_others_when_a_fork_left_it_unusable(
         with pytest.raises(tubes.StoreUnavailable):
             store.after_fork()
     with pytest.raises(tubes.NotTaken):
-        tube.ack(held)  # in a session of its own, from now on
+        tube.ack(held)  # the queue has a session of its own from now on
     task = other.tube.jobs.take(timeout=10)
     assert task is not None and task.data == "x"
 
@@ -103,7 +103,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it is tried."""
+    """However often it tries."""
     queue, other = connect(sweep=False), connect(sweep=False)
     queue.create_tube("jobs", "fifo").put("held")
     held = other.tube.jobs.take(timeout=0)
@@ -123,7 +123,7 @@ def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
 
 
 def test_a_child_of_who_was_left_unusable_by_a_fork_is_called_where_it_waits(db: Path) -> None:
-    """By a listener of its own: the thread of its parent's is not there."""
+    """Its own listener calls it: its parent's thread does not exist in the child."""
     code = """
 import os, sys, time, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
@@ -185,7 +185,7 @@ def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
 
 
 def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, db: Path) -> None:
-    """With another connection, since nobody knows its own any more."""
+    """It joins with another connection, since nobody knows its own any more."""
 
     def forget(connection: int) -> None:
         with closing(sqlite3.connect(db)) as theirs, theirs:
@@ -197,7 +197,7 @@ def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, db: Path) -
 def test_a_lost_lease_is_one_also_where_nobody_can_prove_life(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store has said so, and is away by then."""
+    """The store refuses the ack, and is away when the queue then tries to prove its life."""
 
     def fails() -> None:
         raise tubes.StoreUnavailable("it is away")
@@ -216,7 +216,7 @@ def test_a_lost_lease_is_one_also_where_nobody_can_prove_life(
 def test_who_is_refused_since_he_was_taken_for_dead_goes_on_in_a_new_session(
     connect: Connect, db: Path
 ) -> None:
-    """At once, not when he proves his life the next time: and he is told why, also in a transaction."""
+    """At once, not when it next proves its life; and it is told why, in a transaction too."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
@@ -236,7 +236,7 @@ def test_who_is_refused_since_he_was_taken_for_dead_goes_on_in_a_new_session(
 
 @pytest.mark.timeout(20, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Connect, db: Path) -> None:
-    """That of the call that it interrupted waits for the file, so it is refused; and the other goes on."""
+    """The interrupted call waits for the file to begin one, and goes on; the handler's call is refused."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
@@ -286,7 +286,7 @@ def test_all_who_wait_in_other_processes_hear_that_the_tube_is_dropped(
     assert [other.wait(20) for other in others] == [
         1,
         1,
-    ]  # their takes have raised, and nobody looks by himself
+    ]  # their takes have raised, and neither looks by itself
 
 
 def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
@@ -308,7 +308,7 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
 def test_a_queue_that_is_closed_where_a_take_begins_or_ends_its_wait_ends_it(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    before = {*threading.enumerate()}  # listeners of other queues among them
+    before = {*threading.enumerate()}  # including other queues' listeners
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     locks: Any = queue.store._locks  # type: ignore[attr-defined]
@@ -317,7 +317,7 @@ def test_a_queue_that_is_closed_where_a_take_begins_or_ends_its_wait_ends_it(
     def closed_meanwhile(*given: Any) -> None:
         if closing.ident is None:
             closing.start()
-            closing.join(0.1)  # unless it waits for this
+            closing.join(0.1)  # it may be waiting for this step
         does(*given)
 
     monkeypatch.setattr(locks, step, closed_meanwhile)
@@ -354,7 +354,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 @pytest.mark.slow
 @pytest.mark.timeout(20, method="thread")
 def test_a_queue_is_closed_while_its_listener_waits_to_begin_a_session(connect: Connect, db: Path) -> None:
-    """As a process that was taken for dead does; here it waits for who closes, and who closes waits for it."""
+    """As a process taken for dead does. Here the listener waits for the closing thread, which waits for it."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
@@ -368,7 +368,7 @@ def test_a_queue_is_closed_while_its_listener_waits_to_begin_a_session(connect: 
 
 
 def test_a_queue_is_closed_while_its_listener_comes_to_rest(connect: Connect) -> None:
-    """Just before it forgets that it was called, to wait for the next who does."""
+    """Just before it forgets that it was called, to wait for the next call."""
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     closing = threading.Thread(target=queue.close, daemon=True)
@@ -390,7 +390,7 @@ def test_a_queue_is_closed_while_its_listener_comes_to_rest(connect: Connect) ->
 
 
 def test_where_no_descriptor_is_left_only_waiting_is_refused(db: Path) -> None:
-    """What is put is no error because the background sweep cannot begin; both begin when there is one again."""
+    """A put succeeds though the background sweep cannot begin; both begin once there is a descriptor again."""
     said = ["x x", "[Errno 24] Too many open files", "None"]
     assert run(NO_DESCRIPTORS, db).splitlines() == said
 
@@ -423,7 +423,7 @@ def test_who_creates_and_who_is_in_a_transaction_do_not_wait_for_each_other(conn
 
 
 class Breaks:
-    """A driver that fails after its step is done; else it is what it wraps."""
+    """A driver that, if told to, fails at its start or after a take; otherwise it is the one it wraps."""
 
     features = tubes.Features()
     is_broken = False
@@ -478,7 +478,7 @@ def test_a_take_that_failed_in_a_driver_of_ones_own_took_nothing(
 def test_what_a_take_took_before_it_failed_is_given_back(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its one statement was committed by itself."""
+    """The take's one statement had been committed by itself."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     tube.put("x")
     take = tube.driver.take
@@ -498,7 +498,7 @@ def test_what_a_take_took_before_it_failed_is_given_back(
 def test_what_a_shared_commit_cannot_tell_of_one_it_tells_of_the_others(
     connect: Connect, breaks: type[Breaks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads' puts are one commit. Only the one whose driver fails at its callback gets its error."""
+    """Two threads' puts are one commit. Only the put whose change cannot be read for its callback raises."""
     queue = connect(durability="full", sweep=False)
     bad, good = queue.create_tube("bad", "breaks"), queue.create_tube("good", "fifo")
     told: list[str] = []
