@@ -146,7 +146,7 @@ os._exit(0)  # it could not end in good order
 
 
 def test_a_disk_that_does_not_read_is_told_where_several_reads_are_one(db: Path) -> None:
-    """SQLite has ended their transaction by then: the error told is not that it cannot be ended again."""
+    """SQLite has ended their transaction by then: that it cannot be ended again is not the error told."""
     assert run(UNREADABLE, db) == "disk I/O error"
 
 
@@ -173,7 +173,7 @@ with free_descriptors(0):
 
 
 def test_a_batch_needs_no_temporary_file(db: Path) -> None:
-    """SQLite would use one to undo a statement by. A container with a read-only root has no place for it."""
+    """SQLite would use one to undo a statement. A container with a read-only root has no place for it."""
     assert run(DESCRIPTORS + WITHOUT_FURTHER_FILES, db).split() == ["500", "500"]
 
 
@@ -344,7 +344,7 @@ def test_what_stands_where_a_port_must_be_is_not_shown() -> None:
 
 
 def test_an_empty_file_is_a_new_queue(db: Path, connect: Connect) -> None:
-    """SQLite, too, creates a new database as a file of no bytes."""
+    """SQLite itself creates a new database as a file of no bytes."""
     db.touch()
     assert connect().create_tube("jobs", "fifo").put(1).id == 1
 

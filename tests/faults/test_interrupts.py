@@ -138,7 +138,7 @@ except KeyboardInterrupt:
 
 
 def test_a_signal_between_the_two_handlers_leaves_neither_noting(db: Path) -> None:
-    """One has its own handler back, and that raises just before the other's is put back.
+    """One signal has its own handler back, and that raises just before the other's is put back.
 
     The handler of a third signal, noted before that, is called all the same.
     """
@@ -201,7 +201,7 @@ def test_a_signal_whose_handler_does_not_raise_leaves_the_take_waiting(
 def test_a_signal_that_comes_while_another_is_handled_ends_the_take_too(
     db: Path, process: Callable[..., Any]
 ) -> None:
-    """Say SIGTERM comes while a program reaps its children: otherwise the take would wait for ever."""
+    """As when SIGTERM reaches a program that is reaping its children. The take would otherwise wait for ever."""
     code = WAITING.replace(
         "try:",
         "signal.signal(signal.SIGINT, lambda number, frame: signal.raise_signal(signal.SIGTERM))\ntry:",

@@ -103,7 +103,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], sweep=False) as queue:
 def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it tries."""
+    """However often the queue tries to open it."""
     queue, other = connect(sweep=False), connect(sweep=False)
     queue.create_tube("jobs", "fifo").put("held")
     held = other.tube.jobs.take(timeout=0)
@@ -447,7 +447,7 @@ class Breaks:
 
 
 def breaking(store: Store, record: TubeRecord) -> Driver:
-    """A factory is not looked into before it makes something."""
+    """A factory, unlike a class, is not checked before it makes something."""
     made: Any = Breaks(store, record)
     return made  # type: ignore[no-any-return]
 
