@@ -1,4 +1,4 @@
-"""A dead process's tasks come back at once, to whoever is alive, in every type."""
+"""A dead process's tasks go back at once to whoever is alive, in tubes of every type."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_forked_child_that_lives_on_keeps_no_task_of_its_dead_parent(crew: Cre
 
 @pytest.mark.parametrize("type", TYPES)
 def test_a_stopped_process_keeps_its_task(crew: Crew, type: str) -> None:
-    """A process that is stopped is alive: its task is not given to anybody."""
+    """A stopped process is alive: nobody else gets its task."""
     crew.type = type
     queue, tube = crew.open(sweep=False)
     with queue:
@@ -101,7 +101,7 @@ def test_a_stopped_process_keeps_its_task(crew: Crew, type: str) -> None:
 
 
 def test_session_ttr_keeps_a_dead_process_s_task_for_its_grace(crew: Crew) -> None:
-    """Within the grace nobody gets the task, and after it whoever is alive does."""
+    """Nobody gets the task within the grace; after it, whoever is alive does."""
     clock = FakeClock(start_ms=round(time.time() * 1000) + 1000)
     crew.connect["session_ttr"] = 60
     queue, tube = crew.open(sweep=False, clock=clock)
@@ -119,7 +119,7 @@ def test_session_ttr_keeps_a_dead_process_s_task_for_its_grace(crew: Crew) -> No
 
 
 def test_a_session_that_is_joined_from_another_process_keeps_its_tasks(crew: Crew) -> None:
-    """Identify with a dead process's session, within its grace: its task is ours to ack."""
+    """A process that joins a dead one's session within its grace may ack its task."""
     crew.connect["session_ttr"] = 60
     queue, tube = crew.open()
     with queue:
@@ -162,14 +162,14 @@ def test_a_session_that_is_over_cannot_be_joined(crew: Crew) -> None:
 
 
 def test_a_rescue_that_fails_half_way_is_made_good(crew: Crew, process: Callable[..., Any]) -> None:
-    """When the file is locked just as the dead are noticed, their tasks come back after it."""
+    """If the file is locked just as the dead are noticed, their tasks come back afterwards."""
     queue, tube = crew.open(sweep=False, busy_timeout=0.05)
     with queue:
         tube.put("held")
         holder = crew.start("hold")
         eventually(crew.said("take"))
         crew.kill(holder)
-        # What rescue does first, and then the process has to give up
+        # The first thing that a rescue does; then the process has to give up
         assert queue.store.ended_sessions(queue.clock.now_ms(), thoroughly=True)
         task = tube.take(timeout=0)
         assert task is not None and task.data == "held"
@@ -191,7 +191,7 @@ def test_a_waiting_process_s_death_takes_nothing_with_it(crew: Crew) -> None:
 
 
 def test_a_killed_transaction_leaves_nothing_behind(crew: Crew) -> None:
-    """What a process had put inside a transaction is gone with it, and its lock too."""
+    """What a process put inside a transaction dies with it, and so does its lock."""
     queue, tube = crew.open(sweep=False)
     with queue:
         worker = crew.start("transaction")
@@ -202,7 +202,7 @@ def test_a_killed_transaction_leaves_nothing_behind(crew: Crew) -> None:
 
 
 def test_temporary_tubes_survive_until_the_last_process_is_gone(db: Any) -> None:
-    """A temporary tube is emptied by the first to connect when everybody, killed or not, is gone."""
+    """Once every process is gone, the first to connect empties a temporary tube."""
     code = """
 import os, sys, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1])

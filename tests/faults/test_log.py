@@ -28,17 +28,17 @@ sys.stdin.readline()
 
 
 def begun(db: Path) -> int:
-    """How often the log was begun again, as its header says."""
+    """How often the log has been restarted, as its header says."""
     return int.from_bytes(db.with_name(f"{db.name}-wal").read_bytes()[12:16])
 
 
 def salt(db: Path) -> bytes:
-    """What is another one each time that the log is begun anew, by whomever."""
+    """A value that changes each time anybody restarts the log."""
     return db.with_name(f"{db.name}-wal").read_bytes()[16:24]
 
 
 def copies(queue: tubes.Queue) -> list[int]:
-    """From how many pages on the connections of a queue copy the log by themselves; 0: never."""
+    """The number of pages at which each connection of a queue copies the log by itself; 0: never."""
     store: Any = queue.store
     return [db.execute("PRAGMA wal_autocheckpoint").fetchone()[0] for db in (store.writer.db, store._reader)]
 
@@ -52,7 +52,7 @@ def put_long(tube: tubes.Tube, count: int) -> None:
 def test_nobody_copies_the_log_while_another_may(
     connect: Connect, db: Path, process: Callable[..., Any]
 ) -> None:
-    """It goes on growing meanwhile, and is begun anew when the other is gone, also if that was killed."""
+    """The log grows meanwhile, and is restarted once the other process is gone, even if it was killed."""
     tube = connect(durability="full", sweep=False).create_tube("jobs", "fifo")
     another = process(ANOTHER, db)
     assert heard(another) == "copies"
@@ -61,14 +61,14 @@ def test_nobody_copies_the_log_while_another_may(
     assert begun(db) == was and db.with_name(f"{db.name}-wal").stat().st_size > 4_000_000
     another.send_signal(signal.SIGKILL)
     another.wait()
-    put_long(tube, 150)  # 128 until it asks again
+    put_long(tube, 150)  # it asks again only after 128
     assert begun(db) == was + 1
     assert tube._queue.statistics("jobs")["tasks"]["ready"] == 350
 
 
 @pytest.mark.slow
 def test_what_others_add_meanwhile_is_copied_too(connect: Connect, db: Path) -> None:
-    """Else the log would go on growing for as long as others write all the time: it is begun anew from its end."""
+    """Else the log would grow for as long as others keep writing: only a fully copied log is restarted."""
     queue = quiet(connect, durability="full")
     tube = queue.create_tube("jobs", "fifo")
     store: Any = queue.store
@@ -130,7 +130,7 @@ def test_who_shortens_the_log_waits_with_the_others_kept_from_it(connect: Connec
 
 
 def test_who_shortens_the_log_leaves_a_session_that_it_has_joined_its_ttr(connect: Connect, db: Path) -> None:
-    """What it writes for that changes nothing."""
+    """What it writes in order to shorten the log changes nothing."""
     queue, other = quiet(connect, session_ttr=60), quiet(connect)
     tube = queue.create_tube("jobs", "fifo")
     put_long(tube, 10)
@@ -180,7 +180,7 @@ def test_every_way_to_commit_copies_the_log(
 
 
 def test_two_queues_of_one_process_do_not_copy_at_once(connect: Connect, db: Path) -> None:
-    """Nor do those of two namespaces."""
+    """Nor do queues of two namespaces."""
     shared = importlib.import_module("tubes.drivers.sql.sqlite_shared").SharedFile
     connect()
     connect(namespace="other")
@@ -188,7 +188,7 @@ def test_two_queues_of_one_process_do_not_copy_at_once(connect: Connect, db: Pat
     try:
         assert ours.hold.claim("a") and ours.hold.claim("a")
         assert not ours.hold.claim("b") and not others.hold.claim("b")
-        ours.hold.disclaim("b")  # whose it is not
+        ours.hold.disclaim("b")  # which does not hold it
         assert not others.hold.claim("b")
         ours.hold.disclaim("a")
         assert others.hold.claim("b") and not ours.hold.claim("a")

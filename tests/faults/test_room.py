@@ -1,4 +1,4 @@
-"""A put that waits for room is called from other processes, too, by whatever makes room there."""
+"""A put that waits for room is also called by whatever makes room in another process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tubes.waiting import room
 
 @pytest.fixture(params=slow_but(("sqlite", "postgresql"), ("sqlite", "postgresql", "redis")))
 def url(request: pytest.FixtureRequest) -> str:
-    """One on each store."""
+    """The URL of a database on each store."""
     if request.param == "sqlite":
         return f"sqlite:///{request.getfixturevalue('db')}"
     found: str = request.getfixturevalue("own_migrated_db" if request.param == "postgresql" else "redis_db")
@@ -29,7 +29,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def full(queue: tubes.Queue) -> tubes.Tube:
-    """A tube with room for one, which is taken."""
+    """A tube with room for one task, already full."""
     tube = queue.create_tube("jobs", "limfifottl", capacity=1, ttr=60)
     tube.put("full", ttl=60)
     return tube
@@ -102,7 +102,7 @@ def test_who_is_ended_as_it_is_called_for_room_has_another_process_called(
     with ThreadPoolExecutor(1) as threads:
         put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
         eventually(lambda: is_asleep(waiting))
-        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # whom it passes the call on to
+        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # gets the call passed on
         monkeypatch.setattr(waiting.tube.jobs, "_commit", raise_ended)
         tube.ack(take(tube))
         assert isinstance(put.exception(), Ended)
@@ -112,7 +112,7 @@ def test_who_is_ended_as_it_is_called_for_room_has_another_process_called(
 def test_who_is_called_for_room_as_it_is_ended_has_another_process_called(
     deaf: None, connect: Connect, url: str, asleep: Callable[..., Process]
 ) -> None:
-    """It has looked, and is called after that."""
+    """The call comes after its last look."""
     clock = EventfulClock()
     queue, waiting = connect(sweep=False), connect(sweep=False, clock=clock)
     tube = full(queue)
@@ -126,7 +126,7 @@ def test_who_is_called_for_room_as_it_is_ended_has_another_process_called(
     with ThreadPoolExecutor(1) as threads:
         put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
         eventually(lambda: is_asleep(waiting))
-        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # whom it passes the call on to
+        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # gets the call passed on
         clock.then = be_called_and_end
         waiting.store.waiters.wake_first(room(tube.record.id))
         assert isinstance(put.exception(), Ended)
@@ -140,7 +140,7 @@ def test_a_call_for_room_is_not_forgotten_while_an_earlier_put_tries(
     asleep: Callable[..., Process],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second in line was called too, waited for the first one to go, and is ended as it tries."""
+    """The second in line is called too, waits for the first to go, and is ended as it tries."""
     clock = FakeClock()
     queue, waiting = connect(sweep=False), connect(sweep=False, clock=clock)
     tube = queue.create_tube("jobs", "limfifottl", capacity=2)
