@@ -24,20 +24,20 @@ from servers import PostgresServer, empty_database, new_database
 import tubes
 from tubes.waiting import room
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in its background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell sets it for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Four workers and some four hundred processes that tests start would compile the same modules again and again
+# Else four workers, and some four hundred processes that tests start, would each compile the same modules
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no fault
-os.environ.setdefault("TUBES_KIT_EXAMPLES", "3")  # other ones each time, for each type on each store
+os.environ.setdefault("TUBES_KIT_EXAMPLES", "3")  # different ones each time, for each type on each store
 
 
 def _is_left_out(collector: pytest.Collector, test: Any) -> bool:
-    """Whether it is of a kit whose class says ``topics``, and of another topic: those are left to the slow tests."""
+    """Whether the class of a kit names ``topics`` and the test is of another: the slow tests run those."""
     topics: Collection[str] = getattr(getattr(collector, "cls", None), "topics", ())
     package, _, topic = getattr(test, "__module__", "").rpartition(".")
     return package == "tubes.testing" and bool(topics) and topic not in topics
@@ -46,7 +46,7 @@ def _is_left_out(collector: pytest.Collector, test: Any) -> bool:
 def pytest_pycollect_makeitem(
     collector: pytest.Collector, name: str, obj: object
 ) -> list[pytest.Item] | None:
-    """Where no slow tests are run, make none of these: they are more than a third of all."""
+    """If no slow tests are run, make none of these: they are more than a third of all tests."""
     is_left_out = collector.config.option.markexpr == "not slow" and _is_left_out(collector, obj)
     return [] if is_left_out and name.startswith("test") else None
 
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Ten thousand tests stay until the end: the garbage collector need not look through them again and again."""
+    """Ten thousand tests live until the end: the garbage collector need not keep looking through them."""
     gc.disable()
     try:
         return (yield)
@@ -69,14 +69,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Nor afterwards."""
+    """Keep the collector from looking through them afterwards, too."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits in queues that are opened after this does not look by itself: only a call gets it a task."""
+    """A consumer waiting in a queue opened after this never looks by itself: only a call gets it a task."""
     sleeper.deafen(monkeypatch.setattr)
 
 
@@ -84,7 +84,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
 def asleep() -> Iterator[Callable[..., Process]]:
     """``asleep(queue, url, tube)`` is a process that sleeps until it is called for a task, as the queue has heard.
 
-    With data as well it waits for room for that.
+    Given data as well, it waits for room to put that.
     """
     with ExitStack() as started:
 
@@ -133,7 +133,7 @@ def _postgres_database(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_db(_postgres_database: str) -> str:
-    """The URL of an empty database; what a test leaves there, connections too, the next one does not find."""
+    """The URL of an empty database: what a test leaves, even connections, is gone before the next."""
     empty_database(_postgres_database)
     return _postgres_database
 
@@ -142,7 +142,7 @@ def postgres_db(_postgres_database: str) -> str:
 def _own_database(server: PostgresServer, template: str | None = None) -> Iterator[str]:
     with new_database(server.url, template=template) as url:
         yield url
-        if server.pid is None:  # or it could not be dropped
+        if server.pid is None:  # else the database could not be dropped
             server.start()
 
 
@@ -162,15 +162,15 @@ def _postgres_template(_shared_postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def own_migrated_db(postgres_server: PostgresServer, _postgres_template: str) -> Iterator[str]:
-    """The same with our tables: a copy, which costs less than migrating."""
+    """The same with our tables, copied, which costs less than migrating."""
     with _own_database(postgres_server, _postgres_template) as url:
-        tubes.connect(url, sweep=False).close()  # the first since the server was started has more to do
+        tubes.connect(url, sweep=False).close()  # the first after a server start has more to do
         yield url
 
 
 @pytest.fixture(scope="session")
 def postgres_queue_url(postgres_url: str) -> Iterator[str]:
-    """A database with our tables, for tests that clean up after themselves; the dead are noticed soon in it."""
+    """A database with our tables that notices the dead soon, for tests that clean up after themselves."""
     with new_database(postgres_url) as url:
         hasty = (
             sa.make_url(url).update_query_dict({"dead_after": "2.5"}).render_as_string(hide_password=False)
@@ -198,7 +198,7 @@ def postgres_oracle_url(
 ) -> str:
     """A database with our tables, all empty.
 
-    Nothing but what the scenario does may wake a waiter: its clock stands still meanwhile. Nobody else hears of it.
+    Only what the scenario does may wake a waiter: its clock stands still meanwhile. Nobody else hears of it.
     """
     listener = importlib.import_module("tubes.drivers.sql.postgresql_listener")
     monkeypatch.setattr(listener, "ANNOUNCE_EVERY", float("inf"))
@@ -217,7 +217,7 @@ def _shared_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_server(_shared_redis: RedisServer) -> Iterator[RedisServer]:
-    """The run's own Redis, which a test may stop and start; what it keeps is written to the disk every second."""
+    """The run's own Redis, which a test may stop and start; it writes its data to the disk every second."""
     yield _shared_redis
     if _shared_redis.pid is None:
         _shared_redis.start()
@@ -243,7 +243,7 @@ def _redis_database(redis_url: str, worker_id: str) -> Iterator[tuple[str, redis
 
 @pytest.fixture
 def redis_db(_redis_database: tuple[str, redis.Redis]) -> str:
-    """Another database on that server, an empty one."""
+    """Another, empty database on that server."""
     url, client = _redis_database
     client.flushdb()
     return url
@@ -251,18 +251,18 @@ def redis_db(_redis_database: tuple[str, redis.Redis]) -> str:
 
 @pytest.fixture
 def redis_oracle_url(redis_db: str, deaf: None) -> str:
-    """An empty database, where nothing but what the scenario does may wake a waiter."""
+    """An empty database in which only what the scenario does may wake a waiter."""
     return redis_db
 
 
 def _number(worker_id: str) -> int:
-    """Of the processes that run the tests at once, and share a server that is not theirs."""
+    """A worker's number: workers run tests at once, and may share a server that is not theirs."""
     return int(worker_id.removeprefix("gw")) if worker_id != "master" else 0
 
 
 @pytest.fixture
 def own_redis_server() -> Iterator[Callable[..., RedisServer]]:
-    """Starts a server, with the arguments of ``RedisServer``, that ends with the test."""
+    """Starts a server that ends with the test; takes the arguments of ``RedisServer``."""
     with ExitStack() as started:
 
         def start(**options: Any) -> RedisServer:

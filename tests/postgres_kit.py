@@ -21,7 +21,7 @@ class PostgresKit(ServerKit):
         return postgres_queue_url
 
     def die(self, queue: Queue) -> None:
-        """End a connection without a word; then, without waiting for its beats, what is done with the dead."""
+        """End a connection without a word, and treat it as dead without waiting for its beats to stop."""
         store: Any = queue.store
         store.close()
         queue.close()

@@ -21,7 +21,7 @@ scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
 
 class SomeConnection:
-    """What somebody gives as ``connection=``, in either API."""
+    """Something to pass as ``connection=``, in either API."""
 
     async def run_sync(self, work: Callable[[Any], Any]) -> Any:
         return work(self)
@@ -38,7 +38,7 @@ class RedisKit(ServerKit):
         return f"{redis_url}{'&' if '?' in redis_url else '?'}dead_after=2.5"
 
     def die(self, queue: Queue) -> None:
-        """End a connection without a word; then, without waiting for its beats, what is done with the dead."""
+        """End a connection without a word, and treat it as dead without waiting for its beats to stop."""
         store: Any = queue.store
         store.close()
         queue.close()
@@ -53,7 +53,7 @@ class RedisKit(ServerKit):
         assert tube.statistics()["tasks"]["total"] == 0
 
     def test_a_script_that_is_asked_for_nothing_does_nothing(self, queue: Queue, tube: Tube) -> None:
-        """Clients in other languages may ask so."""
+        """Clients in other languages may ask for that."""
         transact, driver, now = queue.store.transact, tube.driver, queue.clock.now_ms()
         tube.put("ready")
         tube.bury(tube.put("buried"))
@@ -68,7 +68,7 @@ class RedisKit(ServerKit):
     def test_an_ack_is_the_same_whatever_is_given_and_asked_for(
         self, queue: Queue, tube: Tube, is_owner: bool, has_token: bool, is_wanted: int
     ) -> None:
-        """Clients in other languages may mix it as they like."""
+        """Clients in other languages may combine these as they like."""
         store: Any = queue.store
         driver: Any = tube.driver
         tube.put("x")
@@ -80,14 +80,14 @@ class RedisKit(ServerKit):
         assert tube.statistics()["tasks"]["total"] == 0
 
     def test_in_a_dropped_tube_there_is_nothing_to_take_nor_to_come(self, queue: Queue, tube: Tube) -> None:
-        """Who looks and finds nothing is told by the tube that it is gone, and the sweeper goes on."""
+        """A consumer that finds nothing is told by the tube that it is gone, and the sweeper goes on."""
         tube.put("x")
         tube.drop()
         assert not queue.store.read(tube.driver.can_take)
         assert queue.store.read(tube.driver.next_due) is None
 
     def test_a_drop_that_finds_taken_tasks_removes_nothing(self, queue: Queue, tube: Tube) -> None:
-        """Though there were none when the tube last looked."""
+        """Even if there were none when the tube last looked."""
         tube.put("x")
         task = take(tube)
         with pytest.raises(tubes.TubeBusy, match="1 of its tasks"):
@@ -95,7 +95,7 @@ class RedisKit(ServerKit):
         assert tube.ack(task).data == "x"
 
     def test_a_dropped_tube_leaves_nothing_for_longer_than_a_day(self, queue: Queue, tube: Tube) -> None:
-        """Whatever comes later, of others that have it open."""
+        """Whatever others that have it open do later."""
         store: Any = queue.store
         tag = f"{{{store._namespace}:{tube.record.id}}}:"
         last, now = tube.put("x").id, queue.clock.now_ms()

@@ -1,7 +1,7 @@
-"""Calls that never look by themselves while they wait: what they get, they were called for.
+"""Calls that never look by themselves while they wait: they get only what they are called for.
 
-``python sleeper.py URL TUBE`` is a consumer: it says when it sleeps, and then the data of the task that it gets.
-``python sleeper.py URL TUBE DATA`` waits for room, and puts that.
+``python sleeper.py URL TUBE`` is a consumer: it prints "asleep" once it sleeps, then its task's data.
+``python sleeper.py URL TUBE DATA`` waits for room, and puts the data.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LOOKS = {
     "tubes.drivers.sql.postgresql_listener": ("FLOOR", "SOON"),
     "tubes.drivers.redis.listener": ("FLOOR", "SAID_FOR"),
 }
-"""What says when who waits looks by himself; in Redis also, how long he is believed to wait without."""
+"""The constants that say when a waiter looks by itself; in Redis also, how long it is believed to wait."""
 
 
 def deafen(set_to: Callable[[Any, str, float], None] = setattr) -> None:
-    """Have nobody look by himself who waits in queues that are opened after this."""
-    _load_stores()  # what they take from those modules when they are imported stays as it is
+    """Let no waiter look by itself in queues opened after this."""
+    _load_stores()  # what they import from those modules stays as it is
     for module, names in LOOKS.items():
         for name in names:
             set_to(importlib.import_module(module), name, NEVER)
@@ -39,14 +39,14 @@ def deafen(set_to: Callable[[Any, str, float], None] = setattr) -> None:
 
 @cache
 def _load_stores() -> None:
-    for store in entry_points(group="tubes.stores"):  # to find them takes some ms, and thousands of tests ask
+    for store in entry_points(group="tubes.stores"):  # finding them takes some ms, and thousands of tests ask
         store.load()
 
 
 def is_asleep(queue: tubes.Queue) -> bool:
-    """Whether somebody waits in such a queue, which has a FakeClock, and has looked a last time.
+    """Whether somebody waits in such a queue, which has a FakeClock, and has taken its last look.
 
-    On SQLite whoever begins to listen looks too, and lets the first in line do so.
+    On SQLite a waiter that begins to listen looks too, and lets the first in line do so.
     """
     bell = importlib.import_module("tubes.drivers.sql.sqlite_bell").Bell.wait.__code__
     listens = any(frame.f_code is bell for frame in sys._current_frames().values())
@@ -55,7 +55,7 @@ def is_asleep(queue: tubes.Queue) -> bool:
 
 
 def number_known(queue: tubes.Queue, key: int) -> int | None:
-    """The processes that a PostgreSQL queue's listener has heard wait for that; None where it keeps no list of them."""
+    """How many processes a PostgreSQL queue's listener has heard wait for that; None without such a list."""
     said: dict[int, Any] | None = getattr(getattr(queue.store, "_listener", None), "_waiting", None)
     return None if said is None else sum(key in each.keys for each in list(said.values()))
 
@@ -72,7 +72,7 @@ def main(url: str, name: str, *put: str) -> None:
         print("asleep", flush=True)
         listener = getattr(queue.store, "_listener", None)
         while listener:
-            listener._stir.set()  # who begins to listen late hears it too
+            listener._stir.set()  # late listeners hear it too
             time.sleep(0.05)
 
     threading.Thread(target=tell, daemon=True).start()

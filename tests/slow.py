@@ -9,6 +9,6 @@ import pytest
 
 
 def slow_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """All values, of which those that are not among ``kept`` are left to the slow tests."""
+    """All values; those that are not among ``kept`` are left to the slow tests."""
     kept = list(kept)
     return [value if value in kept else pytest.param(value, marks=pytest.mark.slow) for value in values]
