@@ -1,8 +1,8 @@
 """Python processes for the tests, forked from one that has imported what they all need.
 
-An interpreter that begins anew takes longer to import SQLAlchemy than most of these processes then run. The one that
-they are forked from has a single thread, and nothing open: no file, no queue, no connection. Tests of how a program
-is installed, found or begun start a new interpreter, with ``subprocess``.
+A new interpreter takes longer to import SQLAlchemy than most of these processes then run. The one that they
+are forked from has a single thread, and nothing open: no file, no queue, no connection. Tests of how a program
+is installed, found or started use a new interpreter, with ``subprocess``.
 
 ``python interpreter.py SOCKET`` is the process that is forked.
 """
@@ -34,7 +34,7 @@ PIPE = subprocess.PIPE
 NEEDED = ("alembic.command", "asyncio", "tubes.aio", "tubes.cli")
 
 NUMBER = struct.Struct("i")
-"""How a process's id and then its status are told."""
+"""The format in which a process's id, and later its status, is sent."""
 
 
 # The tests' side
@@ -95,7 +95,7 @@ class Process:
         return self._await(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; subprocess.TimeoutExpired when it does not come."""
+        """Wait for its end; subprocess.TimeoutExpired if it does not come in time."""
         returncode = self._await(timeout)
         if returncode is None:
             raise subprocess.TimeoutExpired(str(self.args), timeout or 0)
@@ -166,9 +166,9 @@ def run(
 
 
 def drawn_on(terminal: int) -> str:
-    """All that is written to the other end of a terminal, until nobody has that open any more."""
+    """All that is written to the other end of a terminal until nobody has that end open."""
     drawn = b""
-    with suppress(OSError):  # as a terminal says that
+    with suppress(OSError):  # how a terminal reports that
         while some := os.read(terminal, 4096):
             drawn += some
     os.close(terminal)
@@ -209,11 +209,11 @@ def _server() -> _Server:
         return _servers[0]
 
 
-# The side of the one that is forked
+# The side of the process that is forked
 
 
 def get_ready() -> None:
-    """Import, and do once what a process does once: statements are compiled when the first queue is opened."""
+    """Import, and do what each process does once: opening the first queue compiles statements."""
     for module in NEEDED:
         importlib.import_module(module)
     for store in entry_points(group="tubes.stores"):
@@ -267,7 +267,7 @@ def tell_ends(children: dict[int, int]) -> None:
 
 
 def begin(request: dict[str, Any], files: list[int]) -> list[str]:
-    """Become a process of one's own: its files, environment, folder and signals, as a new interpreter has them."""
+    """Become a process of its own, with the files, environment, folder and signals of a new interpreter."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

