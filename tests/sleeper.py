@@ -26,7 +26,7 @@ LOOKS = {
     "tubes.drivers.sql.postgresql_listener": ("FLOOR", "SOON"),
     "tubes.drivers.redis.listener": ("FLOOR", "SAID_FOR"),
 }
-"""The constants that say when a waiter looks by itself; in Redis also, how long it is believed to wait."""
+"""The constants for when a waiter looks by itself; in Redis, also how long it is believed to wait."""
 
 
 def deafen(set_to: Callable[[Any, str, float], None] = setattr) -> None:

@@ -110,7 +110,7 @@ def test_who_waits_for_the_lock_leaves_the_log_to_others(connect: Connect, db: P
 
 
 def test_who_shortens_the_log_waits_with_the_others_kept_from_it(connect: Connect, db: Path) -> None:
-    """Else it would copy after what it has written was copied, in which the danger lies."""
+    """Else it might copy when others have already copied what it wrote: there lies the danger."""
     queue = quiet(connect)
     tube = queue.create_tube("jobs", "fifo")
     put_long(tube, 10)
@@ -169,7 +169,7 @@ def with_other_threads(queue: tubes.Queue, tube: tubes.Tube) -> None:
 def test_every_way_to_commit_copies_the_log(
     connect: Connect, db: Path, put: Callable[[tubes.Queue, tubes.Tube], None]
 ) -> None:
-    """Now and then, and no other commit of any connection does."""
+    """It does so now and then; no other commit of any connection does."""
     queue = connect(durability="full", sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     assert copies(queue) == [0, 1000]

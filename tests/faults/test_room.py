@@ -102,7 +102,7 @@ def test_who_is_ended_as_it_is_called_for_room_has_another_process_called(
     with ThreadPoolExecutor(1) as threads:
         put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
         eventually(lambda: is_asleep(waiting))
-        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # gets the call passed on
+        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # to pass the call on to
         monkeypatch.setattr(waiting.tube.jobs, "_commit", raise_ended)
         tube.ack(take(tube))
         assert isinstance(put.exception(), Ended)
@@ -126,7 +126,7 @@ def test_who_is_called_for_room_as_it_is_ended_has_another_process_called(
     with ThreadPoolExecutor(1) as threads:
         put = threads.submit(waiting.tube.jobs.put, "mine", timeout=60)
         eventually(lambda: is_asleep(waiting))
-        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # gets the call passed on
+        eventually(lambda: number_known(waiting, room(tube.record.id)) != 0)  # to pass the call on to
         clock.then = be_called_and_end
         waiting.store.waiters.wake_first(room(tube.record.id))
         assert isinstance(put.exception(), Ended)
