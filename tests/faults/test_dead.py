@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from faults.harness import TYPES, Crew, eventually, run, waiting
+from faults.harness import TYPES, Crew, eventually, heard, run, waiting
 
 import tubes
 from tubes.testing import FakeClock
@@ -162,14 +162,14 @@ def test_a_session_that_is_over_cannot_be_joined(crew: Crew) -> None:
 
 
 def test_a_rescue_that_fails_half_way_is_made_good(crew: Crew, process: Callable[..., Any]) -> None:
-    """If the file is locked just as the dead are noticed, their tasks come back afterwards."""
-    queue, tube = crew.open(sweep=False, busy_timeout=0.05)
+    """If a process gives up once it has noticed the dead, their tasks come back afterwards."""
+    queue, tube = crew.open(sweep=False)
     with queue:
         tube.put("held")
         holder = crew.start("hold")
         eventually(crew.said("take"))
         crew.kill(holder)
-        # The first thing that a rescue does; then the process has to give up
+        # The first thing that a rescue does
         assert queue.store.ended_sessions(queue.clock.now_ms(), thoroughly=True)
         task = tube.take(timeout=0)
         assert task is not None and task.data == "held"
@@ -201,8 +201,8 @@ def test_a_killed_transaction_leaves_nothing_behind(crew: Crew) -> None:
         assert [task.data for task in tube.tasks("r")] == ["after"]
 
 
-def test_temporary_tubes_survive_until_the_last_process_is_gone(db: Any) -> None:
-    """Once every process is gone, the first to connect empties a temporary tube."""
+def test_temporary_tubes_survive_until_the_last_process_is_gone(db: Any, process: Callable[..., Any]) -> None:
+    """Once every process is gone, killed or not, the first to connect empties a temporary tube."""
     code = """
 import os, sys, tubes
 queue = tubes.connect("sqlite:///" + sys.argv[1])
@@ -212,6 +212,8 @@ tube.put(1)
 os.kill(os.getpid(), 9) if sys.argv[2] == "die" else None
 """
     with tubes.connect(f"sqlite:///{db}"):
-        assert run(code, db, "close") == "0"
-        assert run(code, db, "close") == "1"
-    assert run(code, db, "close") == "0"
+        assert run(code, db, "leave") == "0"
+        killed = process(code, db, "die")
+        assert heard(killed) == "1" and killed.wait(20) == -signal.SIGKILL
+        assert run(code, db, "leave") == "2"
+    assert run(code, db, "leave") == "0"
