@@ -559,15 +559,15 @@ def _findings(tube: TubeRecord, where: str, wrong: Sequence[bytes]) -> list[Find
 def _finding(
     tube: TubeRecord, where: str, what: bytes, rule: bytes, id: bytes, utube: bytes, missing: bytes
 ) -> Finding:
-    told = RULES[rule.decode()]
+    text = RULES[rule.decode()]
     stored = utube.decode(errors="backslashreplace")
     task: Any = int(id) if id.isdigit() else id.decode(errors="replace")
     line = described_sub_queue(stored)
     say = partial(str.format, where=where, task=task, line=line, missing=missing.decode(errors="replace"))
     return Finding(
-        told.kind,
-        say(told.what),
-        told.remedy and say(told.remedy),
+        text.kind,
+        say(text.what),
+        text.remedy and say(text.remedy),
         tube=tube.name,
         task=task if isinstance(task, int) and id else None,
         utube=sub_queue_name(stored),

@@ -111,8 +111,8 @@ class RedisTube:
         self._host = store
         self._tube = tube
         self._url: str = tube.options["url"]
-        self._reach = ServerHealth(self._url, self._node)
-        self.check_reachable = self._reach.check
+        self._health = ServerHealth(self._url, self._node)
+        self.check_reachable = self._health.check
         self._tube_in_redis = replace(tube, id=tube.options["number"])
         """The same tube with its number in Redis; ``_tube`` has that of the queue's store."""
         self._redis = RedisDriver(
@@ -298,7 +298,7 @@ class RedisTube:
     def _open(self) -> HostedStore:
         url = _with_password(self._url)
         try:
-            return HostedStore(self._host, self._tube.id, self._redis, url, self._reach)
+            return HostedStore(self._host, self._tube.id, self._redis, url, self._health)
         except StoreUnavailable as error:
             if url != self._url or "auth" not in str(error).lower():
                 raise
@@ -310,7 +310,7 @@ class RedisTube:
 
     def _do(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's in Redis."""
-        return self._reach.call(lambda: self._store.transact(lambda tx: step(tx, *args, **kwargs)))
+        return self._health.call(lambda: self._store.transact(lambda tx: step(tx, *args, **kwargs)))
 
     def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step; if the server has lost everything, make the tube again first, unless it was dropped."""
@@ -324,7 +324,7 @@ class RedisTube:
 
     def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's that only reads."""
-        return self._reach.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
+        return self._health.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
 
     def _deaths_suspected(self, *, allow_recent: bool = False) -> bool:
         """Whether a session may have ended in Redis; once true, it stays so until the next rescue."""
@@ -340,9 +340,9 @@ class RedisTube:
 class HostedStore(RedisStore):
     """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
 
-    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, reach: ServerHealth) -> None:
+    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, health: ServerHealth) -> None:
         self._host = host
-        self._reach = reach
+        self._health = health
         self._host_number = tube
         self._driver = driver
         clock = host.clock
@@ -370,7 +370,7 @@ class HostedStore(RedisStore):
         super()._close()
 
     def _leave(self) -> None:
-        self._reach.check()
+        self._health.check()
         super()._leave()
 
     def _beat(self) -> None:

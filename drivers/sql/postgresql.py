@@ -159,7 +159,7 @@ class PostgresStore(SqlStore):
                 self.waiters,
                 self._beat,
                 self._beats.every,
-                self._shared.said,
+                self._shared.announced,
             )
             self._listener.start()
         except (OSError, RuntimeError) as error:  # out of file descriptors, or of threads

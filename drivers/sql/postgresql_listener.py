@@ -79,11 +79,11 @@ class Listener(PollingThread):
         waiters: Waiters,
         beat: Callable[[Wire], None],
         beat_every: float,
-        said: Announced | None = None,
+        announced: Announced | None = None,
     ) -> None:
         super().__init__()
         self.waiters = waiters
-        self._said = said or Announced()
+        self._announced = announced or Announced()
         self._connect = connect
         self._is_pooled = False
         self._namespace = self._channel = namespace
@@ -152,8 +152,8 @@ class Listener(PollingThread):
 
     def _withdraw(self) -> None:
         """Withdraw the announcement: calls to this connection are not heard. Some listener will repeat it."""
-        if self._said.by is self:
-            self._said.by, self._said.at = None, float("-inf")
+        if self._announced.by is self:
+            self._announced.by, self._announced.at = None, float("-inf")
 
     def _report(self, failure: str) -> None:
         """Log it once: a standby refuses for as long as it is one."""
@@ -195,31 +195,33 @@ class Listener(PollingThread):
         if not self.waiters:
             return
         if not self._is_pooled and self._is_to_announce(now):
-            said = self._said
-            lately = said.keys if now - said.at <= ANNOUNCE_EVERY else ()
-            said.keys = frozenset([*lately, *self.waiters.keys()])
-            said.at, said.by = now, self
+            announced = self._announced
+            lately = announced.keys if now - announced.at <= ANNOUNCE_EVERY else ()
+            announced.keys = frozenset([*lately, *self.waiters.keys()])
+            announced.at, announced.by = now, self
             self._look_at = now + SOON
-            self._send(wire, f"{WAITING} {','.join(map(str, sorted(said.keys)[:MOST_KEYS]))}")
+            self._send(wire, f"{WAITING} {','.join(map(str, sorted(announced.keys)[:MOST_KEYS]))}")
         elif now >= self._look_at:
             self._look(now)
 
     def _look(self, now: float) -> None:
         """Wake one waiter of each line, unless another listener of this process has just done so."""
-        said, floor = self._said, POOLED_FLOOR if self._is_pooled else FLOOR
-        if said.looked_at < now - floor or said.looked_at < said.at + SOON <= now:
-            said.looked_at = now
+        announced, floor = self._announced, POOLED_FLOOR if self._is_pooled else FLOOR
+        if announced.looked_at < now - floor or announced.looked_at < announced.at + SOON <= now:
+            announced.looked_at = now
             self.waiters.wake_one_each()
-        self._look_at = said.looked_at + floor
+        self._look_at = announced.looked_at + floor
 
     def _is_to_announce(self, now: float) -> bool:
         """Whether the last announcement of this process is too old, or lacks room that is waited for.
 
         The listener that made it makes the next, too: other processes count each one that does as a process.
         """
-        said = self._said
-        every = ANNOUNCE_EVERY if said.by in (None, self) else ANNOUNCE_EVERY + FLOOR
-        return now - said.at > every or any(key < 0 and key not in said.keys for key in self.waiters.keys())
+        announced = self._announced
+        every = ANNOUNCE_EVERY if announced.by in (None, self) else ANNOUNCE_EVERY + FLOOR
+        return now - announced.at > every or any(
+            key < 0 and key not in announced.keys for key in self.waiters.keys()
+        )
 
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:

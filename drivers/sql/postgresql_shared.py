@@ -31,7 +31,7 @@ class Shared:
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
         self.listeners: set[Listener] = set()
-        self.said = Announced()
+        self.announced = Announced()
         self._spares: list[tuple[Kind, Wire]] = []
         self._leaving = threading.RLock()
 
