@@ -180,7 +180,7 @@ class RedisTube:
 
     def drop(self, tx: Any) -> None:
         self._do(self._redis.drop)
-        self._store.remove_tube(tx, self._tube_in_redis)
+        self._do(self._store.remove_tube, self._tube_in_redis)
 
     # Steps
 

@@ -1007,7 +1007,7 @@ def test_a_tube_whose_usual_priority_no_task_can_have_is_not_made(redis_db: str,
 
 
 def test_a_last_id_that_cannot_be_read_stops_no_new_tube(redis_db: str) -> None:
-    """A key of another type does stop it, and is named."""
+    """A key of another type does stop it, and a drop, and is named."""
     with tubes.connect("sqlite://", sweep=False) as queue, redis.Redis.from_url(redis_db) as client:
         client.hset("{tubes_hosted}:last", "task", "x")
         assert queue.create_tube("jobs", "redis", url=redis_db).put("x").id == 1
@@ -1016,7 +1016,11 @@ def test_a_last_id_that_cannot_be_read_stops_no_new_tube(redis_db: str) -> None:
         with pytest.raises(tubes.StoreError, match=r"key \{tubes_hosted\}:last is a string") as caught:
             queue.create_tube("more", "redis", url=redis_db)
         assert caught.type is tubes.StoreError
+        with pytest.raises(tubes.StoreError, match=r"key \{tubes_hosted\}:last is a string"):
+            queue.drop_tube("jobs")
         client.delete("{tubes_hosted}:last")
+        queue.drop_tube("jobs")
+        assert client.hget("{tubes_hosted}:last", "task") == b"1"
 
 
 def test_two_queues_of_a_process_that_wait_for_one_tube_are_called_both(redis_db: str) -> None:
