@@ -425,6 +425,25 @@ def test_a_task_that_cannot_be_read_is_named_and_costs_no_other(patient: Patient
     assert sorted(drain(tube)) == [*range(9)]
 
 
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+@pytest.mark.parametrize("record", [None, "torn"])
+def test_a_task_whose_record_is_lost_costs_no_other(type: str, record: str | None, patient: Patient) -> None:
+    """Those taken before it are told of; only who meets it first gets the error."""
+    tube = fill(patient.opened[0], type)
+    patient.do("HDEL", "tasks", id(2))
+    if record is not None:
+        patient.do("HSET", "tasks", id(2), record)
+    first = tube.take_many(9, timeout=0)
+    assert [task.id for task in first] == [1]
+    with pytest.raises(tubes.StoreError, match="contradictory data"):
+        tube.take_many(9, timeout=0)
+    assert tube.statistics()["tasks"]["taken"] == 1
+    task = first[0]
+    assert tube.take(timeout=0, ack=task) is None  # the ack stands, and the next take gets the error
+    with pytest.raises(tubes.NotTaken):
+        tube.ack(task)
+
+
 def test_a_task_that_has_no_id_is_named_and_costs_no_other(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     patient.do("HSET", "tasks", "1x", patient.do("HGET", "tasks", id(1)), "1x=", 1)

@@ -18,7 +18,9 @@ if is_plain then
   for _, member in ipairs(call('ZRANGEBYLEX', STATES, '[r', '(r:', 'LIMIT', 0, limit)) do
     local id = string.sub(member, 2)
     local stored = call('HMGET', TASKS, id, id .. '=')
-    local pri, created, attempts, kind = string.match(stored[1], '^r (%S+) (%S+) %S+ %- %- %- (%S+) %- (%S+)')
+    local pri, created, attempts, kind =
+      string.match(stored[1] or '', '^r (%S+) (%S+) %S+ %- %- %- (%S+) %- (%S+)')
+    if not kind and #changes > 0 then break end  -- the next take says so; this one must tell what it has done
     attempts = string.format('%.0f', attempts + 1)
     local record =
       't ' .. pri .. ' ' .. created .. ' ' .. ARGV[2] .. ' - - - ' .. attempts .. ' ' .. owner .. ' ' .. kind .. ' '
@@ -46,6 +48,7 @@ end
 
 for _, id in ipairs(in_order('r', limit)) do
   local t = load(id)
+  if not (t and t.utube) and #changes > 0 then break end  -- as above
   local ends = t.ttr ~= NONE and plus(now, t.ttr)
   local is_due_sooner = ends and (t.due == NONE or tonumber(ends) < tonumber(t.due))
   if is_due_sooner then t.due = ends end
