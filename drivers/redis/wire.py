@@ -222,7 +222,8 @@ class Wire:
             if len(commands) < LARGE:
                 self._connection.send_packed_command((commands,), check_health=False)
             else:  # redis-py closes right after a failure, and what the server said is lost
-                self._connection._sock.sendall(commands)
+                for sent in range(0, len(commands), LARGE):  # a socket's timeout is for all that it is given
+                    self._connection._sock.sendall(commands[sent : sent + LARGE])
         except (exceptions.RedisError, OSError) as error:
             said = self._last_words() if isinstance(error, ConnectionError) else None
             self.close()

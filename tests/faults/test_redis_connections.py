@@ -73,6 +73,34 @@ def unlucky(tube: tubes.Tube, proxy: Proxy) -> Iterator[tubes.Tube]:
         proxy.is_silent = False
 
 
+class SlowWay:
+    """A socket whose way carries a mebibyte a second. Like any, it gives a whole ``sendall`` its timeout."""
+
+    def __init__(self, socket: socket.socket) -> None:
+        self._socket = socket
+
+    def sendall(self, data: bytes) -> None:
+        timeout = self._socket.gettimeout()
+        assert timeout is not None
+        if len(data) / 1_048_576 > timeout:
+            raise TimeoutError("timed out")
+        self._socket.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+def test_what_is_large_has_the_time_that_a_slow_way_takes(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as some of it gets through: otherwise no try would ever succeed."""
+    kind = redis.UnixDomainSocketConnection
+    connect: Callable[[Any], socket.socket] = kind._connect
+    monkeypatch.setattr(kind, "_connect", lambda connection: SlowWay(connect(connection)))
+    with tubes.connect(server.url, sweep=False, busy_timeout=0.5) as queue:
+        assert queue.create_tube("jobs", "fifo").put("x" * 4_000_000).id == 1
+
+
 @pytest.mark.parametrize("what", ["cut_after", "spoil_after"])
 def test_a_put_whose_answer_is_lost_may_have_been_done(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy, what: str
