@@ -259,7 +259,7 @@ class RedisStore(Renewable):
 
     def hold(self, of: RedisDriver | RedisStore) -> threading.RLock:
         """Take the lock on a tube's commits, or on all, and return it: callbacks come in that order."""
-        lock = self._orders.get(of) or self._orders.setdefault(of, threading.RLock())
+        lock = self._orders.setdefault(of, threading.RLock())
         longest = self._hub.nodes.longest
         if not lock.acquire(timeout=longest):
             raise StoreUnavailable(f"{self._what}: waited {longest:g} s for an earlier call to finish")
@@ -327,7 +327,7 @@ class RedisStore(Renewable):
         return self._after.get(tube, 0)
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
-        entries = sorted(self._entries(), key=lambda entry: (entry.order, entry.tube.id))
+        entries = sorted(self._entries(), key=lambda entry: entry.order)
         self._after = {entry.tube.id: entry.after for entry in entries}
         return [entry.tube for entry in entries]
 

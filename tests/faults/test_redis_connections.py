@@ -101,6 +101,27 @@ def test_what_is_large_has_the_time_that_a_slow_way_takes(
         assert queue.create_tube("jobs", "fifo").put("x" * 4_000_000).id == 1
 
 
+def test_a_call_waits_for_the_one_before_it_no_longer_than_for_the_server(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With callbacks, which hear of both in order."""
+    with tubes.connect(server.url, sweep=False) as queue, ThreadPoolExecutor(1) as pool:
+        tube = queue.create_tube("jobs", "fifo", on_task_change=lambda task, event: None)
+        store: Any = queue.store
+        monkeypatch.setattr(store._hub.nodes, "longest", 0.01)
+        held = pool.submit(store.hold, tube.driver).result()
+        with pytest.raises(tubes.StoreUnavailable, match=r"waited 0\.01 s for an earlier call"):
+            tube.put("x")
+        pool.submit(held.release).result()
+        assert tube.put("y").id == 1
+
+
+def test_a_server_is_waited_for_a_moment_though_the_busy_timeout_is_0(proxy: Proxy) -> None:
+    """A connection cannot be opened in no time at all."""
+    with tubes.connect(f"redis://127.0.0.1:{proxy.port}", sweep=False, busy_timeout=0) as queue:
+        assert queue.create_tube("jobs", "fifo").put("x").id == 1
+
+
 @pytest.mark.parametrize("what", ["cut_after", "spoil_after"])
 def test_a_put_whose_answer_is_lost_may_have_been_done(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy, what: str
