@@ -177,6 +177,19 @@ def test_a_tube_whose_creation_is_lost_is_not_taken_for_another(server: RedisSer
         assert queue.create_tube("emails", "fifo", if_not_exists=True).put("again").id == 1
 
 
+def test_who_had_joined_a_session_begins_a_new_one_with_the_ttr_that_was_its_own(
+    connect: Connect, server: RedisServer
+) -> None:
+    """As it was before: the other's is none of its business any more."""
+    one, other = connect(sweep=False, session_ttr=7), connect(sweep=False, session_ttr=3)
+    joined = one.identify(other.identify())
+    store: Any = one.store
+    server.command("HDEL", "{tubes}:connections", store._connection)  # as whoever takes it for dead does
+    one.store.prove_life()
+    assert one.identify() != joined
+    assert server.command("HGET", "{tubes}:sessions", one.identify().hex) == b"7000 -"
+
+
 def test_a_session_ttr_that_could_not_be_stored_is_not_set(connect: Connect, server: RedisServer) -> None:
     queue = connect(sweep=False, busy_timeout=0.1)
     server.stop()
@@ -1353,16 +1366,18 @@ def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, ser
 
 
 def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect, server: RedisServer) -> None:
-    """It also waits for the script that makes the tube on the node where its tasks will be."""
+    """Its name as well as its keys: they may be on two nodes."""
     if server.version < "Redis 7.2":  # Valkey sorts after it, too
         return
     queue = connect(durability="full", sweep=False)
+    queue.create_tube("first", "fifo")  # so that the server knows the scripts
     with redis.Redis.from_url(server.url) as client, client.monitor() as seen:
         queue.create_tube("jobs", "fifo")
         server.command("ECHO", "created")
         said = [*iter(lambda: seen.next_command()["command"], "ECHO created")]
-    made = max(place for place, command in enumerate(said) if scripts.OPEN.sha in command)
-    assert any(command.startswith("WAITAOF") for command in said[made:])
+    names = {scripts.ADD_TUBE.sha: "name", scripts.OPEN.sha: "keys", "WAITAOF": "wait"}
+    told = [name for command in said for word, name in names.items() if word in command.split()]
+    assert told[:3] == ["name", "wait", "keys"] and told[-1] == "wait"
 
 
 @pytest.mark.parametrize("may_ask", [True, False])
