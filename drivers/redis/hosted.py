@@ -200,7 +200,12 @@ class RedisTube:
         now = self._now(now)
         if owner is not None:
             self._store.follow(owner)
-        rescued = self._rescue(now) if self._deaths_suspected() else ()
+        rescued: Sequence[Change] = ()
+        try:
+            rescued = self._rescue(now) if self._deaths_suspected() else ()
+        except StoreError as error:
+            if type(error) is not StoreError:
+                raise  # else a dead session holds a damaged task, which is in no other's way
         try:
             taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
         except OutcomeUnknown as error:
@@ -418,22 +423,36 @@ class HostedStore(RedisStore):
         return bool(unknown and unknown - self._sessions().ends.keys())  # read last: one may just have begun
 
     def rescue(self, now: int) -> list[Change]:
-        """Release what is held in the tube by sessions that are not alive."""
-        driver = self._driver
+        """Release what is held in the tube by sessions that are not alive.
+
+        If a damaged task is in the way of one of them, release the others' first; raise if that was all.
+        """
         over = {*self._end_sessions(now)}
-        admitted = self._admitted(driver.number)
+        admitted = self._admitted(self._driver.number)
         alive = self._sessions().ends.keys() - over
         changes: list[Change] = []
+        damage: StoreError | None = None
         for session in admitted - alive:
-            release = partial(driver.release_owner, owner=session, limit=STEP_LIMIT, now=now)
-            while True:
-                released = self.transact(release)
-                changes += released
-                if len(released) < STEP_LIMIT:
-                    break
+            try:
+                changes += self._released(session, now)
+            except StoreError as error:
+                if type(error) is not StoreError:
+                    raise
+                damage = error
         if over:  # they are unknown to other tubes then, which is as good
             self.forget_sessions(None, [*over])
+        if damage is not None and not changes:
+            raise damage
         return changes
+
+    def _released(self, session: str, now: int) -> list[Change]:
+        release = partial(self._driver.release_owner, owner=session, limit=STEP_LIMIT, now=now)
+        changes: list[Change] = []
+        while True:
+            released = self.transact(release)
+            changes += released
+            if len(released) < STEP_LIMIT:
+                return changes
 
 
 _LAST = re.compile(rb"[0-9]{1,15}")

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -623,6 +623,27 @@ def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, red
         assert [task.data for task in tube.take_many(9, 0)] == ["a", "b"]
         assert two.identify().hex not in ours._store._sessions().ends, "the session is not forgotten"
         assert not ours._suspects, "the next take looks again"
+
+
+def test_a_damaged_task_of_the_dead_is_in_the_way_of_no_other(tmp_path: Path, redis_db: str) -> None:
+    """Nor of what other dead ones hold. A sweep, which is not in a hurry, says what is wrong."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with ExitStack() as stack:
+        queue, *others = [stack.enter_context(tubes.connect(file, sweep=False)) for _ in range(4)]
+        tube = queue.create_tube("hot", "redis", url=redis_db)
+        for number in range(4):
+            tube.put(number, utube=str(number))
+        held = [take(other.tube.hot) for other in others]
+        client = stack.enter_context(redis.Redis.from_url(redis_db))
+        tasks = f"{{tubes_hosted:{tube.record.options['number']}}}:tasks"
+        client.hset(tasks, f"{held[1].id:016d}", "torn")
+        for other in others:
+            end_session(other.tube.hot.driver, tube.driver)
+        cast(Any, tube.driver)._suspects = True
+        assert sorted(task.data for task in tube.take_many(9, 0)) == [0, 2, 3]
+        cast(Any, tube.driver)._suspects = True
+        with pytest.raises(tubes.StoreError, match="contradictory data"):
+            queue.sweep()
 
 
 def test_callbacks_hear_of_what_a_sweep_rescues(tmp_path: Path, redis_url: str) -> None:
