@@ -497,7 +497,7 @@ class RedisStore(Renewable):
         self.transact(step)
 
     def prove_life(self) -> None:
-        if not (self._is_closed or self._is_stale or self._left):
+        if not (self._is_closed or self._is_stale):
             self.read(lambda tx: self._resume())
 
     def _resume(self) -> None:
