@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 from tubes.errors import BadOption, NotSupported, shown, suggestion
@@ -22,6 +22,9 @@ LONGEST_SUM_MS = 2**60
 """The most that delays and touches add up to, so that resulting instants fit into 64 bits in every store."""
 
 LARGEST_ID = 2**63 - 1
+
+_EXACT = Context(prec=20)
+"""Enough for any duration. The user's own context may round to fewer digits."""
 
 _MARK = "\1"
 """Precedes a sub-queue's stored name if that would otherwise be the unnamed one's, or begin with a mark."""
@@ -56,7 +59,8 @@ def milliseconds(option: str, value: object) -> int:
             option=option,
             value=value,
         )
-    return math.ceil(Decimal(_digits(value, 15)) * 1000)  # the digits a float is good for: 0.1 + 0.2 is 300
+    digits = Decimal(_digits(value, 15))  # those that a float is good for: 0.1 + 0.2 is 300 ms
+    return math.ceil(_EXACT.multiply(digits, 1000))
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:

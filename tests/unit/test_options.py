@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
+from decimal import Context, Inexact, Rounded, localcontext
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
@@ -116,6 +117,13 @@ def test_seconds_become_milliseconds(seconds: object, stored: int) -> None:
 def test_a_duration_that_is_whole_milliseconds_stays_exact(ms: int) -> None:
     """Seconds are floats: 0.1 s is a hair more than 100 ms, and must not become 101."""
     assert options.milliseconds("ttl", ms / 1000) == ms
+
+
+def test_an_application_that_rounds_its_decimals_rounds_no_duration() -> None:
+    """Its context may also trap what is inexact."""
+    with localcontext(Context(prec=2, traps=[Inexact, Rounded])):
+        assert options.milliseconds("ttl", 86400.5) == 86_400_500
+        assert options.milliseconds("ttl", 0.0011) == 2
 
 
 @given(st.floats(0, 1e9))
