@@ -85,9 +85,12 @@ class Rescuer:
             if tube not in put_off:
                 with apart_from_others(tube):
                     released += tube.rescue()
-            self._is_any_left |= bool(tube.ended)
-        if len(tubes) < len(store.read(store.tubes)) or any(tube.ended for tube in tubes):
+        is_one_closed = len(tubes) < len(store.read(store.tubes))
+        is_any_left = any(tube.ended for tube in tubes)  # also what other threads are giving back just now
+        if is_any_left or is_one_closed:
             store.set_aside.update(ended)
+            if is_any_left:
+                self._is_any_left = True
         else:
             guarded(store.transact, lambda tx: store.forget_sessions(tx, ended))
         return released

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -563,6 +563,47 @@ def test_a_session_is_known_until_all_that_it_held_is_released(
         assert queue.sweep() == 1
         assert store.set_aside == set()
         assert queue.sweep() == 0
+        assert store.ended_sessions(clock.now_ms(), thoroughly=True) == []
+
+
+def test_a_session_is_forgotten_though_another_thread_rescues_from_the_next_meanwhile(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That thread begins when the first has given everything back, and ends when the first has."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, clock=clock, sweep=False) as queue:
+        store: Any = queue.store
+        jobs = queue.create_tube("jobs", "fifo")
+        jobs.put_many([1, 2])
+        for ttr in (5, 10):
+            with tubes.connect(url, clock=clock, sweep=False, session_ttr=ttr) as other:
+                assert other.tube.jobs.take(timeout=0) is not None
+        rescuing, goes_on = Event(), Event()
+        second = Thread(target=queue.sweep)
+        release_owner, read = jobs.driver.release_owner, store.read
+
+        def release(*given: Any, **named: Any) -> Any:
+            if current_thread() is second:
+                rescuing.set()
+                assert goes_on.wait(30)
+            return release_owner(*given, **named)
+
+        def read_when_all_is_given_back(look: Any) -> Any:
+            if look == store.tubes and second.ident is None and read(jobs.driver.can_take):
+                clock.advance(5)
+                second.start()
+                assert rescuing.wait(30)
+            return read(look)
+
+        monkeypatch.setattr(jobs.driver, "release_owner", release)
+        monkeypatch.setattr(store, "read", read_when_all_is_given_back)
+        clock.advance(5)
+        assert queue.rescuer.rescue() == 1
+        goes_on.set()
+        second.join(30)
+        assert len(jobs.tasks("r")) == 2
+        queue.sweep()
+        assert store.set_aside == set()
         assert store.ended_sessions(clock.now_ms(), thoroughly=True) == []
 
 
