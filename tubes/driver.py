@@ -171,7 +171,10 @@ class Driver(Protocol):
         ...
 
     def stop(self) -> None:
-        """Called when the process closes the tube. Must not touch the store."""
+        """Called when the process closes the tube, or has no use for the driver: it may not have been started.
+
+        Must not touch the store.
+        """
         ...
 
     def drop(self, tx: Any) -> None:

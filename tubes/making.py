@@ -53,8 +53,16 @@ def options_to_store(
 ) -> dict[str, Any]:
     """Check a new tube's options against its type; return them as the catalogue keeps them."""
     has_features = isinstance(getattr(definition, "features", None), Features)  # else its driver has them
-    if isinstance(definition, TubeType) or not has_features:  # a bad one is refused before there is a tube
-        definition = make_driver(store, definition, TubeRecord(0, name, type, {}, False))
+    if has_features and not isinstance(definition, TubeType):
+        return _checked_options(definition, type, name, options)
+    driver = make_driver(store, definition, TubeRecord(0, name, type, {}, False))  # a bad one is refused here
+    try:
+        return _checked_options(driver, type, name, options)
+    finally:
+        stop_driver(driver)
+
+
+def _checked_options(definition: Any, type: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     own: Sequence[str] = getattr(definition, "tube_options", ())
     where = f"{type} tube {name!r}"
     check_tube_options(options, definition.features, own, where)

@@ -55,8 +55,12 @@ class OpenTubes:
             return tube
         if driver is None:
             driver = make_driver(self._store, find_driver(record.type), record)
-        opened = Tube(self._queue, record, driver)
-        start_driver(record, opened.place.start)
+        try:
+            opened = Tube(self._queue, record, driver)
+            start_driver(record, opened.place.start)
+        except BaseException:  # also what a signal's handler raises
+            stop_driver(driver)
+            raise
         return guarded(self._opened, opened)
 
     def _opened(self, opened: Tube) -> Tube:

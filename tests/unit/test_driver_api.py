@@ -330,14 +330,14 @@ def buggy(request: pytest.FixtureRequest) -> str:
 def test_a_tube_whose_driver_cannot_be_started_is_not_made(
     buggy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And that driver, which nobody else knows of, is stopped."""
+    """And that driver, which nobody else knows of, is stopped, as is the one that checked the options."""
     stopped: list[Any] = []
     monkeypatch.setattr(Buggy, "stop", lambda self: stopped.append(self), raising=False)
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     with tubes.connect(url, sweep=False) as queue:
         with pytest.raises(UnknownDriver, match=r"cannot be started \(\w+: "):
             queue.create_tube("bad", buggy)
-        assert queue.tubes() == [] and len(stopped) == 1
+        assert queue.tubes() == [] and len({*stopped}) == 2
 
 
 @pytest.mark.parametrize("buggy", ["start"], indirect=True)
@@ -964,6 +964,34 @@ def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_
         assert stopped == [tube.driver]
 
 
+@pytest.mark.parametrize("fails_later", [False, True])
+def test_every_driver_that_is_made_is_stopped(tmp_path: Path, fails_later: bool) -> None:
+    """Also one that only checks a new tube's options, and those of a tube that each sweep fails to open."""
+    made, stopped, fails = list[Any](), list[Any](), False
+
+    def fail(tx: Any) -> None:
+        raise KeyError("a bug of the driver")
+
+    def make(store: Any, tube: TubeRecord) -> Any:
+        driver = store.realise(TubeType(), tube)
+        driver.stop = lambda: stopped.append(driver)
+        if fails:
+            driver.start = fail
+        made.append(driver)
+        return driver
+
+    tubes.register_driver(f"is_stopped_{fails_later}", make)
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, sweep=False) as queue:
+        queue.create_tube("jobs", f"is_stopped_{fails_later}")
+    fails = fails_later
+    with tubes.connect(url, sweep=False) as queue:
+        queue.sweep()
+        queue.sweep()
+    assert len(made) > 4 if fails_later else len(made) == 3
+    assert sorted(map(id, stopped)) == sorted(map(id, made))
+
+
 @pytest.fixture
 def failing() -> Iterator[Any]:
     """A queue with two tubes whose drivers cannot tell what is due: one is broken, one's server is away."""
@@ -1101,7 +1129,7 @@ def test_a_queue_that_cannot_be_opened_gives_all_back_and_says_why(tmp_path: Pat
     fails = True
     with pytest.raises(tubes.StoreUnavailable, match="its server is away"):
         tubes.connect(f"sqlite:///{file}", sweep=False)
-    assert stopped == ["early"]
+    assert stopped == ["late", "early"]
     with pytest.raises(tubes.StoreUnavailable, match="closed"):
         stores[-1].refresh()
 
