@@ -18,7 +18,7 @@ from tubes.errors import (
     StoreUnavailable,
     TubeError,
 )
-from tubes.interrupts import guarded, interruptible
+from tubes.interrupts import guarded, interruptible, is_raised_by_handler
 from tubes.options import Seconds
 from tubes.steps import Steps
 from tubes.store import Unit
@@ -66,7 +66,7 @@ class Takes(Steps):
         except BaseException as error:
             # Interrupted between the commit and the return: nobody has these tasks. If there was no commit,
             # there are no such leases, and this does nothing.
-            if kept and not isinstance(error, StoreError):
+            if kept and (is_raised_by_handler(error) or not isinstance(error, StoreError)):
                 self.give_back(kept, unit)
             raise
 

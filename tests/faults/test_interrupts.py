@@ -404,6 +404,38 @@ def test_a_signal_in_a_call_keeps_no_callback_from_hearing_of_it(connect: Connec
     assert tube.statistics()["calls"]["put"] == len(told) / 2
 
 
+@pytest.mark.parametrize("how", ["call", "transaction"])
+def test_a_handler_whose_own_call_to_a_store_fails_strands_no_task(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A take that fails with such an error of its own has noted what it may hold; this one has taken the task."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    take = tube.driver.take
+
+    def fail(number: int, frame: object) -> None:
+        raise tubes.StoreBusy("what the handler writes to is locked")
+
+    def take_with_a_signal(*given: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGALRM)
+        return take(*given, **named)
+
+    monkeypatch.setattr(tube.driver, "take", take_with_a_signal)
+    before = signal.signal(signal.SIGALRM, fail)
+    try:
+        if how == "call":
+            with pytest.raises(tubes.StoreBusy, match="handler"):
+                tube.take(timeout=0)
+        else:
+            with queue.transaction() as unit, pytest.raises(tubes.StoreBusy, match="handler"):
+                tube.take(timeout=0, unit=unit)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_a_callback_may_time_out_twice(connect: Connect) -> None:
     """What the signal's handler raises is raised in the callback, both times, and not by the put."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
