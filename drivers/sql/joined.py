@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
 from tubes.errors import BadOption, StoreUnavailable, shown
-from tubes.interrupts import guarded
+from tubes.interrupts import guarded, is_raised_by_handler
 from tubes.logs import Log
 from tubes.store import Store, Unit
 
@@ -151,10 +151,11 @@ class Joined:
         for unit in self.units.values():
             try:
                 unit.ended(committed=committed)
-            except Exception:
-                log.exception("what was committed could not be published")
-            except BaseException as error:  # a Ctrl-C in one queue's callback must not stop the others
-                interruption = error
+            except BaseException as error:
+                if isinstance(error, Exception) and not is_raised_by_handler(error):
+                    log.exception("what was committed could not be published")
+                else:  # a Ctrl-C or an alarm in one queue's callback must not stop the others
+                    interruption = error
         if interruption is not None:
             raise interruption
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -703,20 +704,28 @@ def test_a_result_that_is_not_read_to_its_end_keeps_nobody_from_writing(sqlite_p
         result.fetchone()
 
 
-def test_an_interrupt_in_one_queue_s_callback_hides_no_commit_from_another(place: Place) -> None:
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_in_one_queue_s_callback_hides_no_commit_from_another(
+    place: Place, interruption: type[BaseException]
+) -> None:
+    """A Ctrl-C or an alarm. It ends the user's commit, which has been done."""
     one, two = place.tube(), place.connect().tube.jobs
     seen: list[object] = []
     two.on_task_change(lambda task, event: seen.append(task.data))
 
-    def interrupt(task: tubes.Task, event: tubes.Event) -> None:
-        raise KeyboardInterrupt
+    def handle(number: int, frame: object) -> None:
+        raise interruption
 
-    one.on_task_change(interrupt)
-    with place.engine.connect() as connection:
-        one.put("one", connection=connection)
-        two.put("two", connection=connection)
-        with pytest.raises(KeyboardInterrupt):
-            connection.commit()
+    one.on_task_change(lambda task, event: signal.raise_signal(signal.SIGALRM))
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with place.engine.connect() as connection:
+            one.put("one", connection=connection)
+            two.put("two", connection=connection)
+            with pytest.raises(interruption):
+                connection.commit()
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert seen == ["two"]
 
 
