@@ -47,7 +47,6 @@ class Steps(OfOneProcess):
         self._unknown = UnknownTakes(self._clock.monotonic)
         self._listeners: tuple[Listener, ...] = ()
         features = driver.features
-        self._is_timed = features.timed
         self._waking = _READY_EVENTS
         if features.grouped:  # these let the next task of the sub-queue be taken
             self._waking |= _FREEING_EVENTS | {Event.BURY}
@@ -143,7 +142,7 @@ class Steps(OfOneProcess):
         for event, count in tally.items():
             if store.counts.add(self._id, event, count):
                 queue.counted()
-        if first_due is not None and self._is_timed:
+        if first_due is not None:
             queue.due_at(first_due)
 
     def _next_leases(self, changes: Sequence[Change], waking: int) -> Sequence[Lease]:

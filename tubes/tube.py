@@ -15,7 +15,6 @@ from tubes.driver import (
     Ref,
     TubeRecord,
     new_item,
-    new_ref,
 )
 from tubes.errors import (
     BadOption,
@@ -217,11 +216,7 @@ class Tube(Takes):
         self, tasks: Iterable[Task | int], *, unit: Unit | None = None, connection: Any = None
     ) -> list[Task]:
         """Finish those of the tasks that this session holds, in one commit; return them."""
-        name, ref = self._record.name, self._ref
-        refs = [
-            new_ref((task.id, task.token, task)) if type(task) is Task and task.tube == name else ref(task)
-            for task in checked.iterated("tasks", tasks)
-        ]
+        refs = [*map(self._ref, checked.iterated("tasks", tasks))]
         unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(
