@@ -64,17 +64,15 @@ class Counts:
 
     def flush(self, store: Callable[[list[Deltas]], None]) -> None:
         """Have all counts stored. If ``store`` raises, the counts that it leaves wait for the next time."""
-        deltas = self.drain()
+        deltas = unstored = self.drain()
         try:
             store(deltas)
-        except BaseException:
-            self.restore(deltas)
-            raise
+            unstored = []
         finally:
-            self.flushed(deltas)
+            self.flushed(deltas, unstored)
 
     def drain(self) -> list[Deltas]:
-        """Hand over all counts. The caller calls ``restore`` if it could not store them, then ``flushed``."""
+        """Hand over all counts, to be stored. The caller then calls ``flushed``."""
         with self._lock:
             self.flushes += 1
             self.is_dirty = False  # before the notes are read: a note that comes meanwhile sets it again
@@ -84,18 +82,14 @@ class Counts:
             self._under_way.append(deltas)
         return deltas
 
-    def flushed(self, deltas: list[Deltas]) -> None:
-        """What ``drain`` handed over is stored, or restored."""
+    def flushed(self, deltas: list[Deltas], unstored: Sequence[Deltas]) -> None:
+        """What ``drain`` handed over is stored, except for ``unstored``, which is taken back."""
         with self._lock:
+            for tube, calls in unstored:
+                self._sums.setdefault(tube, Counter()).update(calls)
+            self.is_dirty = self.is_dirty or bool(unstored)
             self._under_way = [other for other in self._under_way if other is not deltas]
             self._lock.notify_all()
-
-    def restore(self, deltas: Sequence[Deltas]) -> None:
-        """Take back counts that could not be stored."""
-        with self._lock:
-            for tube, calls in deltas:
-                self._sums.setdefault(tube, Counter()).update(calls)
-            self.is_dirty = self.is_dirty or bool(deltas)
 
     def _sum_up(self) -> None:
         notes = self._notes

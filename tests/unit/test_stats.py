@@ -42,17 +42,17 @@ def test_restored_counts_are_added_to_those_that_came_since() -> None:
     counts.add(1, Event.PUT, 2)
     unstored = counts.drain()
     counts.add(1, Event.PUT, 3)
-    counts.restore(unstored)
+    counts.flushed(unstored, unstored)
     assert [dict(calls) for _, calls in counts.drain()] == [{"put": 5}]
 
 
 def test_restored_counts_wait_for_the_next_flush() -> None:
     counts = Counts()
     counts.add(1, Event.PUT, 2)
-    counts.restore(counts.drain())
+    unstored = counts.drain()
+    counts.flushed(unstored, unstored)
     assert counts.is_dirty
-    counts.drain()
-    counts.restore([])
+    counts.flushed(counts.drain(), [])
     assert not counts.is_dirty
 
 
@@ -67,8 +67,8 @@ def test_threads_lose_no_counts() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        drained.restore(counts.drain())
-    drained.restore(counts.drain())
+        drained.flushed([], counts.drain())
+    drained.flushed([], counts.drain())
     assert [dict(calls) for _, calls in drained.drain()] == [{"put": 8000}]
 
 
@@ -80,7 +80,7 @@ def test_a_flush_that_takes_long_has_stored_nothing(monkeypatch: pytest.MonkeyPa
     drained = counts.drain()
     counts.add(1, Event.PUT, 1)
     assert counts.pending(1) == ({"put": 3}, 1)
-    counts.flushed(drained)
+    counts.flushed(drained, [])
     assert counts.pending(1) == ({"put": 1}, 1)
 
 
@@ -97,6 +97,26 @@ def test_a_flush_that_failed_is_not_under_way_any_more(monkeypatch: pytest.Monke
     assert counts.pending(1) == ({"put": 2}, 1)
 
 
+def test_of_a_flush_that_fails_nothing_is_pending_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may ask at any moment, when the flush has taken so long that it does not wait for it."""
+    monkeypatch.setattr("tubes.stats.FLUSH_TAKES", 0.01)
+    counts, seen = Counts(), list[object]()
+    counts.add(1, Event.PUT, 2)
+    flushed = counts.flushed
+
+    def ask_first(*given: Any) -> None:
+        seen.append(counts.pending(1))
+        flushed(*given)
+
+    def fails(deltas: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(counts, "flushed", ask_first)
+    with pytest.raises(OSError, match="full"):
+        counts.flush(fails)
+    assert [*seen, counts.pending(1)] == [({"put": 2}, 1)] * 2
+
+
 def test_what_is_on_its_way_is_counted_for_its_own_tube_until_its_own_flush_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,10 +129,10 @@ def test_what_is_on_its_way_is_counted_for_its_own_tube_until_its_own_flush_is_o
         counts.add(2, Event.PUT, 5)
         drained.append(counts.drain())
     assert counts.pending(1) == ({"put": 4}, 4)
-    counts.flushed(drained[0])
+    counts.flushed(drained[0], [])
     assert counts.pending(1) == ({"put": 2}, 4)
     for deltas in drained:
-        counts.flushed(deltas)
+        counts.flushed(deltas, [])
     assert counts.pending(1) == counts.pending(2) == ({}, 4)
 
 
@@ -141,6 +161,6 @@ def test_who_asks_waits_for_a_flush_that_another_thread_is_at(monkeypatch: pytes
     waiting: Any = counts._lock
     eventually(lambda: waiting._waiters)
     stored.set()
-    counts.flushed(drained)
+    counts.flushed(drained, [])
     thread.join(20)
     assert answered == [True]
