@@ -76,7 +76,7 @@ class _Guard:
         """What was found last time, and the handlers in it: one value, so that no signal separates them."""
         self.noted: list[tuple[int, FrameType | None] | BaseException] = []
         self.raised = 0
-        """The id of the exception that a handler raised last."""
+        """The id of the exception that a handler raised last in the present, or the last, guarded work."""
         self.is_open = False
         self.is_on = False
 
@@ -114,6 +114,7 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
         given = _guard.see(found)
     if not given:
         return work(*args)
+    _guard.raised = 0  # else an error might be taken for an earlier one, whose id it has got
     try:
         for number in given:
             signal(number, _note)
@@ -187,7 +188,7 @@ def forget_raised() -> None:
 
 
 def is_raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal's handler raised this, in interruptible work since ``forget_raised``."""
+    """Whether a signal's handler raised this, in or after the last guarded work, or since ``forget_raised``."""
     return get_ident() == _guard.thread and id(error) == _guard.raised
 
 

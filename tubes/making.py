@@ -10,6 +10,7 @@ from tubes import options as checked
 from tubes.driver import Driver, Features, TubeRecord, TubeType, check_driver
 from tubes.errors import BadOption, TubeError, UnknownDriver
 from tubes.feature_options import check_tube_options, stored_options
+from tubes.interrupts import is_raised_by_handler
 from tubes.logs import Log
 from tubes.store import Store
 
@@ -37,6 +38,8 @@ def start_driver(record: TubeRecord, start: Callable[[], object]) -> None:
     except TubeError:
         raise
     except Exception as error:
+        if is_raised_by_handler(error):
+            raise
         raise UnknownDriver(record.type, why=f": its driver cannot be started ({_named(error)})") from error
 
 

@@ -16,7 +16,7 @@ from tubes.errors import (
     StoreUnavailable,
     UnknownDriver,
 )
-from tubes.interrupts import guarded
+from tubes.interrupts import guarded, is_raised_by_handler
 from tubes.making import make_driver, start_driver, stop_driver
 from tubes.registry import find_driver
 from tubes.tube import Tube
@@ -131,7 +131,9 @@ class OpenTubes:
         try:
             return cast("Mapping[int, Any]", self._store.read(lambda tx: ask(tx, asked)))
         except Exception as error:
-            if isinstance(error, StoreError) and type(error) is not StoreError:
+            if is_raised_by_handler(error) or (
+                isinstance(error, StoreError) and type(error) is not StoreError
+            ):
                 raise
             return {}  # something is wrong with one of them: each will be asked by itself
 
@@ -161,6 +163,8 @@ def apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iter
     except NoSuchTube:  # dropped elsewhere since
         pass
     except Exception as error:
+        if is_raised_by_handler(error):  # such as an alarm's, which is meant for the caller
+            raise
         if isinstance(error, StoreError) and not tube.place.fails_alone(error):
             raise
         if failed is not None:

@@ -29,7 +29,7 @@ from tubes.errors import (
 )
 from tubes.events import Deliveries, Listener, check_listener
 from tubes.feature_options import differing_options
-from tubes.interrupts import guarded, is_interrupted
+from tubes.interrupts import guarded, is_interrupted, is_raised_by_handler
 from tubes.logs import Log
 from tubes.making import make_driver, options_to_store, start_driver, stop_driver
 from tubes.open_tubes import OpenTubes, apart_from_others
@@ -329,7 +329,9 @@ class Queue(processes.OfOneProcess):
             except StoreError:
                 if not tube.place.is_apart:
                     raise
-            except Exception:
+            except Exception as error:
+                if is_raised_by_handler(error):
+                    raise
                 log.exception("the driver of %r cannot count its tasks", tube)
         return stats
 

@@ -436,6 +436,64 @@ def test_a_handler_whose_own_call_to_a_store_fails_strands_no_task(
     assert [task.data for task in tube.tasks("r")] == ["x"]
 
 
+@pytest.mark.parametrize("step", ["count", "release_owner", "next_dues", "start"])
+def test_an_alarm_is_not_taken_for_the_error_of_a_tube_among_others(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """What is wrong with one tube alone keeps nobody from the others; an alarm is meant for the caller."""
+    clock = FakeClock()
+    queue = connect(sweep=False, clock=clock)
+    tube = queue.create_tube("jobs", "fifottl")
+    tube.put("x")
+    with connect(sweep=False, clock=clock, session_ttr=5) as other:
+        assert other.tube.jobs.take(timeout=0) is not None
+    clock.advance(5)
+    calls: dict[str, Callable[[], object]] = {
+        "count": queue.statistics,
+        "release_owner": queue.rescuer.rescue,
+        "start": partial(connect, sweep=False, clock=clock),
+    }
+    place: Any = queue.store if step == "next_dues" else type(tube.driver)
+    do = getattr(place, step)
+
+    def do_with_an_alarm(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return do(*given, **named)
+
+    def over(number: int, frame: object) -> None:
+        raise TimeoutError("the work took too long")
+
+    monkeypatch.setattr(place, step, do_with_an_alarm)
+    before = signal.signal(signal.SIGALRM, over)
+    try:
+        with pytest.raises(TimeoutError, match="too long"):
+            calls.get(step, queue.sweep)()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_error_with_the_id_of_an_earlier_alarm_is_a_driver_s_own(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python gives a new error the id of one that is forgotten. Here it is the same one."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    error = TimeoutError("once an alarm")
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    tube.on_task_change(lambda task, event: signal.raise_signal(signal.SIGALRM))
+    before = signal.signal(signal.SIGALRM, fail)
+    try:
+        with pytest.raises(TimeoutError):
+            tube.put("x")
+        monkeypatch.setattr(tube.driver, "count", fail)
+        assert queue.statistics() == {}
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_callback_may_time_out_twice(connect: Connect) -> None:
     """What the signal's handler raises is raised in the callback, both times, and not by the put."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
