@@ -60,27 +60,31 @@ def number_known(queue: tubes.Queue, key: int) -> int | None:
     return None if said is None else sum(key in each.keys for each in list(said.values()))
 
 
-def main(url: str, name: str, *put: str) -> None:
+def main(url: str, name: str, *put: str) -> int:
     deafen()
     module: Any = importlib.import_module("tubes.drivers.sql.postgresql_listener")
     module.ANNOUNCE_EVERY = 0.05
     queue = tubes.connect(url, clock=FakeClock(), sweep=False)
 
-    def tell() -> None:
-        while not is_asleep(queue):
-            time.sleep(0.001)
-        print("asleep", flush=True)
-        listener = getattr(queue.store, "_listener", None)
-        while listener:
-            listener._stir.set()  # late listeners hear it too
-            time.sleep(0.05)
-
-    threading.Thread(target=tell, daemon=True).start()
     tube = queue.tube[name]
-    task = tube.put(*put, timeout=None) if put else tube.take()
-    assert task is not None
-    print(task.data, flush=True)
+    got: list[Any] = []
+
+    def work() -> None:
+        got.append(tube.put(*put, timeout=None) if put else tube.take())
+        print(got[0].data, flush=True)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    while worker.is_alive() and not is_asleep(queue):
+        time.sleep(0.001)
+    print("asleep", flush=True)
+    listener = getattr(queue.store, "_listener", None)
+    while worker.is_alive():
+        if listener:
+            listener._wake_pipe.set()  # late listeners hear it too
+        worker.join(0.05)
+    return 0 if got else 1
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))
