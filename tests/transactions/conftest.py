@@ -20,6 +20,9 @@ class Place:
     """Where a test happens: a queue with tubes, whose changes are noted, and the user's engine."""
 
     url: str
+    queue_url: str
+    """The same; on PostgreSQL, for a queue that is soon found dead."""
+
     connect: Callable[..., tubes.Queue]
     engine: sa.Engine
     queue: tubes.Queue
@@ -94,7 +97,7 @@ def places(url: str) -> Iterator[Place]:
         execute("CREATE TABLE mine (what TEXT PRIMARY KEY)")
         ending.callback(execute, f"DROP TABLE mine{'' if engine.dialect.name == 'sqlite' else ' CASCADE'}")
         ending.callback(drop_tubes)
-        yield Place(theirs.render_as_string(hide_password=False), connect, engine, connect())
+        yield Place(theirs.render_as_string(hide_password=False), url, connect, engine, connect())
 
 
 @pytest.fixture

@@ -571,7 +571,7 @@ import sys, sqlalchemy as sa, tubes
 queue = tubes.connect(sys.argv[1], sweep=False)
 tube = queue.tube.jobs
 held = tube.take(0)
-connection = sa.create_engine(sys.argv[1]).connect()
+connection = sa.create_engine(sys.argv[2]).connect()
 connection.execute(sa.text("INSERT INTO mine VALUES ('row')"))
 tube.ack(held, connection=connection)
 tube.put("new", connection=connection)
@@ -587,7 +587,7 @@ def test_a_process_killed_in_the_transaction_leaves_nothing_of_it(
     """What it had taken before comes back; what it acked and put inside never happened."""
     tube = place.tube()
     tube.put_many(["first", "second"])
-    worker = process(CRASHING, place.url)
+    worker = process(CRASHING, place.queue_url, place.url)
     assert heard(worker) == "inside"
     worker.kill()
     worker.wait()
