@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.crews import Cores, Crew, Fresh, crews
+from benchmarks.rounds import CHUNKS, Results
 from benchmarks.server_contenders import BATCH, Contender, Tubes, TubesAllOptions
-from benchmarks.speed import CHUNKS, Results, record
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def run(results: Results, step: Step, opened: Sequence[Crew], count: int, least:
     """Let the crews do one step, and keep its figures if it has a row."""
     figures = in_turns(opened, step.loop, count, least, turn)
     if step.row is not None:
-        record(results, step.row, figures)
+        results.add(step.row, figures)
 
 
 def in_turns(opened: Sequence[Crew], loop: str, count: int, least: int, turn: int) -> dict[str, float]:

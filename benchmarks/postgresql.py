@@ -21,8 +21,8 @@ from benchmarks.comparison_program import main
 from benchmarks.places import ON_POSTGRESQL
 from benchmarks.postgresql_contenders import PEERS, Raw
 from benchmarks.postgresql_server import conninfo, described, new_database, server
+from benchmarks.rounds import CHUNKS
 from benchmarks.server_contenders import TubesAllOptions
-from benchmarks.speed import CHUNKS
 
 FOUR = 4
 """Connections that work side by side, each in a process of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.progress import (
@@ -41,3 +41,33 @@ def new_table(title: str, headings: Iterable[str], *, texts: int = 1) -> Table:
     for index, heading in enumerate(headings):
         made.add_column(heading, justify="left" if index < texts else "right")
     return made
+
+
+def shown(ratio: float | None) -> str:
+    """A ratio with as many digits as are meaningful."""
+    return "" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def at_least(bar: float | None) -> str:
+    """A bar, as it stands in a table."""
+    return "" if bar is None else f"≥ {bar:.2f}"
+
+
+def judged(ratio: float | None, bar: float | None) -> tuple[str, str, str]:
+    """Three cells of a table: a ratio, its bar, and whether it is reached."""
+    word = "" if ratio is None or bar is None else "ok" if ratio >= bar else "short"
+    return shown(ratio), at_least(bar), word
+
+
+def show(out: Console, title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table, with what is short in red."""
+    table = new_table(title, headings)
+    for cells in lines:
+        table.add_row(*cells, style="red" if "short" in cells else "")
+    out.print(table)
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """The same table for a page of the documentation."""
+    rows = [headings, ["---", *["---:"] * (len(headings) - 1)], *lines]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows) + "\n"

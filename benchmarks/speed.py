@@ -6,32 +6,28 @@ Run it: ``python benchmarks/speed.py``. README.md beside it says what is measure
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from rich.console import Console
 
 if not __package__:  # run as a file
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.contenders import PEERS, Contender, Raw, RawSmallPages, Tubes, TubesAllOptions
-from benchmarks.places import DOCS, conclude, machine
+from benchmarks.places import conclude, machine
 from benchmarks.races import in_processes, in_threads
-from benchmarks.showing import new_progress, new_table, output
+from benchmarks.rounds import CHUNKS, Panel, Results, add_options, draw, write
+from benchmarks.showing import judged, markdown, new_progress, output, show, shown
 
 Verb = Callable[[Contender, int], None]
 """What is timed, on how many tasks. The items that it puts are ``prepared`` before."""
-
-CHUNKS = 10
-"""Turns that the contenders take within a round, so that a passing load hits all of them."""
 
 BATCH = 100
 
@@ -101,42 +97,6 @@ SIZES = {
     "full": Sizes(single=2_000, batch=30_000, race=3_000),
     "off": Sizes(single=8_000, batch=50_000, race=8_000),
 }
-
-
-@dataclass
-class Results:
-    """Microseconds a task, by row and contender, one figure a round."""
-
-    durability: str
-    times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    doubles: dict[str, int] = field(default_factory=dict)
-
-    def add(self, row: str, contender: str, microseconds: float) -> None:
-        """Keep one round's figure."""
-        self.times.setdefault(row, {}).setdefault(contender, []).append(microseconds)
-
-    def ratio(self, row: str, ours: str, other_row: str, other: str) -> float | None:
-        """Our speed as a multiple of the other's: the median of the rounds' ratios."""
-        mine = self.times.get(row, {}).get(ours, [])
-        theirs = self.times.get(other_row, {}).get(other, [])
-        if not mine or not theirs:
-            return None
-        return median(their / my for my, their in zip(mine, theirs, strict=True))
-
-    def against(self, row: Row, peer: str) -> float | None:
-        """The same against a peer; if its figures are another row's, both count as shares of their raw's."""
-        other = row.peer_row or row.key
-        raws, others = self.times.get(row.key, {}).get(Raw.name), self.times.get(other, {}).get(Raw.name)
-        if row.peer_row and raws and others and peer in self.times[other]:
-            mine, theirs = self.times[row.key][row.ours], self.times[other][peer]
-            figures = zip(raws, mine, others, theirs, strict=True)
-            return median((raw / my) / (base / their) for raw, my, base, their in figures)
-        return self.ratio(row.key, row.ours, other, peer)
-
-    def best_ratio(self, row: str, ours: str, other: str) -> float | None:
-        """The same for the fastest round of each, which a busy machine disturbs least."""
-        mine, theirs = self.times.get(row, {}).get(ours), self.times.get(row, {}).get(other)
-        return min(theirs) / min(mine) if mine and theirs else None
 
 
 # What is timed
@@ -216,25 +176,24 @@ def opened(kinds: Sequence[type[Contender]], durability: str) -> Iterator[list[C
 def single_round(results: Results, sizes: Sizes, peers: Sequence[type[Contender]], turn: int) -> None:
     """Put and take one by one, in one thread."""
     count = sizes.single
-    with opened((Raw, Tubes, TubesAllOptions, RawSmallPages, *peers), results.durability) as contenders:
+    with opened((Raw, Tubes, TubesAllOptions, RawSmallPages, *peers), results.condition) as contenders:
         everybody = [put] * len(contenders)
-        record(results, "put", alternate(contenders, everybody, count, turn))
-        record(results, "take", alternate(contenders, [take_and_ack] * len(contenders), count, turn))
-    with opened((Raw, Tubes, RawSmallPages), results.durability) as contenders:
+        results.add("put", alternate(contenders, everybody, count, turn))
+        results.add("take", alternate(contenders, [take_and_ack] * len(contenders), count, turn))
+    with opened((Raw, Tubes, RawSmallPages), results.condition) as contenders:
         alternate(contenders, [put] * 3, count, turn)
         verbs: list[Verb] = [take_and_ack, chain, take_and_ack]
-        record(results, "chain", alternate(contenders, verbs, count, turn))
+        results.add("chain", alternate(contenders, verbs, count, turn))
     for row, source in (("put_all", "put"), ("take_all", "take")):
-        for name in (Tubes.name, TubesAllOptions.name):
-            results.add(row, name, results.times[source][name][-1])
+        results.add(row, latest(results, source, (Tubes, TubesAllOptions)))
 
 
 def batch_round(results: Results, sizes: Sizes, peers: Sequence[type[Contender]], turn: int) -> None:
     """Put and take by a hundred."""
-    with opened((Raw, Tubes, RawSmallPages, *peers), results.durability) as contenders:
+    with opened((Raw, Tubes, RawSmallPages, *peers), results.condition) as contenders:
         count = sizes.batch
-        record(results, "put_many", alternate(contenders, [put_batches] * len(contenders), count, turn))
-        record(results, "take_many", alternate(contenders, [take_batches] * len(contenders), count, turn))
+        results.add("put_many", alternate(contenders, [put_batches] * len(contenders), count, turn))
+        results.add("take_many", alternate(contenders, [take_batches] * len(contenders), count, turn))
 
 
 def race_round(
@@ -247,32 +206,37 @@ def race_round(
         start = turn % len(runs)
         for kind, chained in runs[start:] + runs[:start]:
             with tempfile.TemporaryDirectory(prefix="tubes-bench-") as folder:
-                outcome = race(kind, Path(folder), results.durability, sizes.race, chained)
+                outcome = race(kind, Path(folder), results.condition, sizes.race, chained)
             key = f"{row}_chained" if chained else row
-            results.add(key, kind.name, outcome.seconds / sizes.race * 1e6)
+            results.add(key, {kind.name: outcome.seconds / sizes.race * 1e6})
             if outcome.doubles:
                 results.doubles[kind.name] = results.doubles.get(kind.name, 0) + outcome.doubles
             step()
-        for name in (Raw.name, RawSmallPages.name):
-            results.add(f"{row}_chained", name, results.times[row][name][-1])
+        results.add(f"{row}_chained", latest(results, row, (Raw, RawSmallPages)))
 
 
-def record(results: Results, row: str, figures: dict[str, float]) -> None:
-    """Keep what one round gave."""
-    for name, microseconds in figures.items():
-        results.add(row, name, microseconds)
+def latest(results: Results, row: str, kinds: Sequence[type[Contender]]) -> dict[str, float]:
+    """What the latest round gave in a row, to be compared in another row, too."""
+    return {kind.name: results.times[row][kind.name][-1] for kind in kinds}
 
 
 # Reports
 
 
-def verdict(results: Results, row: Row) -> tuple[float | None, float | None, str]:
-    """The ratio, its bar, and whether it is reached."""
-    ratio = results.ratio(row.key, row.ours, row.key, row.base)
-    bar = row.bars.get(results.durability)
-    if ratio is None or bar is None:
-        return ratio, bar, ""
-    return ratio, bar, "ok" if ratio >= bar else "short"
+def against_base(results: Results, row: Row) -> float | None:
+    """Our speed as a multiple of what the row compares it with."""
+    return results.ratio(row.key, row.ours, row.key, row.base)
+
+
+def against(results: Results, row: Row, peer: str) -> float | None:
+    """The same against a peer; if its figures are another row's, both count as shares of their raw's."""
+    other = row.peer_row or row.key
+    raws, others = results.times.get(row.key, {}).get(Raw.name), results.times.get(other, {}).get(Raw.name)
+    if row.peer_row and raws and others and peer in results.times[other]:
+        mine, theirs = results.times[row.key][row.ours], results.times[other][peer]
+        figures = zip(raws, mine, others, theirs, strict=True)
+        return median((raw / my) / (base / their) for raw, my, base, their in figures)
+    return results.ratio(row.key, row.ours, other, peer)
 
 
 def lines(results: Results, peers: Sequence[type[Contender]]) -> list[list[str]]:
@@ -281,31 +245,21 @@ def lines(results: Results, peers: Sequence[type[Contender]]) -> list[list[str]]
     for row in ROWS:
         if row.key not in results.times:
             continue
-        ratio, bar, word = verdict(results, row)
-        times = results.times[row.key]
         best = results.best_ratio(row.key, row.ours, row.base)
         small = (
             results.ratio(row.key, row.ours, row.key, RawSmallPages.name) if row.base == Raw.name else None
         )
         cells = [
             row.title,
-            f"{1e6 / median(times[row.base]):,.0f}",
-            f"{1e6 / median(times[row.ours]):,.0f}",
-            shown(ratio),
-            "" if bar is None else f"≥ {bar:.2f}",
-            word,
+            results.rate(row.key, row.base),
+            results.rate(row.key, row.ours),
+            *judged(against_base(results, row), row.bars.get(results.condition)),
             shown(best),
             shown(small),
+            *(shown(against(results, row, kind.name)) for kind in peers),
         ]
-        for kind in peers:
-            cells.append(shown(results.against(row, kind.name)))
         table.append(cells)
     return table
-
-
-def shown(ratio: float | None) -> str:
-    """A ratio with as many digits as are meaningful."""
-    return "" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def headings(peers: Sequence[type[Contender]]) -> list[str]:
@@ -327,27 +281,17 @@ def shortfalls(results: Results, peers: Sequence[type[Contender]]) -> list[str]:
     """Every bar that was missed, and every row in which a peer that acks was ahead."""
     missed = []
     for row in ROWS:
-        ratio, bar, word = verdict(results, row)
-        if word == "short":
-            missed.append(f"{results.durability}: {row.title}: {shown(ratio)}, not ≥ {bar}")
+        ratio, bar = against_base(results, row), row.bars.get(results.condition)
+        if ratio is not None and bar is not None and ratio < bar:
+            missed.append(f"{results.condition}: {row.title}: {shown(ratio)}, not ≥ {bar}")
         for kind in peers:
-            against = results.against(row, kind.name)
-            if kind.acks and row.ours == Tubes.name and against is not None and against < 1:
-                missed.append(f"{results.durability}: {row.title}: {shown(against)} of {kind.name}")
+            share = against(results, row, kind.name)
+            if kind.acks and row.ours == Tubes.name and share is not None and share < 1:
+                missed.append(f"{results.condition}: {row.title}: {shown(share)} of {kind.name}")
     return missed
 
 
-def show(console: Console, results: Results, peers: Sequence[type[Contender]], rounds: int) -> None:
-    """Print one durability's table."""
-    table = new_table(f"durability={results.durability}, {rounds} rounds", headings(peers))
-    for cells in lines(results, peers):
-        table.add_row(*cells, style="red" if cells[5] == "short" else "")
-    console.print(table)
-    for name, count in results.doubles.items():
-        console.print(f"{name}: {count} tasks were taken twice")
-
-
-def markdown(all_results: Sequence[Results], peers: Sequence[type[Contender]], rounds: int) -> str:
+def page(all_results: Sequence[Results], peers: Sequence[type[Contender]], rounds: int) -> str:
     """The page that is kept in docs."""
     parts = [
         "# Speed: the latest table\n",
@@ -355,9 +299,8 @@ def markdown(all_results: Sequence[Results], peers: Sequence[type[Contender]], r
         f"{time.strftime('%Y-%m-%d')}, {rounds} rounds. {machine()}.\n",
     ]
     for results in all_results:
-        parts.append(f"## durability `{results.durability}`\n")
-        rows = [headings(peers), ["---", *["---:"] * (len(headings(peers)) - 1)], *lines(results, peers)]
-        parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in rows) + "\n")
+        parts.append(f"## durability `{results.condition}`\n")
+        parts.append(markdown(headings(peers), lines(results, peers)))
         for name, count in results.doubles.items():
             parts.append(f"{name} handed out {count} tasks twice.\n")
     parts.append("![Speed as a share of raw sqlite3](speed.png)\n")
@@ -366,39 +309,16 @@ def markdown(all_results: Sequence[Results], peers: Sequence[type[Contender]], r
 
 def chart(all_results: Sequence[Results], peers: Sequence[type[Contender]], path: Path) -> None:
     """Draw each contender's speed as a share of raw's."""
-    from importlib import import_module
-
-    matplotlib: Any = import_module("matplotlib")
-    matplotlib.use("Agg")
-    plt: Any = import_module("matplotlib.pyplot")
     rows = [row for row in ROWS if row.base == Raw.name and row.bars]
-    figure, axes = plt.subplots(
-        1, len(all_results), figsize=(7 * len(all_results), 7.5), sharey=True, squeeze=False
-    )
-    names = [Tubes.name, *(kind.name for kind in peers)]
-    height = 0.8 / len(names)
-    for axis, results in zip(axes[0], all_results, strict=True):
-        for place, name in enumerate(names):
-            keys = [row.key if name == Tubes.name else row.peer_row or row.key for row in rows]
-            values = [results.ratio(key, name, key, Raw.name) or 0.0 for key in keys]
-            positions = [index + place * height for index in range(len(rows))]
-            axis.barh(
-                positions, values, height, label=name, color=f"C{place}", alpha=1 if not place else 0.55
-            )
-        for index, row in enumerate(rows):
-            bar = row.bars.get(results.durability)
-            if bar is not None:
-                axis.plot([bar, bar], [index - height / 2, index + height / 2], color="black", linewidth=2)
-        axis.axvline(1, color="grey", linewidth=0.8, linestyle="--")
-        axis.set_xlabel("tasks a second, raw sqlite3 = 1")
-        axis.set_title(f"durability={results.durability}")
-        axis.set_yticks([index + 0.4 - height / 2 for index in range(len(rows))], [row.title for row in rows])
-    axes[0][0].invert_yaxis()  # shared by all axes
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(names))
-    figure.suptitle("Speed as a share of raw sqlite3 (black: the bar for tubes)")
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    panels = []
+    for results in all_results:
+        shares = {Tubes.name: [against_base(results, row) for row in rows]}
+        for kind in peers:
+            keys = [row.peer_row or row.key for row in rows]
+            shares[kind.name] = [results.ratio(key, kind.name, key, Raw.name) for key in keys]
+        bars = [row.bars.get(results.condition) for row in rows]
+        panels.append(Panel(f"durability={results.condition}", [row.title for row in rows], bars, shares))
+    draw(panels, Raw.name, Tubes.name, path)
 
 
 def as_json(all_results: Sequence[Results], rounds: int) -> dict[str, Any]:
@@ -409,9 +329,9 @@ def as_json(all_results: Sequence[Results], rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "results": [
             {
-                "durability": results.durability,
-                "ratios": {row.key: verdict(results, row)[0] for row in ROWS},
-                "bars": {row.key: row.bars.get(results.durability) for row in ROWS},
+                "durability": results.condition,
+                "ratios": {row.key: against_base(results, row) for row in ROWS},
+                "bars": {row.key: row.bars.get(results.condition) for row in ROWS},
                 "microseconds": results.times,
                 "doubles": results.doubles,
             }
@@ -427,17 +347,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--durability", action="append", choices=list(SIZES), help="default: normal and full")
-    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the tasks in a round")
     parser.add_argument(
         "--only", choices=("single", "batch", "races"), action="append", help="only these rows"
     )
     parser.add_argument("--no-peers", action="store_true", help="raw sqlite3 and tubes only")
-    parser.add_argument("--quick", action="store_true", help="one small round, to see that it runs")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw a picture")
-    parser.add_argument("--docs", action="store_true", help="write docs/explanation/speed.md and speed.png")
+    add_options(parser, "speed")
     return parser.parse_args(argv)
 
 
@@ -472,24 +386,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                     race_round(results, sizes, peers, turn, lambda: progress.advance(bar))
     missed = []
     for results in all_results:
-        show(out, results, peers, rounds)
+        title = f"durability={results.condition}, {rounds} rounds"
+        show(out, title, headings(peers), lines(results, peers))
+        for name, count in results.doubles.items():
+            out.print(f"{name}: {count} tasks were taken twice")
         missed += shortfalls(results, peers)
     conclude(out, missed)
-    write(options, all_results, peers, rounds)
+    figures, text = as_json(all_results, rounds), page(all_results, peers, rounds)
+    write(options, "speed", figures, text, partial(chart, all_results, peers))
     return 1 if missed and options.check else 0
-
-
-def write(
-    options: argparse.Namespace, all_results: list[Results], peers: Sequence[type[Contender]], rounds: int
-) -> None:
-    """Keep the figures where the command line says."""
-    if options.json:
-        options.json.write_text(json.dumps(as_json(all_results, rounds), indent=1) + "\n")
-    if options.chart:
-        chart(all_results, peers, options.chart)
-    if options.docs:
-        (DOCS / "speed.md").write_text(markdown(all_results, peers, rounds))
-        chart(all_results, peers, DOCS / "speed.png")
 
 
 if __name__ == "__main__":
