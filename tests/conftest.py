@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from faults.harness import eventually, finish, heard
 from hypothesis import HealthCheck, settings
 from interpreter import PIPE, Process
-from redis_servers import RedisCluster, RedisServer, numbered
+from redis_servers import RedisCluster, RedisServer, find_redis, numbered, version_of
 from servers import PostgresServer, empty_database, new_database
 
 import tubes
@@ -51,8 +51,18 @@ def pytest_pycollect_makeitem(
     return [] if is_left_out and name.startswith("test") else None
 
 
+def _is_for(item: pytest.Item, version: str) -> bool:
+    """Whether a test shows anything on this version of Redis; Valkey sorts after them all."""
+    limits = item.get_closest_marker("redis")
+    return limits is None or limits.kwargs.get("since", "") <= version < limits.kwargs.get("before", "~")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("redis") for item in items):
+        with suppress(RuntimeError):  # where there is none, the tests that need one say so
+            version = version_of(find_redis())
+            items[:] = [item for item in items if _is_for(item, version)]
     for item in items:
         if item.parent is not None and _is_left_out(item.parent, getattr(item, "function", None)):
             item.add_marker("slow")

@@ -77,13 +77,6 @@ class RedisServer:
         return f"unix://{self.folder}/redis.sock?db=0"
 
     @property
-    def version(self) -> str:
-        """What it is, such as ``Redis 7.0.15`` or ``Valkey 9.1.2``."""
-        said = subprocess.run([self.binary, "--version"], capture_output=True, text=True, check=True).stdout
-        found = re.search(r"(\w+) server v=(\S+)", said)
-        return f"{found[1]} {found[2]}" if found else said.strip()
-
-    @property
     def pid(self) -> int | None:
         """The server's process, ``None`` while there is none."""
         if self._process is None or self._process.poll() is not None:
@@ -98,7 +91,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, and return when it answers and has loaded what it kept."""
-        assert self.pid is None, f"{self.version} runs already"
+        assert self.pid is None, f"{self.binary} runs already"
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self.binary, self.folder / "conf"],
@@ -223,6 +216,13 @@ def find_redis() -> Path:
         if found is not None:
             return Path(found)
     raise RuntimeError(MISSING)
+
+
+def version_of(binary: Path) -> str:
+    """What it is, such as ``Redis 7.0.15`` or ``Valkey 9.1.2``."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\w+) server v=(\S+)", said)
+    return f"{found[1]} {found[2]}" if found else said.strip()
 
 
 def in_wheel() -> Iterator[Path]:

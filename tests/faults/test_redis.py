@@ -1104,14 +1104,14 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(
         tube.put("no room")
 
 
-@pytest.mark.parametrize("durability", ["normal", "full"])
+@pytest.mark.parametrize(
+    "durability", ["normal", pytest.param("full", marks=pytest.mark.redis(since="Redis 7.2"))]
+)
 def test_a_payload_beyond_what_redis_takes_is_an_error(
     connect: Connect, server: RedisServer, durability: str
 ) -> None:
     """The server says so and hangs up during the payload; the whole put fails, and is not tried again."""
     server.command("CONFIG SET", "proto-max-bulk-len", 1 << 20)
-    if server.version < "Redis 7.2":  # Valkey sorts after it, too
-        durability = "normal"
     tube = connect(durability=durability).create_tube("jobs", "fifo")
     for large in (b"x" * (1 << 20 | 1), "x" * 8_000_000):
         with pytest.raises(tubes.StoreError, match=r"larger than Redis at .* accepts"):
@@ -1122,11 +1122,10 @@ def test_a_payload_beyond_what_redis_takes_is_an_error(
 
 
 def test_a_batch_beyond_what_redis_takes_is_told_from_a_payload(
+@pytest.mark.redis(before="Redis 7")
     connect: Connect, server: RedisServer
 ) -> None:
     """Redis 6.2 takes a million words in a command; a put needs two of them for each task."""
-    if server.version > "Redis 7":  # Valkey sorts after it, too
-        return
     tube = connect().create_tube("jobs", "fifo")
     with pytest.raises(tubes.StoreError, match=r"the batch is larger than Redis at .* accepts"):
         tube.put_many([0] * 530_000)
@@ -1344,11 +1343,8 @@ def test_callbacks_of_a_tube_come_in_the_order_of_its_commits(connect: Connect) 
 
 
 def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
+@pytest.mark.redis(since="Redis 7.2")
     """The put was done, but the server has not written it to its disk: a power cut may lose it."""
-    if server.version < "Redis 7.2":  # Valkey sorts after it, too
-        with pytest.raises(tubes.NotSupported, match="WAITAOF"):
-            connect(durability="full")
-        return
     tube = connect(durability="full", busy_timeout=0.2).create_tube("jobs", "fifo")
     tube.put("on disk")
     server.command("CONFIG SET", "appendfsync", "no")
@@ -1365,10 +1361,9 @@ def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, ser
     assert task is not None and tube.ack(task).data == "on disk"
 
 
+@pytest.mark.redis(since="Redis 7.2")
 def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect, server: RedisServer) -> None:
     """Its name as well as its keys: they may be on two nodes."""
-    if server.version < "Redis 7.2":  # Valkey sorts after it, too
-        return
     queue = connect(durability="full", sweep=False)
     queue.create_tube("first", "fifo")  # so that the server knows the scripts
     with redis.Redis.from_url(server.url) as client, client.monitor() as seen:
@@ -1381,13 +1376,12 @@ def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect,
 
 
 @pytest.mark.parametrize("may_ask", [True, False])
+@pytest.mark.redis(since="Redis 7.2")
 def test_full_durability_needs_a_server_that_syncs(
     own_redis_server: Callable[..., RedisServer], may_ask: bool
 ) -> None:
     """Even if the user may not ask for its settings. A connect that is refused leaves nothing there."""
     server = own_redis_server(fsync="no")
-    if server.version < "Redis 7.2":  # Valkey sorts after it, too
-        return
     server.command(
         "ACL SETUSER", "worker", "on", ">pw", "~{tubes*", "+@all", *(() if may_ask else ("-config",))
     )
@@ -1401,12 +1395,11 @@ def test_full_durability_needs_a_server_that_syncs(
 
 
 @pytest.mark.slow
+@pytest.mark.redis(since="Redis 7.2")
 def test_full_durability_waits_once_for_a_script_that_the_server_does_not_know(
     connect: Connect, server: RedisServer
 ) -> None:
     """The first try waits for an earlier write, maybe in vain; the second has only the time that is left."""
-    if server.version < "Redis 7.2":  # Valkey sorts after it, too
-        return
     tube = connect(durability="full", busy_timeout=0.8, sweep=False).create_tube("jobs", "fifo")
     server.command("CONFIG SET", "appendfsync", "no")
     took = []
@@ -1431,6 +1424,12 @@ def test_a_connect_that_is_refused_leaves_nothing_open(own_redis_server: Callabl
 
 
 def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServer]) -> None:
+@pytest.mark.redis(before="Redis 7.2")
+def test_full_durability_needs_a_newer_server(connect: Connect) -> None:
+    with pytest.raises(tubes.NotSupported, match="WAITAOF"):
+        connect(durability="full")
+
+
     """Without one, or without the command, it is not supported."""
     with pytest.raises(tubes.NotSupported, match=r"durability='full'.*WAITAOF"):
         tubes.connect(own_redis_server(fsync=None).url, durability="full")

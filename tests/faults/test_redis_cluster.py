@@ -710,13 +710,12 @@ def test_a_node_that_may_lose_tasks_is_warned_of(
     (record,) = caplog.records
     assert setting in record.getMessage()
 
+@pytest.mark.redis(since="Redis 7.2")
 
 @pytest.mark.slow
 def test_full_durability_waits_for_the_catalogue_too(connect: Connect, cluster: RedisCluster) -> None:
     """Most tubes are on other nodes, and their puts wait only for these."""
     catalogue = owner_of(cluster, SESSIONS)
-    if catalogue.version < "Redis 7.2":  # Valkey sorts after it, too
-        return
     queue = connect(durability="full", busy_timeout=0.1, sweep=False)
     catalogue.command("CONFIG SET", "appendfsync", "no")
     for name in "abcd":

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 import redis
 import redis_servers
-from redis_servers import RedisCluster, RedisServer, find_redis, numbered
+from redis_servers import RedisCluster, RedisServer, find_redis, numbered, version_of
 
 Start = Callable[..., RedisServer]
 
@@ -36,7 +36,7 @@ def test_the_server_keeps_a_file_makes_no_snapshots_and_opens_no_port(redis_serv
 
 
 def test_a_server_says_what_it_is(redis_server: RedisServer) -> None:
-    name, version = redis_server.version.split(" ")
+    name, version = version_of(redis_server.binary).split(" ")
     assert name in ("Redis", "Valkey")
     info = asked(redis_server.url, "INFO")
     assert version in (info["redis_version"], info.get("valkey_version"))
