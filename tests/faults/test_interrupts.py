@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sqlite3
@@ -20,6 +21,7 @@ import pytest
 from faults.harness import Connect, Struck, eventually, heard, run, strike, tell
 
 import tubes
+import tubes.aio
 from tubes.testing import FakeClock
 from tubes.testing.suite import Waiting
 
@@ -706,16 +708,33 @@ def test_a_closed_queue_says_so(connect: Connect) -> None:
     task = tube.put(1)
     queue.close()
     queue.close()
-    for verb in (
-        lambda: tube.put(2),
-        lambda: tube.take(timeout=0),
-        lambda: tube.ack(task.id),
-        lambda: tube.peek(task),
-        lambda: tube.statistics(),
-        lambda: queue.tubes(),
-        lambda: queue.sweep(),
-        lambda: queue.create_tube("more", "fifo"),
-    ):
-        with pytest.raises(tubes.StoreUnavailable, match="closed"):
-            verb()
+    given: dict[Any, dict[str, tuple[Any, ...]]] = {
+        tube: {
+            "put": (2,),
+            "put_many": ([2],),
+            "take": (0,),
+            "take_many": (1, 0),
+            **dict.fromkeys(("ack", "release", "bury", "delete", "peek"), (task,)),
+            "ack_many": ([task],),
+            "touch": (task, 1),
+            "tasks": ("r",),
+            **dict.fromkeys(("kick", "truncate", "release_all", "statistics", "drop"), ()),
+        },
+        queue: {
+            "create_tube": ("more", "fifo"),
+            **dict.fromkeys(("get_tube", "drop_tube"), ("jobs",)),
+            **dict.fromkeys(("tubes", "records", "statistics", "identify", "sweep"), ()),
+        },
+    }
+    for asked, verbs in given.items():
+        awaited = vars(getattr(tubes.aio, type(asked).__name__))
+        asking = {
+            name for name, verb in awaited.items() if inspect.iscoroutinefunction(verb) and name[0] != "_"
+        }
+        assert verbs.keys() == asking - {"close", "configure", "run", "run_sync"}
+        for name, arguments in verbs.items():
+            with pytest.raises(tubes.StoreUnavailable, match="closed"):
+                getattr(asked, name)(*arguments)
+    with pytest.raises(tubes.StoreUnavailable, match="closed"):
+        queue.configure(session_ttr=60)
     assert connect().tube.jobs.peek(task.id).data == 1

@@ -437,7 +437,7 @@ class Breaks:
 
     def start(self, tx: Any) -> None:
         if self.starts_badly:
-            raise tubes.StoreUnavailable("no")
+            raise tubes.StoreUnavailable("it does not start")
 
     def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
         changes = self._driver.take(tx, limit, owner=owner, now=now)
@@ -527,7 +527,7 @@ def test_a_connect_that_fails_leaves_nothing_open(connect: Connect, breaks: type
     breaks.starts_badly = True
     opened = []
     for _ in range(6):
-        with pytest.raises(tubes.StoreUnavailable, match="no"):
+        with pytest.raises(tubes.StoreUnavailable, match="does not start"):
             tubes.connect(f"sqlite:///{path}")
         opened.append(len(os.listdir("/dev/fd")))
     assert opened[-1] <= opened[1], opened  # SQLite keeps a few while others have the file open
