@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, let_through_until_vacuumed, no_new_threads
+from faults.harness import ended, eventually, let_through_until_vacuumed, no_new_threads
 from servers import PostgresServer, conninfo
 
 import tubes
@@ -97,8 +97,7 @@ def test_a_locked_table_is_not_waited_for(
         holder.execute("LOCK TABLE tubes_task IN SHARE UPDATE EXCLUSIVE MODE")
         tidying = threading.Thread(target=queue.store.tidy, daemon=True)
         tidying.start()
-        tidying.join(20)
-        assert not tidying.is_alive()
+        ended(tidying)
         assert asked(db, VACUUMS, "tubes_task") == 0
         assert not SKIPPED.search(postgres_server.log)
         holder.rollback()

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from faults.harness import HOLDER, begin, eventually, finish, heard, run, seconds_each, waiting
+from faults.harness import HOLDER, begin, ended, eventually, finish, heard, run, seconds_each, waiting
 from faults.test_forks import in_child
 from redis_servers import RedisServer
 from server_kit import ServerKit
@@ -248,7 +248,7 @@ def test_a_server_that_hangs_holds_up_no_other_tube(
             id = cold.put("y").id
             assert cold.peek(id).data == other.tube.cold.put("y").data
             assert thread.is_alive()
-        thread.join(20)
+        ended(thread)
 
 
 def test_the_tubes_of_a_queue_look_at_the_sessions_there_once(
@@ -434,7 +434,7 @@ def test_who_takes_where_a_server_has_lost_everything_goes_on(
             hot.take(0, ack=held)
         assert hot.take(0) is None
         hot.put("x", utube="a")
-        thread.join(20)
+        ended(thread)
         assert [task and task.data for task in got] == ["x"]
 
 

@@ -79,6 +79,13 @@ def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
         time.sleep(0.002)  # real time: other processes do what we wait for
 
 
+def ended(*threads: threading.Thread, within: float = 60.0) -> None:
+    """Wait until these threads have ended; fail if one does not in time."""
+    for thread in threads:
+        thread.join(within)
+        assert not thread.is_alive(), f"{thread} has not ended within {within} s"
+
+
 def seconds_each(count: int, call: Callable[[], object]) -> list[float]:
     """How long a call takes in so many threads at once: the times of those in which it returns."""
     took: list[float] = []
@@ -91,8 +98,7 @@ def seconds_each(count: int, call: Callable[[], object]) -> list[float]:
     threads = [threading.Thread(target=timed) for _ in range(count)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(20)
+    ended(*threads)
     return took
 
 
@@ -193,8 +199,7 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join(20)
-    assert not thread.is_alive(), "what went on meanwhile hangs"
+        ended(thread)
 
 
 class Growing(weakref.WeakSet[Any]):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from faults.harness import TYPES, Connect, eventually
+from faults.harness import TYPES, Connect, ended, eventually
 
 import tubes
 from tubes.interrupts import guarded
@@ -90,7 +90,7 @@ def test_a_callback_that_blocks_holds_up_nobody_else(connect: Connect) -> None:
         tube.ack(task)
     assert heard == [] and blocked.is_alive()
     go_on.set()
-    blocked.join(10)
+    ended(blocked)
     eventually(lambda: len(heard) == 6)
     assert heard == [("put", 1), ("put", 2), ("take", 1), ("ack", 1), ("take", 2), ("ack", 2)]
 
@@ -257,8 +257,7 @@ def test_a_slow_callback_of_one_who_waited_holds_up_nobody_else(connect: Connect
     tube.put(2)
     eventually(lambda: len(got) == 2, within=10)
     go_on.set()
-    for thread in threads:
-        thread.join(60)
+    ended(*threads)
     assert {*got} == {0, 1, 2}
 
 
@@ -289,5 +288,4 @@ def test_a_slow_callback_of_a_put_that_waited_holds_up_nobody_else(connect: Conn
         eventually(is_slow.is_set)
     eventually(is_over.is_set, within=10)
     go_on.set()
-    for thread in threads:
-        thread.join(60)
+    ended(*threads)

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from faults.harness import TYPES, Connect, eventually
+from faults.harness import TYPES, Connect, ended, eventually
 
 import tubes
 from tubes.clock import Signal, SystemClock
@@ -104,7 +104,7 @@ def test_a_waiting_take_ends_in_its_time_whatever_the_clock_does(connect: Connec
     eventually(lambda: clock.waiting == 1)
     assert waiter.is_alive()
     clock.advance(1)
-    waiter.join(10)
+    ended(waiter)
     assert got == [None]
 
 
@@ -121,7 +121,7 @@ def test_a_waiting_take_gets_what_is_put_after_a_step(connect: Connect, step: fl
     eventually(lambda: clock.waiting == 1)
     clock.step(step)
     tube.put("now")
-    waiter.join(10)
+    ended(waiter)
     assert got[0] is not None and got[0].data == "now"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from faults.harness import TYPES, Crew, eventually, heard, run, waiting
+from faults.harness import TYPES, Crew, ended, eventually, heard, run, waiting
 
 import tubes
 from tubes.testing import FakeClock
@@ -43,7 +43,7 @@ def test_a_waiting_take_gets_a_dead_process_s_task(crew: Crew, type: str) -> Non
         eventually(crew.said("take"))
         waiter, found = waiting(tube)
         crew.kill(holder)
-        waiter.join(10)
+        ended(waiter)
         assert found[0] is not None and found[0].data == "held"
 
 

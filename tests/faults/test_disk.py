@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import DESCRIPTORS, TYPES, Connect, heard, quiet, run
+from faults.harness import DESCRIPTORS, TYPES, Connect, ended, heard, quiet, run
 
 import tubes
 
@@ -97,8 +97,7 @@ def test_a_shared_commit_that_finds_the_disk_full_fails_for_all_of_it(connect: C
     threads = [threading.Thread(target=put) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(30)
+    ended(*threads)
     assert [type(error) for error in errors] == [tubes.StoreUnavailable] * 8
     assert [task.id for task in tube.tasks("r", limit=10_000)] == sorted(stored)
 

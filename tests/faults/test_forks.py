@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import TYPES, Connect, Growing, eventually, run
+from faults.harness import TYPES, Connect, Growing, ended, eventually, run
 from slow import slow_but
 
 import tubes
@@ -270,8 +270,7 @@ def test_a_fork_while_other_threads_write_and_wait_leaves_a_child_that_works(con
     finally:
         over.set()
         other.put("end")
-        for thread in threads:
-            thread.join(30)
+        ended(*threads)
     assert tube.statistics()["tasks"]["total"] == 0
 
 
@@ -592,7 +591,7 @@ def test_a_fork_waits_for_a_thread_that_opens_a_file(
         ending.start()
     said = in_child(lambda: tubes.connect(url, sweep=False, busy_timeout=0.1).tube.jobs.put("x").data)
     held.close()
-    opening.join(10)
+    ended(opening)
     assert said == "x" if is_done else "forked while" in said
 
 
@@ -859,7 +858,7 @@ def test_a_fork_waits_for_no_long_look(connect: Connect) -> None:
     assert not is_over.is_set() and looker.is_alive()
     tube.put("of the parent")
     is_over.set()
-    looker.join(10)
+    ended(looker)
     assert [task.data for task in tube.tasks("r")] == ["of the parent"]
 
 

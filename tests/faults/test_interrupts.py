@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, Struck, eventually, heard, run, strike, tell
+from faults.harness import Connect, Struck, ended, eventually, heard, run, strike, tell
 
 import tubes
 import tubes.aio
@@ -372,9 +372,7 @@ def test_close_ends_waiting_takes_and_loses_nothing(connect: Connect) -> None:
         eventually(lambda queue=queue, tube=tube: queue.store.waiters.count(tube.record.id) == 3)  # type: ignore[misc]
         tube.put_many([1, 2])
         queue.close()
-        for thread in threads:
-            thread.join(10)
-            assert not thread.is_alive()
+        ended(*threads)
         assert len(got) == 3
         again = connect(sweep=False)
         left = again.tube.jobs
@@ -691,7 +689,7 @@ def test_what_other_threads_do_until_the_end_of_a_close_is_counted(
     def put_and_close() -> None:
         other = threading.Thread(target=lambda: tube.put("late"))
         other.start()
-        other.join(30)
+        ended(other)
         close()
 
     monkeypatch.setattr(queue.store, "close", put_and_close)

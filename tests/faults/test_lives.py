@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, eventually, join_forgotten, no_new_threads, run, waiting
+from faults.harness import Connect, ended, eventually, join_forgotten, no_new_threads, run, waiting
 from interpreter import Process
 
 import tubes
@@ -177,7 +177,7 @@ def test_who_waits_goes_on_waiting_when_a_queue_is_opened_again(
     looker.join(0.1)  # it waits for the end of the fork
     with pytest.raises(tubes.StoreUnavailable):
         store.after_fork()
-    looker.join(10)
+    ended(looker)
     assert looks == [["jobs"]]
     tube.put("x")
     waiter.join(5)
@@ -298,7 +298,7 @@ def test_a_take_that_cannot_begin_to_wait_keeps_no_place_in_the_line(
         tube.take(timeout=5)
     waiter, got = waiting(tube)
     other.tube.jobs.put("x")
-    waiter.join(30)
+    ended(waiter)
     (task,) = got
     assert task is not None and tube.ack(task).data == "x"
     tube.drop()
@@ -323,7 +323,7 @@ def test_a_queue_that_is_closed_where_a_take_begins_or_ends_its_wait_ends_it(
     monkeypatch.setattr(locks, step, closed_meanwhile)
     with suppress(tubes.StoreUnavailable):
         assert tube.take(timeout=0.01) is None
-    closing.join(30)
+    ended(closing)
     left = {*threading.enumerate()} - before
     assert "tubes-listener" not in {thread.name for thread in left}
 
@@ -364,7 +364,7 @@ def test_a_queue_is_closed_while_its_listener_waits_to_begin_a_session(connect: 
     with pytest.raises(tubes.StoreUnavailable, match="closed"), queue.transaction():
         eventually(lambda: store.writer._line)
         queue.close()
-    thread.join(10)
+    ended(thread)
 
 
 def test_a_queue_is_closed_while_its_listener_comes_to_rest(connect: Connect) -> None:
@@ -416,9 +416,7 @@ def test_who_creates_and_who_is_in_a_transaction_do_not_wait_for_each_other(conn
     inside.wait(10)
     threads[1].start()
     asked.set()
-    for thread in threads:
-        thread.join(20)
-    assert not any(thread.is_alive() for thread in threads)
+    ended(*threads)
     assert queue.tubes() == ["jobs", "new"]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from faults.harness import Connect, Crew, eventually, heard, quiet, run, tell
+from faults.harness import Connect, Crew, ended, eventually, heard, quiet, run, tell
 
 import tubes
 
@@ -567,21 +567,21 @@ def test_a_database_that_is_deleted_while_it_is_opened_is_an_error(
 def test_a_waiting_take_learns_that_the_database_was_deleted(connect: Connect, db: Path) -> None:
     """It ends with StoreUnavailable instead of waiting for ever for tasks that nobody can put."""
     tube = connect().create_tube("jobs", "fifo")
-    ended: list[Exception] = []
+    failed: list[Exception] = []
 
     def consume() -> None:
         try:
             tube.take(timeout=60)
         except tubes.StoreUnavailable as error:
-            ended.append(error)
+            failed.append(error)
 
     waiter = threading.Thread(target=consume)
     waiter.start()
     eventually(lambda: tube._store.waiters.count(tube.record.id) == 1)
     for path in db.parent.iterdir():
         os.unlink(path)
-    waiter.join(10)
-    assert len(ended) == 1
+    ended(waiter)
+    assert len(failed) == 1
 
 
 def test_a_database_that_is_deleted_is_not_made_anew_by_a_fork(connect: Connect, db: Path) -> None:

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from faults.harness import HOLDER, Connect, Crew, eventually, heard, tell, waiting
+from faults.harness import HOLDER, Connect, Crew, ended, eventually, heard, tell, waiting
 
 import tubes
 from tubes.driver import NewTask
@@ -123,7 +123,7 @@ def test_connecting_waits_for_a_program_that_is_writing(
     thread.join(0.3)
     assert thread.is_alive()
     tell(other)
-    thread.join(30)
+    ended(thread)
     assert opened[0].tubes() == []
 
 
@@ -180,8 +180,7 @@ def test_threads_that_wait_for_a_lock_at_once_wait_no_longer_than_one(
         began = time.monotonic()
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(30)
+        ended(*threads)
         assert time.monotonic() - began < 10
     assert len(refused) == 40 and all("for more than 0.5 s" in why for why in refused)
     tube.put("later")
@@ -212,7 +211,7 @@ def test_any_timeout_is_waited_for(connect: Connect, db: Path, process: Callable
     thread.join(0.1)
     assert thread.is_alive()
     tell(other)
-    thread.join(30)
+    ended(thread)
     store = opened[0].store
     store.before_fork()
     store.after_fork()
@@ -232,8 +231,8 @@ def test_a_lock_that_ends_in_time_is_only_waited_for(
     putter.join(0.3)
     assert putter.is_alive() and not got
     tell(other)
-    putter.join(30)
-    waiter.join(30)
+    ended(putter)
+    ended(waiter)
     assert got[0] is not None and got[0].data == "at last"
 
 
@@ -261,7 +260,7 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(
     tell(other)
     assert heard(other) == "free"
     tube.put("at last")
-    waiter.join(30)
+    ended(waiter)
     assert [task.data for task in got] == ["at last"]
 
 
@@ -278,7 +277,7 @@ def test_a_queue_that_waits_for_a_lock_to_begin_its_session_disturbs_nobody_who_
     tell(other)
     assert heard(other) == "free"
     tube.put("at last")
-    waiter.join(30)
+    ended(waiter)
     assert [task.data for task in got if task is not None] == ["at last"]
     assert not caplog.records
 
@@ -426,8 +425,7 @@ def test_threads_that_create_a_tube_at_once_get_the_same(connect: Connect) -> No
     threads = [threading.Thread(target=create, args=(queues[n % 4],)) for n in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(30)
+    ended(*threads)
     assert len(made) == 8 and len(set(made)) == 1
     assert len(only) == 1 and len(refused) == 7
     assert queues[0].tubes() == ["shared", "mine"]
@@ -472,7 +470,7 @@ def test_who_listens_goes_on_when_a_store_cannot_look(
     waiter.start()
     eventually(lambda: len(looks) >= 3)
     tube.put("x")
-    waiter.join(20)
+    ended(waiter)
     assert taken and taken[0] is not None and taken[0].data == "x"
     assert ("the listener failed, and tries again" in caplog.text) == isinstance(error, OSError)
 
@@ -491,9 +489,7 @@ def test_threads_that_share_commits_are_all_told(connect: Connect, monkeypatch: 
         for thread in threads:
             thread.start()
         eventually(lambda: len(store.writer._line) == len(threads))
-    for thread in threads:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in threads)
+    ended(*threads)
     assert tube.statistics()["tasks"]["ready"] == 1 + 16 * 50
 
 

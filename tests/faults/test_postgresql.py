@@ -24,6 +24,7 @@ from faults.harness import (
     Connect,
     Ended,
     end_when_woken,
+    ended,
     eventually,
     heard,
     join_forgotten,
@@ -198,7 +199,7 @@ def test_what_the_socket_has_no_room_for_at_once_is_sent_all_the_same(connect: C
 
     thread = threading.Thread(target=work, daemon=True)  # it would wait for answers to what was never sent
     thread.start()
-    thread.join(30)
+    ended(thread)
     assert got == ["x" * 2_000_000, b"\0" * 2_000_000, 10_000]
 
 
@@ -287,7 +288,7 @@ def test_a_waiting_take_whose_commit_nobody_knows_of_hands_out_nothing_of_it(
         tube.put("x", delay=0.2)  # what settles that and takes it is more than one statement
         if not is_committed:
             proxy.drop()
-        thread.join(60)
+        ended(thread)
         assert proxy.cut_after is None and proxy.hold_back is None
         (task,) = got
         assert theirs._unknown
@@ -502,7 +503,7 @@ def test_a_waiting_take_outlasts_a_standby_that_is_promoted(
     finally:
         postgres_server.promote()
     put_when_it_can(queue.tube.jobs, "came")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -591,7 +592,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task.data for task in kept.take_many(5, timeout=0)] == ["kept"]
     assert not got
     other.tube.empty.put("came")
-    waiter.join(20)
+    ended(waiter)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -669,7 +670,7 @@ def test_what_is_put_while_a_crashed_tube_gets_its_room_back_takes_room(
         opening.start()
         eventually(lambda: waiting_for_locks(url) == 1)
     engine.dispose()
-    opening.join(20)
+    ended(opening)
     tube.put("second")
     with pytest.raises(tubes.TubeFull):
         tube.put("third")
@@ -893,9 +894,7 @@ def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
     threads = [threading.Thread(target=go_on, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in threads)
+    ended(*threads)
     return errors
 
 
@@ -1004,7 +1003,7 @@ def test_a_handler_that_calls_does_not_wait_behind_the_call_that_it_interrupts(c
         thread.start()
         assert is_held.wait(20)
         tube.put("of the call")
-        thread.join(20)
+        ended(thread)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [task.data for task in tube.take_many(9, 0)] == ["of the handler", "of the call"]
@@ -1118,7 +1117,7 @@ def test_what_is_gone_meanwhile_ends_no_verb_for_many(connect: Connect, url: str
     with queue.transaction() as unit:
         tube.delete(tasks[0].id, unit=unit)
         verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
-    verbing.join(20)
+    ended(verbing)
     assert counts == [1201]
 
 
@@ -1140,7 +1139,7 @@ def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
             new = other.tube.jobs.take(timeout=0)
             assert new is not None
             other.tube.jobs.delete(new.id, unit=later)
-        verbing.join(20)
+        ended(verbing)
         assert counts == [2]
 
 
@@ -1154,7 +1153,7 @@ def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile
     with queue.transaction() as unit:
         tube.bury(first, unit=unit)
         releasing, counts = waits_for_a_lock(url, tube.release_all)
-    releasing.join(20)
+    ended(releasing)
     assert (counts, [task.data for task in tube.tasks("!")]) == ([1], ["x"])
 
 
@@ -1170,7 +1169,7 @@ def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Conn
             new = tube.take(timeout=0, unit=unit)
             assert new is not None
             late, errors = waits_for_a_lock(url, partial(refusal, verb, old, error=tubes.LeaseLost))
-        late.join(20)
+        ended(late)
         assert len(errors) == 1 and tube.peek(new) == new
         tube.ack(new)
 
@@ -1198,7 +1197,7 @@ def test_who_comes_to_the_front_and_is_deleted_meanwhile_strands_nobody(connect:
         other.execute("DELETE FROM tubes_task WHERE id = %s", [second.id])
         acking, done = waits_for_a_lock(url, partial(tube.ack, take(tube)))
         other.commit()
-    acking.join(20)
+    ended(acking)
     assert len(done) == 1 and take(tube).id == third.id
 
 
@@ -1212,7 +1211,7 @@ def test_what_is_put_behind_one_that_is_deleted_meanwhile_is_not_stranded(connec
             tube.put("next", utube="a", unit=unit)
             delete = partial(other.execute, "DELETE FROM tubes_task WHERE id = %s", [head.id])
             deleting, _ = waits_for_a_lock(url, delete)
-        deleting.join(20)
+        ended(deleting)
     assert take(tube).data == "next"
 
 
@@ -1231,7 +1230,7 @@ def test_a_batch_is_acked_in_the_order_of_all_others(connect: Connect, url: str)
         acking.start()
         eventually(lambda: waiting_for_locks(url) == 1)
         tube.bury(last, unit=unit)
-    acking.join(20)
+    ended(acking)
     assert acked == [[]]
 
 
@@ -1252,7 +1251,7 @@ def test_a_verb_for_many_locks_in_the_order_of_all_others(connect: Connect, url:
         tube.delete(low.id, unit=unit)
         verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
         other.tube.jobs.delete(high.id)
-    verbing.join(20)
+    ended(verbing)
     assert counts == [0]
 
 
@@ -1276,7 +1275,7 @@ def test_sub_queues_are_locked_in_one_order(connect: Connect, url: str) -> None:
         eventually(lambda: waiting_for_locks(url) == 1)
         for (sub_queue,) in others:
             tube.put("y", utube=sub_queue, unit=unit)
-    acking.join(20)
+    ended(acking)
     assert tube.statistics()["tasks"]["total"] == 20
 
 
@@ -1300,7 +1299,7 @@ def test_a_verb_for_many_that_must_wait_once_more_holds_nothing_meanwhile(
             verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
         eventually(lambda: waiting_for_locks(url) == 1)
         theirs.delete(second.id, unit=later)
-    verbing.join(20)
+    ended(verbing)
     assert counts == [STEP_LIMIT - 2]
 
 
@@ -1320,7 +1319,7 @@ def test_a_truncate_that_must_wait_for_a_sub_queue_has_none_of_its_tasks_meanwhi
             truncating, counts = waits_for_a_lock(url, tube.truncate)
         eventually(lambda: waiting_for_locks(url) == 1)
         theirs.delete(behind, unit=later)
-    truncating.join(20)
+    ended(truncating)
     assert counts == [STEP_LIMIT + 2]
 
 
@@ -1350,7 +1349,7 @@ def test_a_waiting_take_outlasts_a_lock_that_is_held_for_long(connect: Connect, 
             eventually(lambda: waiting_for_locks(url) == 0)
         assert thread.is_alive()
     tube.put("at last")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["at last"]
 
 
@@ -1376,7 +1375,7 @@ def test_of_two_who_create_a_tube_at_once_the_second_finds_it(
         creating = threading.Thread(target=create)
         creating.start()
         eventually(lambda: waiting_for_locks(url) == 1)
-    creating.join(20)
+    ended(creating)
     assert isinstance(got[0], tubes.Tube if if_not_exists else tubes.TubeExists)
 
 
@@ -1633,7 +1632,7 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
         db.execute("SELECT FROM tubes_connection WHERE id = %s FOR UPDATE", [store._connection])
         joining, _ = waits_for_a_lock(url, lambda: joiner.identify(session))
         leaver.close()
-    joining.join(20)
+    ended(joining)
     with psycopg.connect(plain(url)) as db:
         ends = db.execute("SELECT ends_ms FROM tubes_session WHERE id = %s", [session.hex]).fetchall()
     assert ends == [(None,)]
@@ -1664,7 +1663,7 @@ def test_a_drop_waits_for_who_is_at_the_tube(connect: Connect, url: str, verb: s
             assert tube.take(0, unit=unit) is not None
         dropping.start()
         eventually(lambda: waiting_for_locks(url) == 1)
-    dropping.join(20)
+    ended(dropping)
     with psycopg.connect(plain(url)) as db:
         rows = db.execute("SELECT state FROM tubes_task").fetchall()
     assert (len(failures), rows) == ((0, []) if verb == "put" else (1, [("t",)]))
@@ -1697,7 +1696,7 @@ def test_a_put_and_what_makes_room_lock_in_one_order(connect: Connect, url: str,
         working.start()
         eventually(lambda: waiting_for_locks(url) == 1)
         tube.put("y", utube="a", unit=unit)
-    working.join(20)
+    ended(working)
     queue.sweep()  # the server frees a commit's locks one by one: the other may have met the last of them
     assert [task.data for task in tube.tasks("r")] == ["b", "y"]
     tube.put_many(range(7), utube="c")
@@ -1723,7 +1722,7 @@ def test_a_step_of_release_all_that_finds_less_than_it_looked_for_looks_again(
     with queue.transaction() as unit:
         tube.ack(first, unit=unit)
         thread, released = waits_for_a_lock(url, release)
-    thread.join(20)
+    ended(thread)
     assert released == [[task.id for task in left]]
 
 
@@ -1752,7 +1751,7 @@ def test_a_truncate_locks_sub_queues_before_their_tasks(connect: Connect, url: s
         truncating.start()
         eventually(lambda: waiting_for_locks(url) == 1)
         tube.delete(second, unit=unit)
-    truncating.join(20)
+    ended(truncating)
     assert [task.data for task in tube.tasks("r")] == ["z"]  # it came after the look
 
 
@@ -1780,7 +1779,7 @@ def test_an_ack_locks_the_sub_queue_before_its_task(connect: Connect, url: str, 
         acking.start()
         eventually(lambda: waiting_for_locks(url) == 1)
         tube.delete(task.id, unit=unit)
-    acking.join(20)
+    ended(acking)
     assert (len(refused), [task.data for task in tube.tasks("r")]) == (1, ["y"])
 
 
@@ -1801,7 +1800,7 @@ def test_a_put_that_waits_for_a_drop_finds_no_tube(connect: Connect, url: str, c
         putting.start()
         eventually(lambda: waiting_for_locks(url) == 1)
         db.execute("DELETE FROM tubes_tube")
-    putting.join(20)
+    ended(putting)
     assert failures == [tubes.NoSuchTube]
     with psycopg.connect(plain(url)) as db:
         assert db.execute("SELECT count(*) FROM tubes_task").fetchone() == (0,)
@@ -1845,7 +1844,7 @@ def test_a_queue_that_gets_no_connection_to_listen_on_lives_and_finds_what_is_pu
         taking, got = waiting(tube)
         time.sleep(0.3)  # its last try before it sleeps is over
         others.put("x")
-        taking.join(20)
+        ended(taking)
         assert [task and task.data for task in got] == ["x"]
 
         def beat() -> Any:
@@ -2067,7 +2066,7 @@ def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     tube = queue.create_tube("jobs", "fifo")
     waiter, got = waiting(tube)
     connect(sweep=False).tube.jobs.put("x")
-    waiter.join(30)
+    ended(waiter)
     assert [task and task.data for task in got] == ["x"]
 
 

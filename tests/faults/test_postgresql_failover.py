@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from faults.harness import Connect, eventually, waiting
+from faults.harness import Connect, ended, eventually, waiting
 from faults.serving import Load
 from servers import OWNER, PostgresServer, PostgresStandby
 
@@ -71,7 +71,7 @@ def test_all_go_on_at_the_standby_and_lose_nothing(
         eventually(lambda: len(load.acked) > before + 20)
     assert held.ack(task).data == "held"
     queue.tube.awaited.put("came")
-    thread.join(20)
+    ended(thread)
     assert [one and one.data for one in got] == ["came"]
     assert bounded.put("new", timeout=0).data == "new"
     load.settle(connect)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually
+from faults.harness import ended, eventually
 from servers import PostgresServer, conninfo, new_database
 
 import tubes
@@ -125,7 +125,7 @@ def test_a_drop_that_waits_holds_up_nobody_for_long(small_db: str) -> None:
                 task = busy.take(timeout=0)
                 assert task is not None and busy.ack(task).data == number
             assert dropping.is_alive()
-        dropping.join(30)
+        ended(dropping)
         assert queue.tubes() == ["held", "busy"]
         with pytest.raises(tubes.NoSuchTube):
             brief.put("y")
@@ -155,7 +155,7 @@ def test_a_drop_waits_for_a_vacuum_until_the_server_ends_that(small_db: str) -> 
             db.execute("LOCK TABLE tubes_task IN SHARE UPDATE EXCLUSIVE MODE")  # as a vacuum does
             dropping.start()
             eventually(lambda: a_wait_lasts(small_db, 0.5))
-        dropping.join(30)
+        ended(dropping)
         assert queue.tubes() == []
 
 
@@ -173,7 +173,7 @@ def test_a_drop_beside_a_user_s_vacuum_holds_up_nobody_for_long(small_db: str) -
             dropping.start()
             eventually(lambda: a_wait_lasts(small_db, 0.5))
             assert tube.put("in time").data == "in time" and dropping.is_alive()
-        dropping.join(30)
+        ended(dropping)
         assert queue.tubes() == ["jobs"]
         with pytest.raises(tubes.NoSuchTube):
             brief.put("late")
@@ -202,7 +202,7 @@ def test_calls_that_are_counted_while_their_tube_is_dropped_are_not_kept(
                 # Longer than a drop waits for the table at a stretch
                 eventually(lambda: a_wait_lasts(postgres_db, 0.3) or not second.is_alive())
                 db.commit()
-                second.join(30)
+                ended(second)
                 assert observer.execute("SELECT FROM tubes_tube").fetchall() == []
                 assert observer.execute("SELECT FROM tubes_calls").fetchall() == []
 
@@ -226,7 +226,7 @@ def test_calls_are_counted_in_one_order(postgres_db: str) -> None:
             counting.start()
             eventually(lambda: a_wait_lasts(postgres_db, 0))
             assert len(db.execute(lock, ["second"]).fetchall()) == 1
-        counting.join(30)
+        ended(counting)
         assert first.statistics()["calls"]["put"] == second.statistics()["calls"]["put"] == 2
 
 

@@ -25,6 +25,7 @@ from faults.harness import (
     TYPES,
     Connect,
     EventfulClock,
+    ended,
     eventually,
     heard,
     look_in_hastier_moments,
@@ -261,7 +262,7 @@ def test_who_is_called_again_and_again_waits_on_one_connection(connect: Connect,
         until_wait(server, 1)
         waited |= blocked(server)
         other.put(number)
-        thread.join(20)
+        ended(thread)
         assert [task and task.data for task in got] == [number]
     assert len(waited) == 1
 
@@ -286,7 +287,7 @@ def test_nobody_listens_any_more_for(connect: Connect, server: RedisServer, is_c
     eventually(lambda: not thread.is_alive() or blocked(server))
     if is_called:
         connect().tube.jobs.put("x")
-    thread.join(20)
+    ended(thread)
     eventually(lambda: not server.command("EXISTS", line))
     assert not any(ear.is_resting for ear in [*listener._ears.values()])
 
@@ -308,7 +309,7 @@ def test_who_is_called_for_nothing_says_again_that_he_waits(
     eventually(lambda: said() and said() != before)
     until_wait(server, 1)
     run("import sys, tubes\nwith tubes.connect(sys.argv[1]) as q: q.tube.jobs.put('came')", url)
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -344,7 +345,7 @@ def test_who_waits_on_a_connection_that_is_cut_waits_on_another(
     server.command("CLIENT", "KILL", "TYPE", "normal")
     until_wait(server, 1)
     connect().tube.jobs.put("came")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -400,7 +401,7 @@ def test_who_waits_again_after_a_wait_in_vain_is_called_at_once(
     thread, got = waiting(tube)
     until_wait(server, 1)
     other.tube.jobs.put("came")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -439,7 +440,7 @@ def test_a_restart_empties_a_temporary_tube_and_no_other(
     assert [task.data for task in kept.take_many(5, timeout=0)] == ["kept"]
     assert not got
     other.tube.empty.put("came")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -497,7 +498,7 @@ def test_nobody_dies_of_a_server_that_refuses_to_write(
     tell(worker, "ack")
     assert heard(worker) == "-"
     tube.put("came")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -801,7 +802,7 @@ def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
 
     assert in_child(child) == [8, 1, True]
     tube.ack(mine)
-    thread.join(20)
+    ended(thread)
     assert got[0] is not None
     assert tube.ack(got[0]).state is tubes.State.DONE
 
@@ -1121,8 +1122,8 @@ def test_a_payload_beyond_what_redis_takes_is_an_error(
     assert [len(task.data) for task in tube.tasks("r")] == [1 << 20, 5]
 
 
-def test_a_batch_beyond_what_redis_takes_is_told_from_a_payload(
 @pytest.mark.redis(before="Redis 7")
+def test_a_batch_beyond_what_redis_takes_is_told_from_a_payload(
     connect: Connect, server: RedisServer
 ) -> None:
     """Redis 6.2 takes a million words in a command; a put needs two of them for each task."""
@@ -1146,7 +1147,7 @@ def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     assert not got and len(caplog.records) < 10, caplog.text
     server.command("REPLICAOF", "NO", "ONE")
     tube.put("came")
-    thread.join(20)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -1177,7 +1178,7 @@ def test_who_waits_looks_no_more_at_a_server_that_only_reads(server: RedisServer
         eventually(lambda: not before & connections(server), within=5)
         server.command("REPLICAOF", "NO", "ONE")
         tube.put("came")
-        thread.join(20)
+        ended(thread)
     assert [task and task.data for task in got] == ["came"]
 
 
@@ -1197,7 +1198,7 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(connect: Connect, server
         assert put_at - began < 5 and time.monotonic() - put_at < 5
         assert not got
     put_when_it_can(tube, "surely")
-    thread.join(20)
+    ended(thread)
     assert got[0] is not None and got[0].data in ("maybe", "surely")
 
 
@@ -1243,7 +1244,7 @@ def test_a_server_that_hangs_is_not_waited_for_by_who_wants_another(connect: Con
         connect().close()
         assert not failed
         client.close()
-    thread.join(20)
+    ended(thread)
     assert failed
 
 
@@ -1342,8 +1343,8 @@ def test_callbacks_of_a_tube_come_in_the_order_of_its_commits(connect: Connect) 
 # Durability
 
 
-def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
 @pytest.mark.redis(since="Redis 7.2")
+def test_full_durability_says_when_the_disk_has_not_got_it(connect: Connect, server: RedisServer) -> None:
     """The put was done, but the server has not written it to its disk: a power cut may lose it."""
     tube = connect(durability="full", busy_timeout=0.2).create_tube("jobs", "fifo")
     tube.put("on disk")
@@ -1375,8 +1376,8 @@ def test_full_durability_waits_until_a_new_tube_is_on_the_disk(connect: Connect,
     assert told[:3] == ["name", "wait", "keys"] and told[-1] == "wait"
 
 
-@pytest.mark.parametrize("may_ask", [True, False])
 @pytest.mark.redis(since="Redis 7.2")
+@pytest.mark.parametrize("may_ask", [True, False])
 def test_full_durability_needs_a_server_that_syncs(
     own_redis_server: Callable[..., RedisServer], may_ask: bool
 ) -> None:
@@ -1394,8 +1395,8 @@ def test_full_durability_needs_a_server_that_syncs(
         assert queue.create_tube("jobs", "fifo").put("x").id == 1
 
 
-@pytest.mark.slow
 @pytest.mark.redis(since="Redis 7.2")
+@pytest.mark.slow
 def test_full_durability_waits_once_for_a_script_that_the_server_does_not_know(
     connect: Connect, server: RedisServer
 ) -> None:
@@ -1423,13 +1424,13 @@ def test_a_connect_that_is_refused_leaves_nothing_open(own_redis_server: Callabl
     eventually(lambda: len(server.command("CLIENT LIST")) == 1)
 
 
-def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServer]) -> None:
 @pytest.mark.redis(before="Redis 7.2")
 def test_full_durability_needs_a_newer_server(connect: Connect) -> None:
     with pytest.raises(tubes.NotSupported, match="WAITAOF"):
         connect(durability="full")
 
 
+def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServer]) -> None:
     """Without one, or without the command, it is not supported."""
     with pytest.raises(tubes.NotSupported, match=r"durability='full'.*WAITAOF"):
         tubes.connect(own_redis_server(fsync=None).url, durability="full")

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from faults.harness import HOLDER, Connect, begin, eventually, finish, heard, waiting
+from faults.harness import HOLDER, Connect, begin, ended, eventually, finish, heard, waiting
 from faults.serving import Load
 from redis.crc import key_slot
 from redis_servers import RedisCluster, RedisServer
@@ -154,8 +154,8 @@ def test_a_tube_on_its_way_is_waited_for(connect: Connect, cluster: RedisCluster
     patient.start()
     assert not got
     move.finish()
-    patient.join(20)
-    thread.join(20)
+    ended(patient)
+    ended(thread)
     assert [task and task.data for task in got] == ["came"]
     assert tube.statistics()["tasks"]["total"] == 1
 
@@ -417,7 +417,7 @@ def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisClus
                 assert not other.store.deaths_suspected()
                 time.sleep(0.1)  # real time: that of the beats, which must go on
         tube.put("x")
-        thread.join(20)
+        ended(thread)
         assert [task and task.data for task in got] == ["x"]
 
 
@@ -447,7 +447,7 @@ def test_who_waits_is_not_called_later_for_each_tube_that_is_waited_for_at_a_nod
                 eventually(lambda: any(ear.is_waiting and ear.wire is None for ear in [*ears]))  # it connects
                 began = time.monotonic()
                 other.tube[here.name].put("x")
-                thread.join(30)
+                ended(thread)
                 took = time.monotonic() - began
         assert [task and task.data for task in got] == ["x"]
         assert took < most
@@ -597,8 +597,7 @@ def test_calls_that_are_told_of_wait_for_no_tube_of_a_node_that_hangs(cluster: R
             began = time.monotonic()
             here.put("meanwhile")
             assert time.monotonic() - began < 1
-            for thread in threads:
-                thread.join(20)
+            ended(*threads)
         assert told[2:] == [(here.name, "meanwhile")]
         assert len(failed) == 4 and max(took for _, took in failed) < 4.5
         assert any("for an earlier call to finish" in str(error) for error, _ in failed)
@@ -710,8 +709,8 @@ def test_a_node_that_may_lose_tasks_is_warned_of(
     (record,) = caplog.records
     assert setting in record.getMessage()
 
-@pytest.mark.redis(since="Redis 7.2")
 
+@pytest.mark.redis(since="Redis 7.2")
 @pytest.mark.slow
 def test_full_durability_waits_for_the_catalogue_too(connect: Connect, cluster: RedisCluster) -> None:
     """Most tubes are on other nodes, and their puts wait only for these."""

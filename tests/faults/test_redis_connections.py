@@ -24,7 +24,7 @@ from typing import Any
 import interpreter
 import pytest
 import redis
-from faults.harness import eventually, no_new_threads, quiet, waiting
+from faults.harness import ended, eventually, no_new_threads, quiet, waiting
 from faults.proxy import Proxy
 from redis_servers import RedisServer
 from slow import slow_but
@@ -188,7 +188,7 @@ def test_a_waiting_take_whose_answer_is_lost_goes_on(
     thread, got = waiting(unlucky)
     proxy.cut_after = scripts.TAKE.sha.encode()
     tube.put("x")
-    thread.join(20)
+    ended(thread)
     assert proxy.cut_after is None
     assert got[0] is not None and got[0].data == "x"
 
@@ -286,12 +286,12 @@ def test_who_waits_on_a_connection_that_died_without_a_word_is_served(
     eventually(lambda: not blocked() & lost)
     tube.put("x")
     proxy.is_silent = False
-    thread.join(10)
+    ended(thread)
     assert got and got[0] is not None and got[0].data == "x"
     thread, got = waiting(unlucky, timeout=None)
     eventually(blocked)
     tube.put("y")
-    thread.join(10)
+    ended(thread)
     assert got and got[0] is not None and got[0].data == "y"
 
 
@@ -481,7 +481,7 @@ def test_who_may_not_wait_at_a_bell_waits_and_is_told_so_once(server: RedisServe
         thread, got = waiting(queue.create_tube("jobs", "fifo"))
         eventually(lambda: caplog.records)
         other.tube.jobs.put("x")
-        thread.join(20)
+        ended(thread)
         assert queue.tube.jobs.take(timeout=0.6) is None
         assert [task and task.data for task in got] == ["x"]
     (record,) = caplog.records
@@ -833,7 +833,7 @@ def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
             tube = queue.create_tube("jobs", "fifo")
             thread, got = waiting(tube)
             other.tube.jobs.put("x" * 100_000)
-            thread.join(20)
+            ended(thread)
             assert got[0] is not None and len(got[0].data) == 100_000
             assert tube.ack(got[0])
     finally:

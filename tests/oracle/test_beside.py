@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually
+from faults.harness import ended, eventually
 
 import tubes
 from tubes.testing import FakeClock
@@ -214,7 +214,7 @@ def test_a_wait_ends_whatever_floats_make_of_its_end(
     thread.start()
     eventually(lambda: clock.waiting == 1)
     clock.advance(0.3)
-    thread.join(20)
+    ended(thread)
     assert taken == [None]
 
 
@@ -264,6 +264,5 @@ def test_a_put_that_waits_for_room_ends_when_its_tube_is_dropped(
         thread.start()
     eventually(lambda: clock.waiting == len(threads))
     jobs.drop()
-    for thread in threads:
-        thread.join(20)
+    ended(*threads)
     assert [type(error) for error in errors] == [tubes.NoSuchTube] * 3

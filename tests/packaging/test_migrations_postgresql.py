@@ -21,6 +21,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from docs.blocks import blocks
+from faults.harness import ended
 from psycopg import sql
 from servers import PostgresServer, conninfo
 from tubes.drivers.sql.tables import tables  # noqa: TID251  # what migrations are for
@@ -210,8 +211,7 @@ def test_who_migrates_for_too_long_is_not_waited_for(postgres_db: str, db: psyco
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(hashtextextended('tubes.migrations tubes', 0))")
         thread.start()
-        thread.join(10)
-    thread.join(10)  # if it has waited
+        ended(thread)
     assert [type(error) for error in refused] == [tubes.StoreBusy]
     assert relations(db) == set()
     tubes.connect(postgres_db, migrate=True, busy_timeout=0.2).close()

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults.harness import begin, eventually, finish, heard, let_through_until_vacuumed, tell, waiting
+from faults.harness import begin, ended, eventually, finish, heard, let_through_until_vacuumed, tell, waiting
 from faults.racing import race
 from faults.serving import WORKER
 from faults.test_postgresql import plain
@@ -115,7 +115,7 @@ def test_a_waiting_take_finds_what_another_process_puts(
         time.sleep(0.05 + number * 0.007)  # anywhere between two looks
         put = time.monotonic()
         putter.tube.jobs.put("x")
-        waiter.join(20)
+        ended(waiter)
         waits.append(came.pop() - put)
     record_property("waits", repr(waits))
     print(
@@ -173,7 +173,7 @@ def test_a_restart_of_the_server_is_noticed(
             return False
 
     eventually(put, within=30)
-    waiter.join(20)
+    ended(waiter)
     assert [task and task.data for task in got] == ["came"]
     eventually(is_empty, within=30)
 
@@ -237,7 +237,7 @@ def test_what_the_pooler_says_of_a_server_that_died_is_no_answer_to_a_commit(
         os.kill(pid, signal.SIGKILL)
     postgres_server.stop("immediate")
     postgres_server.start()
-    caller.join(20)
+    ended(caller)
     assert outcome == [tubes.OutcomeUnknown]
 
     got: list[tubes.Task] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, heard, waiting
+from faults.harness import ended, eventually, heard, waiting
 from interpreter import Process
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -209,7 +209,7 @@ def test_a_waiting_take_is_woken_by_the_commit_and_not_before(deaf: None, place:
         waiter.join(0.05)
         assert waiters.count(tube.record.id) == 1 and not got
         connection.commit()
-    waiter.join(10)
+    ended(waiter)
     assert [task and task.data for task in got] == ["committed"]
 
 

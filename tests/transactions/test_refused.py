@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import Growing, eventually
+from faults.harness import Growing, ended, eventually
 from servers import new_database
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -696,6 +696,6 @@ def test_an_ack_waits_for_another_s_transaction(postgres_place: Place) -> None:
             eventually(lambda: waits_for_lock(postgres_place))
             assert not outcomes
             (connection.commit if commits else connection.rollback)()
-            second.join(10)
+            ended(second)
         assert outcomes == ["refused" if commits else "b"]
     assert [event for event, _ in postgres_place.changes].count("ack") == 2

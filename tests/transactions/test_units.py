@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import eventually, strike
+from faults.harness import ended, eventually, strike
 from servers import PostgresServer
 from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
@@ -673,8 +673,7 @@ def test_threads_may_share_a_unit(place: Place, how: str) -> None:
         threads = [threading.Thread(target=put, args=(unit, number)) for number in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(60)
+        ended(*threads)
 
     if how == "unit":
         with place.queue.transaction() as unit:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from faults.harness import eventually, run
+from faults.harness import ended, eventually, run
 
 import tubes
 from tubes.clock import SLICE, ServerClock, Signal, SystemClock, uptime
@@ -30,8 +30,7 @@ class Waiting(threading.Thread):
         self.answer = self._clock.wait(self.signal, self._timeout)
 
     def result(self) -> bool | None:
-        self.join(10)
-        assert not self.is_alive()
+        ended(self)
         return self.answer
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import interpreter
 import pytest
-from faults.harness import DESCRIPTORS
+from faults.harness import DESCRIPTORS, ended
 
 import tubes
 from tubes import (
@@ -1091,7 +1091,7 @@ def test_a_tube_that_is_opened_while_its_queue_is_closed_is_stopped_as_the_other
         thread.start()
         assert starts.wait(10)
         queue.close()
-        thread.join(10)
+        ended(thread)
         assert has_ended.is_set() and sorted(stopped) == ["early", "late"]
         is_closing = False
 

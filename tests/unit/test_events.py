@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults.harness import handler_that_raises
+from faults.harness import ended, handler_that_raises
 
 import tubes
 from tubes.events import Deliveries
@@ -104,7 +104,7 @@ def test_one_thread_delivers_while_others_only_append() -> None:
     deliveries.deliver()
     assert seen == []
     go_on.set()
-    thread.join(10)
+    ended(thread)
     assert seen == [(1, thread.ident), (2, thread.ident)]
 
 

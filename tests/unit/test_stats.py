@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from faults.harness import eventually
+from faults.harness import ended, eventually
 
 from tubes.stats import Counts, statistics
 from tubes.task import Event, State
@@ -162,5 +162,5 @@ def test_who_asks_waits_for_a_flush_that_another_thread_is_at(monkeypatch: pytes
     eventually(lambda: waiting._waiters)
     stored.set()
     counts.flushed(drained, [])
-    thread.join(20)
+    ended(thread)
     assert answered == [True]
