@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from faults.harness import Connect, eventually, heard, tell
+from faults.harness import Connect, ended, eventually, heard, tell
 
 import tubes
 
@@ -37,9 +37,7 @@ class Load:
     def __exit__(self, *error: object) -> None:
         """Stop all threads, and close the queues, so that nothing is held any more."""
         self._over.set()
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
+        ended(*self._threads)
         for queue in self._queues:
             queue.close()
 
@@ -123,6 +121,8 @@ for line in sys.stdin:
             print(task and task.data, flush=True)
         elif line.strip() == "ack":
             print(tube.ack(task).state, flush=True)
+        elif line.strip() == "put":
+            print(tube.put("x").id, flush=True)
     except tubes.TubeError as error:
         print(type(error).__name__, flush=True)
 """

@@ -12,8 +12,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults.harness import DESCRIPTORS, Connect, eventually, heard, run, take_looking_seldom, tell, waiting
-from faults.serving import SKEWED, WORKER, Load, check_clocks, put_when_it_can
+from faults.harness import (
+    DESCRIPTORS,
+    Connect,
+    ended,
+    eventually,
+    heard,
+    run,
+    take_looking_seldom,
+    tell,
+    waiting,
+)
+from faults.serving import SKEWED, WORKER, Load, check_clocks
 from redis_servers import RedisServer
 from servers import PostgresServer
 from slow import slow_but
@@ -77,16 +87,33 @@ def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
     assert load.errors
 
 
-def test_a_waiting_take_goes_on_waiting_over_a_restart(connect: Connect, server: Server) -> None:
-    """The take gets what is put after the restart."""
-    queue, other = connect(), connect()
-    thread, got = waiting(queue.create_tube("jobs", "fifo"))
+def test_a_waiting_take_is_called_after_a_restart(
+    deaf: None,
+    connect: Connect,
+    server: Server,
+    url: str,
+    process: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It never looks by itself, but another process calls it as soon as that has heard again that it waits."""
+    listening = importlib.import_module("tubes.drivers.sql.postgresql_listener")
+    monkeypatch.setattr(listening, "ANNOUNCE_EVERY", 0.05)
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    worker = process(WORKER, url)
+    tell(worker, "take")
+    assert heard(worker) == "None"
+    thread, got = waiting(tube)
     server.stop("fast")
     server.start()
     assert not got
-    put_when_it_can(other.tube.jobs, "came")
-    thread.join(20)
-    assert [task and task.data for task in got] == ["came"]
+
+    def has_put_and_called() -> bool:
+        tell(worker, "put")
+        return bool(heard(worker) and got)
+
+    eventually(has_put_and_called)
+    ended(thread)
+    assert [task and task.data for task in got] == ["x"]
 
 
 def test_a_take_whose_time_is_over_while_the_server_is_away_says_so(connect: Connect, server: Server) -> None:
