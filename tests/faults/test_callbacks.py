@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -13,29 +12,6 @@ from faults.harness import TYPES, Connect, ended, eventually
 import tubes
 from tubes.interrupts import guarded
 from tubes.waiting import room
-
-
-@pytest.mark.parametrize("type", TYPES)
-def test_a_callback_that_raises_is_logged_and_changes_nothing(
-    connect: Connect, type: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each change stands, the other listeners hear of it, and the log has the error."""
-    tube = connect().create_tube("jobs", type)
-    heard: list[tubes.Event] = []
-
-    def broken(task: tubes.Task, event: tubes.Event) -> None:
-        raise RuntimeError("no luck")
-
-    tube.on_task_change(broken)
-    tube.add_listener(lambda task, event: heard.append(event))
-    with caplog.at_level(logging.ERROR, "tubes"):
-        tube.put(1)
-        task = tube.take(timeout=0)
-        assert task is not None
-        tube.ack(task)
-    assert heard == [tubes.Event.PUT, tubes.Event.TAKE, tubes.Event.ACK]
-    assert sum("no luck" in str(record.exc_info) for record in caplog.records) == 3
-    assert tube.statistics()["tasks"]["total"] == 0
 
 
 def test_an_alarm_in_a_callback_is_not_the_callback_s_error(
