@@ -56,8 +56,8 @@ def is_asleep(queue: tubes.Queue) -> bool:
 
 def number_known(queue: tubes.Queue, key: int) -> int | None:
     """How many processes a PostgreSQL queue's listener has heard wait for that; None without such a list."""
-    said: dict[int, Any] | None = getattr(getattr(queue.store, "_listener", None), "_waiting", None)
-    return None if said is None else sum(key in each.keys for each in list(said.values()))
+    listener: Any = getattr(queue.store, "_listener", None)
+    return listener and sum(key in said.keys for said in list(listener._waiting.values()))
 
 
 def main(url: str, name: str, *put: str) -> int:
