@@ -374,6 +374,13 @@ def race(
     return judge(notes, names, capacity=capacity, are_called=are_called)
 
 
+def race_enough(url: str, type: str, seconds: float, enough: int, **settings: Any) -> None:
+    """Race until there were enough holds to show something: just once unless the machine is too busy."""
+    holds = 0
+    while holds <= enough:
+        holds += race(url, type, seconds, threads=6, processes=3, **settings).holds
+
+
 class _Process:
     """A racer in a process of its own, forked from one that has imported everything."""
 

@@ -10,18 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 from faults.harness import TYPES
-from faults.racing import Act, Hold, Notes, judge, race
+from faults.racing import Act, Hold, Notes, judge, race, race_enough
 from servers import conninfo
 from slow import slow_but
 
 import tubes
-
-
-def race_enough(url: str, type: str, seconds: float, enough: int, **settings: Any) -> None:
-    """Race until there were enough holds to show something: just once unless the machine is too busy."""
-    holds = 0
-    while holds <= enough:
-        holds += race(url, type, seconds, threads=6, processes=3, **settings).holds
 
 
 @pytest.mark.parametrize("type", slow_but(["fifo", "limfifottl", "utubettl"], TYPES))
