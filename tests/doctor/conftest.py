@@ -23,6 +23,7 @@ from tubes.cli import run
 from tubes.doctor import Doctor, Finding
 from tubes.driver import Ref
 from tubes.options import LONGEST_MS
+from tubes.testing.suite import take
 
 TYPES = ("fifo", "fifottl", "limfifottl", "utube", "utubettl")
 WORKER = Path(__file__).with_name("worker.py")
@@ -247,8 +248,7 @@ def do_everything(queue: tubes.Queue) -> None:
         tube.put(b"\xff\x00")
         tube.put({"\ud800": "\u0000"})
         for verb in ("ack", "release", "bury", "delete"):
-            task = tube.take(timeout=0)
-            assert task is not None
+            task = take(tube)
             getattr(tube, verb)(task)
         if tube.features.timed:
             tube.put("later", delay=60, ttl=3600)

@@ -24,6 +24,7 @@ import tubes
 from tubes.clock import pause
 from tubes.doctor import Doctor, Kind
 from tubes.testing import FakeClock
+from tubes.testing.suite import take
 
 from .conftest import Patient, called, drain, fill, plain, use_beside_unreadable_jobs
 
@@ -325,8 +326,7 @@ def test_what_was_taken_for_longer_than_a_column_holds_is_set_right(file: Patien
     tube = file.opened[0].create_tube("jobs", "fifottl")
     tube.put("x", ttr=60)
     file.sql("UPDATE tubes_task SET ttr_ms = 9223372036854775807")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     assert file.sql("SELECT typeof(due_ms), typeof(place) FROM tubes_task") == [("real", "real")]
     said = file.doctor("--deep", "--fix")
     assert (said.status, said.kinds) == (0, {"state"})
@@ -337,8 +337,7 @@ def test_what_was_taken_for_longer_than_a_column_holds_is_set_right(file: Patien
 def test_a_taken_task_whose_next_time_is_lost_lives_no_longer_than_its_ttl(file: Patient) -> None:
     tube = file.opened[0].create_tube("jobs", "fifottl")
     tube.put("x", ttl=60, ttr=600)
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     file.sql("UPDATE tubes_task SET due_ms = NULL, place = NULL")
     assert file.doctor("--deep", "--fix").kinds == {"state"}
     assert tube.peek(held).due_at == held.due_at
@@ -500,8 +499,7 @@ def test_tasks_of_a_tube_number_that_is_yet_to_come_are_not_mixed_up(patient: Pa
 def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Patient) -> None:
     worker = patient.connect()
     tube = fill(worker, "utube")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     patient.sql("DELETE FROM tubes_session WHERE id = ?", worker.identify().hex)
     said = patient.doctor("--fix")
     assert (said.status, {finding["session"] for finding in said.findings}) == (0, {worker.identify().hex})
@@ -551,8 +549,7 @@ def test_a_session_that_lives_is_not_taken_for_dead(patient: Patient) -> None:
 
 def test_a_session_is_left_alone_that_one_process_lives_in_or_that_may_come_back(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     patient.add_connection(patient.opened[0].identify().hex)
     with patient.connect(session_ttr=60) as away:
         kept = away.tube.jobs.take(timeout=0)

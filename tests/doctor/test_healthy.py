@@ -12,6 +12,7 @@ import pytest
 import tubes
 from tubes.doctor import Doctor, Kind
 from tubes.options import LONGEST_MS
+from tubes.testing.suite import take
 
 from .conftest import (
     Patient,
@@ -73,8 +74,7 @@ def test_the_longest_durations_add_up_without_end(verb: str, patient: Patient) -
     """A worker can touch its task by the longest duration for ever."""
     tube, longest = patient.opened[0].create_tube("jobs", "utubettl"), LONGEST_MS // 1000
     tube.put("x", ttl=longest, ttr=longest)
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     touch_often(tube, task)
     if verb == "bury":
         tube.bury(task)

@@ -26,6 +26,7 @@ from tubes.cli import UNAVAILABLE, USAGE, run
 from tubes.doctor import Doctor, Finding, Kind
 from tubes.options import LONGEST_MS
 from tubes.testing import FakeClock
+from tubes.testing.suite import take
 
 from .conftest import (
     TYPES,
@@ -900,8 +901,7 @@ def test_a_living_process_whose_session_is_lost_keeps_what_it_holds(patient: Pat
     url = patient.url.replace("dead_after=2.5", "dead_after=60")  # its next beat would begin a new session
     with tubes.connect(url, sweep=False) as worker:
         tube = fill(worker, "utube")
-        held = tube.take(timeout=0)
-        assert held is not None
+        held = take(tube)
         patient.do("HDEL", ":sessions", worker.identify().hex)
         said = patient.doctor("--fix")
         assert (said.status, {finding["session"] for finding in said.findings}) == (

@@ -579,8 +579,7 @@ def test_a_refused_ack_is_refused_also_while_the_dead_are_rescued(tmp_path: Path
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("hot", "redis", url=redis_url)
         tube.put("held")
-        held = two.tube.hot.take(0)
-        assert held is not None
+        held = take(two.tube.hot)
         ours: Any = tube.driver
         end_session(two.tube.hot.driver, ours)
         ours._suspects = True
@@ -694,8 +693,7 @@ def test_a_step_does_not_wait_for_the_queue_s_own_store(tmp_path: Path, redis_ur
         hot.on_task_change(lambda task, event: told.append(event.value))
         with queue.transaction():
             hot.put("x")
-            task = hot.take(0)
-            assert task is not None
+            task = take(hot)
             hot.ack(task)
         assert told == ["put", "take", "ack"]
     with pytest.raises(tubes.StoreUnavailable, match="closed"):

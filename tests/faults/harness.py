@@ -27,6 +27,7 @@ from interpreter import PIPE, Process
 import tubes
 from tubes.clock import Signal
 from tubes.testing import FakeClock
+from tubes.testing.suite import take
 
 Connect = Callable[..., tubes.Queue]
 
@@ -269,8 +270,7 @@ def join_forgotten(connect: Callable[..., tubes.Queue], forget: Callable[[int], 
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
     tube = leaver.create_tube("jobs", "fifo")
     tube.put_many(["held", "free"])
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     session = leaver.identify()
     leaver.close()
     store: Any = joiner.store

@@ -11,6 +11,7 @@ from faults.harness import TYPES, Connect, ended, eventually
 
 import tubes
 from tubes.interrupts import guarded
+from tubes.testing.suite import take
 from tubes.waiting import room
 
 
@@ -61,8 +62,7 @@ def test_a_callback_that_blocks_holds_up_nobody_else(connect: Connect) -> None:
     assert inside.wait(10)
     tube.put("passes")
     for _ in range(2):
-        task = tube.take(timeout=0)
-        assert task is not None
+        task = take(tube)
         tube.ack(task)
     assert heard == [] and blocked.is_alive()
     go_on.set()
@@ -147,8 +147,7 @@ def test_a_callback_may_use_a_transaction_and_drop_the_tube(connect: Connect) ->
 
     tube.on_task_change(record)
     tube.put(1)
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     tube.ack(task)
     assert [task.data for task in log.tasks("r")] == ["put", "take", "ack"]
     assert queue.tubes() == ["log"]

@@ -16,6 +16,7 @@ import pytest
 from faults.harness import DESCRIPTORS, TYPES, Connect, ended, heard, quiet, run
 
 import tubes
+from tubes.testing.suite import take
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,7 @@ def test_a_full_disk_is_an_error_and_stores_nothing_by_halves(connect: Connect, 
             tube.put("z" * 500, unit=unit, **options)
     assert tube.statistics()["tasks"]["ready"] == stored and len(events) == stored
     for _ in range(10):
-        task = tube.take(timeout=0)
-        assert task is not None
+        task = take(tube)
         tube.ack(task)
     tube.put("there is room now", **options)
     limit_pages(queue, 100_000)

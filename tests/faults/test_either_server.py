@@ -178,8 +178,7 @@ def test_who_lives_keeps_its_task_for_longer_than_the_dead_are_waited_for(connec
     queue, other = connect(sweep=False), connect()
     tube = queue.create_tube("jobs", "utube")
     tube.put("held")
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     assert other.tube.jobs.take(timeout=2.5) is None
     assert tube.ack(task).data == "held"
 

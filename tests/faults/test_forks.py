@@ -25,6 +25,7 @@ from slow import slow_but
 
 import tubes
 from tubes.clock import pause
+from tubes.testing.suite import take
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -53,12 +54,10 @@ def test_a_child_takes_and_puts_in_a_session_of_its_own(connect: Connect, type: 
     options: Any = {"utube": "b"} if tube.features.grouped else {}
     tube.put("a")
     tube.put("b", **options)
-    mine = tube.take(timeout=0)
-    assert mine is not None
+    mine = take(tube)
 
     def work() -> list[Any]:
-        theirs = tube.take(timeout=0)
-        assert theirs is not None
+        theirs = take(tube)
         tube.put("c", **options)
         with pytest.raises(tubes.NotTaken):
             tube.ack(mine)

@@ -23,7 +23,7 @@ from faults.harness import Connect, Struck, ended, eventually, heard, run, strik
 import tubes
 import tubes.aio
 from tubes.testing import FakeClock
-from tubes.testing.suite import Waiting
+from tubes.testing.suite import Waiting, take
 
 STRESS = """
 import os, random, signal, sys, threading, time, tubes
@@ -566,8 +566,7 @@ def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, d
         is_struck = strike(partial(queue.identify, other.identify()), at)
         tube.put(at)
         assert stored.execute("SELECT count(*) FROM tubes_task WHERE state = 'r'").fetchone() == (1,), at
-        task = tube.take(timeout=0)
-        assert task is not None
+        task = take(tube)
         other.sweep()
         tube.ack(task)
         queue.close()

@@ -19,6 +19,7 @@ from interpreter import Process
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
 from tubes.store import Store
+from tubes.testing.suite import take
 
 FULL = """
 import resource, signal, sys, tubes
@@ -53,8 +54,7 @@ def test_what_a_queue_held_is_others_when_a_fork_left_it_unusable(
     queue, other = connect(sweep=False), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
-    held = tube.take(0)
-    assert held is not None
+    held = take(tube)
     store: Any = queue.store
     with monkeypatch.context() as patch:
         patch.setattr(store, "_connect", lambda: (_ for _ in ()).throw(tubes.StoreUnavailable("no file")))
@@ -106,8 +106,7 @@ def test_a_queue_that_cannot_be_opened_again_ends_no_other_s_life(
     """However often the queue tries to open it."""
     queue, other = connect(sweep=False), connect(sweep=False)
     queue.create_tube("jobs", "fifo").put("held")
-    held = other.tube.jobs.take(timeout=0)
-    assert held is not None
+    held = take(other.tube.jobs)
     store: Any = queue.store
     with monkeypatch.context() as patch:
         patch.setattr(store, "_connect", lambda: (_ for _ in ()).throw(tubes.StoreUnavailable("no file")))
@@ -205,8 +204,7 @@ def test_a_lost_lease_is_one_also_where_nobody_can_prove_life(
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     tube.release(task)
     monkeypatch.setattr(queue.store, "prove_life", fails)
     with pytest.raises(tubes.LeaseLost):
@@ -220,8 +218,7 @@ def test_who_is_refused_since_he_was_taken_for_dead_goes_on_in_a_new_session(
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     with closing(sqlite3.connect(db)) as theirs, theirs:
         theirs.execute("DELETE FROM tubes_connection")
         theirs.execute("UPDATE tubes_session SET ends_ms = 1")

@@ -18,6 +18,7 @@ import pytest
 from faults.harness import Connect, Crew, ended, eventually, heard, quiet, run, tell
 
 import tubes
+from tubes.testing.suite import take
 
 TAKE = """
 import sys, tubes
@@ -145,8 +146,7 @@ def test_a_symbolic_link_leads_to_the_same_queue(connect: Connect, db: Path) -> 
     """A process that opens the file by another name sees which tasks are taken, and takes none of them."""
     tube = connect().create_tube("jobs", "fifo")
     tube.put("held")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     link = db.with_name("link.db")
     link.symlink_to(db)
     folder = db.parent.with_name(f"{db.parent.name}-link")
@@ -303,8 +303,7 @@ with tubes.connect("sqlite:///" + sys.argv[1], namespace="theirs") as queue:
 """
     tube = connect().create_tube("jobs", "fifo")
     tube.put("ours")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     assert run(code, db).splitlines() == ["None theirs ['jobs'] ['jobs']", "1"]
     assert tube.ack(held).data == "ours"
     assert tube.statistics()["calls"]["put"] == 1

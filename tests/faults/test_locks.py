@@ -21,6 +21,7 @@ from faults.harness import HOLDER, Connect, Crew, ended, eventually, heard, tell
 
 import tubes
 from tubes.driver import NewTask
+from tubes.testing.suite import take
 
 LOCKING = """
 import sqlite3, sys
@@ -49,8 +50,7 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
     tube = queue.create_tube("jobs", "fifo")
     first = tube.put("first")
     tube.put("second")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     other = process(LOCKING, db, how)
     assert heard(other) == "locked"
     writes: list[Callable[[], Any]] = [
@@ -290,8 +290,7 @@ def test_an_ack_stands_when_the_wait_for_the_next_task_meets_a_lock(
     queue = connect(busy_timeout=0.2, sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put("first")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     other = process(LOCKING, db, "BEGIN IMMEDIATE")
     assert heard(other) == "locked"
     with pytest.raises(tubes.StoreBusy):  # here the ack itself is refused

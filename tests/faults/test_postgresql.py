@@ -523,8 +523,7 @@ def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(connect
             "SELECT setval(pg_get_serial_sequence('tubes_connection', 'id'), max(id)) FROM tubes_connection"
         )
     worker = connect(sweep=False)
-    task = worker.tube.jobs.take(timeout=0)
-    assert task is not None
+    task = take(worker.tube.jobs)
     lost.close()
     assert queue.tube.jobs.take(timeout=0.5) is None
     assert worker.tube.jobs.ack(task).data == "x"
@@ -707,8 +706,7 @@ def test_who_settles_what_is_due_waits_for_nobody(connect: Connect) -> None:
     queue, other = connect(sweep=False), connect(sweep=False, busy_timeout=0.5)
     tube = queue.create_tube("jobs", "utubettl")
     tube.put("held", utube="a")
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     due = tube.put("due", utube="a", delay=0.01)
     tube.put("free", utube="b")
     with queue.transaction() as unit:
@@ -847,8 +845,7 @@ def test_who_waits_beside_a_locked_task_that_is_due_looks_now_and_then(connect: 
     queue, other = connect(), connect(sweep=False)
     tube = queue.create_tube("jobs", "limfifottl", capacity=1, ttr=0.2)
     tube.put("slow")
-    task = other.tube.jobs.take(timeout=0)
-    assert task is not None
+    task = take(other.tube.jobs)
     driver: Any = tube.driver
     looks, expire = 0, driver.expire
 
@@ -1136,8 +1133,7 @@ def test_a_verb_for_many_that_has_waited_does_not_wait_for_what_came_meanwhile(
             tube.delete(tasks[0].id, unit=unit)
             verbing, counts = waits_for_a_lock(url, getattr(tube, verb))
             other.tube.jobs.put("new")
-            new = other.tube.jobs.take(timeout=0)
-            assert new is not None
+            new = take(other.tube.jobs)
             other.tube.jobs.delete(new.id, unit=later)
         ended(verbing)
         assert counts == [2]
@@ -1588,8 +1584,7 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(connect: Conn
     queue = connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many([1, 2])
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     with psycopg.connect(plain(url)) as db:
         db.execute("DELETE FROM tubes_connection; UPDATE tubes_session SET ends_ms = 1")
         db.execute("UPDATE tubes_task SET state = 'r', owner = NULL WHERE state = 't'")
@@ -1623,8 +1618,7 @@ def test_a_session_that_is_joined_while_its_last_process_leaves_goes_on(connect:
     """The leaver must not end it because of a look from before the other joined."""
     leaver, joiner = connect(session_ttr=60, sweep=False), connect(sweep=False)
     leaver.create_tube("jobs", "fifo").put("held")
-    task = leaver.tube.jobs.take(timeout=0)
-    assert task is not None
+    task = take(leaver.tube.jobs)
     session = leaver.identify()
     tube = joiner.tube.jobs
     store: Any = joiner.store
@@ -1730,8 +1724,7 @@ def test_a_step_of_release_all_that_finds_less_than_it_looked_for_looks_again(
 def test_an_ack_that_cannot_give_its_room_back_is_not_done(connect: Connect, url: str) -> None:
     tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "limfifottl", capacity=1)
     tube.put("x")
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     with psycopg.connect(plain(url)) as db:
         db.execute("SELECT FROM tubes_tube FOR UPDATE")
         with pytest.raises(tubes.StoreBusy):
@@ -1763,8 +1756,7 @@ def test_an_ack_locks_the_sub_queue_before_its_task(connect: Connect, url: str, 
     queue, other = (connect(sweep=False, busy_timeout=patience) for patience in (0.2, 20))
     tube, theirs = queue.create_tube("jobs", type), other.tube.jobs
     tube.put("x", utube="a")
-    task = theirs.take(timeout=0)
-    assert task is not None
+    task = take(theirs)
     refused: list[tubes.TubeError] = []
 
     def ack() -> None:

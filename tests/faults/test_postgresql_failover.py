@@ -11,6 +11,7 @@ from faults.serving import Load
 from servers import OWNER, PostgresServer, PostgresStandby
 
 import tubes
+from tubes.testing.suite import take
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +61,7 @@ def test_all_go_on_at_the_standby_and_lose_nothing(
     bounded.put("gone")
     held = queue.create_tube("held", "fifo")
     held.put("held")
-    task = held.take(timeout=0)
-    assert task is not None
+    task = take(held)
     thread, got = waiting(queue.create_tube("awaited", "fifo"))
     with Load(queues) as load:
         eventually(lambda: len(load.acked) > 20)

@@ -47,6 +47,7 @@ import tubes.aio
 from tubes.doctor import Doctor
 from tubes.driver import Ref
 from tubes.testing import FakeClock
+from tubes.testing.suite import take
 from tubes.waiting import room
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
@@ -127,8 +128,7 @@ def test_forgotten_scripts_alone_are_no_error(connect: Connect, server: RedisSer
         server.command("SCRIPT FLUSH")
         tube.put(number)
         server.command("SCRIPT FLUSH")
-        task = tube.take(timeout=0)
-        assert task is not None
+        task = take(tube)
         server.command("SCRIPT FLUSH")
         assert tube.ack(task).data == number
 
@@ -155,8 +155,7 @@ def test_who_connected_in_a_moment_that_is_lost_is_not_taken_for_another(server:
         with lost_end(server):
             lost = tubes.connect(server.url)
         with tubes.connect(server.url) as worker:
-            task = worker.tube.jobs.take(timeout=0)
-            assert task is not None
+            task = take(worker.tube.jobs)
             lost.close()
             assert queue.tube.jobs.take(timeout=0.5) is None
             assert worker.tube.jobs.ack(task).data == "x"
@@ -512,8 +511,7 @@ def test_what_a_restored_server_does_not_know_is_refused(connect: Connect, serve
     with lost_end(server):
         late = connect()
         made = late.create_tube("late", "fifo")
-        held = late.tube.jobs.take(timeout=0)
-        assert held is not None
+        held = take(late.tube.jobs)
         early.close()
     with pytest.raises(tubes.NoSuchTube):
         put_when_it_can(made, "x")
@@ -533,8 +531,7 @@ def test_who_was_taken_for_dead_and_does_not_know_it_takes_in_a_new_session(conn
     queue, other = connect(), connect(sweep=False)
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many(["first", "second"])
-    lost = other.tube.jobs.take(timeout=0)
-    assert lost is not None
+    lost = take(other.tube.jobs)
     store: Any = other.store
     session = store.session
     store._hub.listener.remove_beat(store._beat)
@@ -775,8 +772,7 @@ def test_a_forked_child_works_in_a_session_of_its_own(connect: Connect) -> None:
     queue = connect()
     tube = queue.create_tube("jobs", "utube")
     tube.put_many(range(3), utube="a")
-    mine = tube.take(timeout=0)
-    assert mine is not None
+    mine = take(tube)
     thread, got = waiting(tube)
 
     def child() -> list[Any]:
@@ -1059,16 +1055,13 @@ def test_a_full_memory_is_emptied_by_taking(connect: Connect, server: RedisServe
     server.command("CONFIG SET", "maxmemory", 1)
     with pytest.raises(tubes.StoreUnavailable, match="maxmemory"):
         tube.put("no room")
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     assert [done.data for done in tube.ack_many([task])] == [1]
-    task = tube.take(timeout=0)
-    assert task is not None
-    task = tube.take(timeout=0, ack=task)
-    assert task is not None and tube.release(task).data == 3
+    last = tube.take(timeout=0, ack=take(tube))
+    assert last is not None and tube.release(last).data == 3
     assert tube.take(timeout=0)
     assert tube.release_all() == 1
-    assert tube.delete(task.id)
+    assert tube.delete(last.id)
     assert tube.statistics()["tasks"]["total"] == 0
 
 

@@ -21,6 +21,7 @@ from redis_servers import RedisCluster, RedisServer
 
 import tubes
 import tubes.aio
+from tubes.testing.suite import take
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
@@ -183,8 +184,7 @@ def test_a_script_does_not_end_in_the_middle_since_the_slot_is_moved(
             tube.put(number, **(named(number) if is_hosted else {}))
         tube.bury(3)
         queue.flush_counts()
-        held = tube.take(timeout=0)
-        assert held is not None
+        held = take(tube)
         namespace, number = (
             ("tubes_hosted", tube.record.options["number"]) if is_hosted else ("tubes", tube.record.id)
         )

@@ -30,6 +30,7 @@ from redis_servers import RedisServer
 from slow import slow_but
 
 import tubes
+from tubes.testing.suite import take
 
 scripts: Any = importlib.import_module("tubes.drivers.redis.scripts")
 
@@ -57,8 +58,7 @@ def tube(server: RedisServer) -> Iterator[tubes.Tube]:
         tube = queue.create_tube("jobs", "limfifottl", capacity=5)
         id = tube.put("so that the server knows the scripts").id
         tube.peek(id)
-        task = tube.take(timeout=0)
-        assert task is not None
+        task = take(tube)
         tube.ack(task)
         yield tube
 
@@ -197,8 +197,7 @@ def test_an_ack_whose_answer_is_lost_is_done_once(
     tube: tubes.Tube, unlucky: tubes.Tube, proxy: Proxy
 ) -> None:
     tube.put("x")
-    task = unlucky.take(timeout=0)
-    assert task is not None
+    task = take(unlucky)
     proxy.cut_after = scripts.ACK.sha.encode()
     with pytest.raises(tubes.OutcomeUnknown):
         unlucky.ack(task)
@@ -305,8 +304,7 @@ def test_who_loses_a_connection_without_a_word_is_not_taken_for_dead(
     far = f"redis://127.0.0.1:{proxy.port}?dead_after=3"
     with tubes.connect(f"{server.url}&dead_after=3") as other, tubes.connect(far, sweep=False) as queue:
         other.create_tube("jobs", "fifo").put("x")
-        task = queue.tube.jobs.take(timeout=0)
-        assert task is not None
+        task = take(queue.tube.jobs)
         store: Any = queue.store
 
         def beat() -> object:

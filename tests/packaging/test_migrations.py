@@ -21,6 +21,7 @@ from faults.harness import run
 from tubes.migrations import HEAD, LABEL
 
 import tubes
+from tubes.testing.suite import take
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,8 +79,7 @@ def fill(file: Path, namespace: str = "tubes") -> None:
         for type in ("fifo", "fifottl", "limfifottl", "utube", "utubettl"):
             tube = queue.create_tube(type, type)
             tube.put_many(["first", "second", "third"])
-            taken = tube.take(timeout=0)
-            assert taken is not None
+            taken = take(tube)
             tube.bury(taken)
         queue.tube["fifottl"].put("later", delay=3600)
         queue.configure(session_ttr=3600)

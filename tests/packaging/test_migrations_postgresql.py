@@ -30,6 +30,7 @@ from tubes.migrations.running import config, schema_sql
 
 import tubes
 from tubes.doctor import Doctor
+from tubes.testing.suite import take
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = Path(alembic.__file__).parent / "templates" / "generic"
@@ -388,8 +389,7 @@ def test_the_how_tos_rights_are_enough_to_work_and_not_to_migrate(
                 for temporary in (False, True):
                     tube = queue.create_tube(f"t{temporary}", "utubettl", temporary=temporary)
                     tube.put_many(["first", "second"])
-                    task = tube.take(timeout=0)
-                    assert task is not None
+                    task = take(tube)
                     tube.bury(task)
                     tube.drop()
                 queue.create_tube("jobs", "fifo").put("third")

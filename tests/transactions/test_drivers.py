@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tubes
+from tubes.testing.suite import take
 
 from .conftest import INSERT, Place
 
@@ -112,8 +113,7 @@ def test_a_connection_that_dies_before_the_commit_is_told(
     """Nothing was done then, and nobody may think that it was."""
     place, tube = postgres_place, postgres_place.tube()
     tube.put("held")
-    held = tube.take(timeout=0)
-    assert held is not None
+    held = take(tube)
     place.changes.clear()
 
     def scene(session: Session) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy import orm
 from transactions.conftest import INSERT, Place
 
 import tubes
+from tubes.testing.suite import take
 
 
 @pytest.fixture
@@ -517,8 +518,7 @@ def test_a_unit_whose_connection_runs_no_triggers_is_refused(
     with tubes.connect(admin, migrate=True, sweep=False) as queue:
         tube = queue.create_tube("jobs", "utube")
         tube.put_many(["a", "b"], utube="u")
-        task = tube.take(timeout=0)
-        assert task is not None
+        task = take(tube)
         with queue.transaction() as unit:
             statement = f"{sets} Session_Replication_Role = replica"
             unit.connection.exec_driver_sql(statement, execution_options={"no_parameters": is_bare})

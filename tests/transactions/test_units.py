@@ -20,6 +20,7 @@ from transactions.conftest import INSERT, Place
 
 import tubes
 from tubes.testing import FakeClock
+from tubes.testing.suite import take
 
 
 class Stop(Exception):
@@ -45,8 +46,7 @@ def test_a_unit_s_connection_is_in_its_transaction(place: Place) -> None:
     """What the user executes there is committed together with tasks and events."""
     tube = place.tube()
     tube.put("first")
-    task = tube.take(0)
-    assert task is not None
+    task = take(tube)
     place.changes.clear()
     with place.queue.transaction() as unit:
         unit.connection.execute(INSERT, {"what": "row"})

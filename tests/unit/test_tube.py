@@ -22,7 +22,7 @@ from tubes import aio
 from tubes.driver import STEP_LIMIT, Change, TasksLocked
 from tubes.task import milliseconds
 from tubes.testing import FakeClock
-from tubes.testing.suite import refusal
+from tubes.testing.suite import refusal, take
 from tubes.unknown import taken_by
 
 
@@ -40,8 +40,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_has_buried_a_task_may_bury_it_again_by_what_it_took(tube: tubes.Tube) -> None:
     tube.put("x")
-    task = tube.take(timeout=0)
-    assert task is not None
+    task = take(tube)
     assert tube.bury(task) == tube.bury(task)
 
 
@@ -345,8 +344,7 @@ def test_all_that_a_session_held_is_released_in_however_many_steps(small_steps: 
 def test_what_is_given_back_for_somebody_who_is_gone_is_that_very_take(tube: tubes.Tube) -> None:
     """The caller may have lost it since, to another thread of this session."""
     tube.put("x")
-    old = tube.take(timeout=0)
-    assert old is not None
+    old = take(tube)
     tube.release(old)
     new = tube.take(timeout=0)
     tube.give_back([old])
@@ -361,8 +359,7 @@ def test_it_is_given_back_in_the_session_that_took_it(tmp_path: Path) -> None:
     ):
         jobs = queue.create_tube("jobs", "fifo")
         jobs.put("x")
-        task = jobs.take(timeout=0)
-        assert task is not None
+        task = take(jobs)
         queue.identify(other.identify())
         assert jobs.tasks("t") == [task]
         jobs.give_back([task])
@@ -506,8 +503,7 @@ def test_a_task_of_another_tube_is_refused_in_a_batch_too(tube: tubes.Tube) -> N
     other = tube._queue.create_tube("other", "fifo")
     theirs = other.put("theirs")
     tube.put("ours")
-    ours = tube.take(timeout=0)
-    assert ours is not None
+    ours = take(tube)
     with pytest.raises(tubes.BadOption, match="not a task of tube 'jobs'"):
         tube.ack_many([ours, theirs])
     assert tube.tasks("t") == [ours]
@@ -671,8 +667,7 @@ def test_a_take_in_a_transaction_leaves_takes_of_unknown_outcome_to_the_next(que
     """Else it would wait for itself, or give back what the transaction might not know of."""
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many("ab")
-    taken = tube.take(timeout=0)
-    assert taken is not None
+    taken = take(tube)
     tube._unknown.add(*taken_by(taken))
     with queue.transaction() as unit:
         other = tube.take(timeout=0, unit=unit)

@@ -10,7 +10,7 @@ from faults.harness import EventfulClock, eventually
 
 import tubes
 from tubes.testing import FakeClock
-from tubes.testing.suite import Waiting
+from tubes.testing.suite import Waiting, take
 from tubes.waiting import LEASES_KEPT, Waiters, room, seconds_until
 
 JOBS, OTHER = 1, 2
@@ -265,8 +265,7 @@ def test_who_waits_is_called_when_a_sub_queue_becomes_free(
     tube = queue.create_tube("jobs", "utubettl", ttr=60)
     tube.put("first", utube="a", ttl=5)
     tube.put("second", utube="a")
-    first = tube.take(timeout=0)
-    assert first is not None
+    first = take(tube)
     waiter = Waiting(clock, tube.take)
     if end == "ttl":
         clock.step(5)  # which wakes nobody, so that a sweep comes first
