@@ -346,23 +346,24 @@ class SqlDriver:
         looks = self._sql.due, self._sql.overdue  # others may be settling the same
         if self._locks.with_room and any(tx.rows(look.all, self._tube, now, 1) for look in looks):
             self._locks.lock_room(tx)
-        rows = self._locks.lock_free(tx, looks, now, limit=limit, by=itemgetter(DUE, ID))
+        rows = self._locks.lock_free(tx, looks, now, limit=limit, by=_by_due)
         over: list[Row] = []
         late: list[Row] = []
         delayed: list[Row] = []
-        found: list[tuple[int, int, Change]] = []
-        at = {row[ID]: row[DUE] for row in rows}
+        found: list[tuple[float, int, Change]] = []
+        at = {id: due for due, id in map(_by_due, rows)}
         for row in rows:
             end = _end_of_life(row)
             if end is None or end > now:
                 (late if row[STATE] == "t" else delayed).append(row)
                 continue
             over.append(row)
+            due = at[row[ID]]
             at[row[ID]] = end
-            if row[DUE] < end:  # nobody looked when its ttr or its delay ended: report that, too
+            if due < end:  # nobody looked when its ttr or its delay ended: report that, too
                 event = Event.TTR if row[STATE] == "t" else Event.DELAY
                 ready = _moved(row, "r", end, now)
-                found.append((row[DUE], row[ID], Change(event, ready, end)))
+                found.append((due, row[ID], Change(event, ready, end)))
         changes = [
             *self._remove(tx, Event.TTL, over, now),
             *self._make_ready(tx, Event.TTR, late, 1, now),
@@ -552,6 +553,12 @@ def _by_pri(row: Row) -> tuple[float, int]:
     """The order by priority. A damaged one that is no number comes last, and does the others no harm."""
     pri = row[PRI]
     return (pri if isinstance(pri, int) else math.inf, row[ID])
+
+
+def _by_due(row: Row) -> tuple[float, int]:
+    """The order in which tasks fall due. A damaged one that is overdue by its place alone comes last, too."""
+    due = row[DUE]
+    return (due if isinstance(due, _NUMBER) else math.inf, row[ID])
 
 
 def _place(row: Row) -> int | None:

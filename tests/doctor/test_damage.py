@@ -434,6 +434,18 @@ def test_a_time_that_is_no_number_holds_up_no_sweep(file: Patient) -> None:
     assert file.doctor("--deep", "--fix").status == 0
 
 
+@pytest.mark.parametrize(("also", "left"), [("", 9), (", created_ms = 1", 8)], ids=["late", "over"])
+def test_a_taken_task_whose_next_time_is_lost_holds_up_no_other(
+    also: str, left: int, patient: Patient
+) -> None:
+    """By its place its time is over, and nobody knows since when."""
+    tube = fill(patient.opened[0], "fifottl")
+    first, second = tube.take_many(2, timeout=0)
+    patient.sql(f"UPDATE tubes_task SET place = 1, due_ms = NULL{also} WHERE id = ?", first.id)
+    patient.sql("UPDATE tubes_task SET place = 1, due_ms = 1 WHERE id = ?", second.id)
+    assert [task.data for task in tube.take_many(20, timeout=0)] == [*range(9)][-left:]
+
+
 @pytest.mark.parametrize("type", ["fifo", "fifottl", "utube"])
 def test_a_batch_with_a_row_that_cannot_be_read_is_taken_by_nobody(type: str, file: Patient) -> None:
     tube = fill(file.opened[0], type)
