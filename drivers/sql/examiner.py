@@ -508,10 +508,13 @@ class Schema(SqlCheck):
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         there = set(tx.rows(self._store.looks().made))
         missing = [made for made in self._wanted if made not in there]
-        what = "{} {} is missing, or does not work; `tubes migrate --sql` shows what makes it"
-        return Look(
-            [Finding(Kind.DAMAGE, what.format(*made).lower(), None, rule=str(made)) for made in missing]
+        return Look([self._finding(kind, name) for kind, name in missing])
+
+    def _finding(self, kind: str, name: str) -> Finding:
+        what = (
+            f"{kind.lower()} {name} is missing, or does not work; `tubes migrate --sql` shows what makes it"
         )
+        return Finding(Kind.DAMAGE, what, None, rule=f"{kind} {name}")
 
 
 class Sequences(SqlCheck):

@@ -586,6 +586,13 @@ def test_missing_indexes_and_triggers_are_found(fresh: Patient) -> None:
     assert sorted(told) == ["index tubes_task_due", "trigger tubes_task_gone"]
 
 
+def test_what_is_missing_is_named_as_it_must_be_made(file: Patient) -> None:
+    with tubes.connect(file.url, namespace="Shop", migrate=True, sweep=False) as shop:
+        file.sql("DROP INDEX Shop_task_due")
+        (finding,) = Doctor(shop).examine()
+    assert finding.what.startswith("index Shop_task_due is missing")
+
+
 @pytest.mark.parametrize("fresh", ["postgresql"], indirect=True)
 def test_a_missing_function_is_found(fresh: Patient) -> None:
     """Other functions call it, of which PostgreSQL knows nothing."""
