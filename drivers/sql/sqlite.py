@@ -424,16 +424,17 @@ class SqliteStore(SqlStore):
 
         Otherwise each would look at the locks of all others, and hundreds of processes would do nothing else.
         """
-        if self.path is None or self._is_closed or self._is_stale:
+        shared = self._shared
+        if shared is None or self._is_closed or self._is_stale:
             return False
         self.prove_life()
         if self._is_gone:
             return True  # the closer look then says so
 
         def all_live(tx: ReadTx) -> bool:
-            if allow_recent and self._locks.have_all_just_lived():
+            if allow_recent and shared.locks.have_all_just_lived():
                 return True
-            return self._locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections))
+            return shared.locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections))
 
         def look(tx: ReadTx) -> bool:
             if (thoroughly and self._orphans(tx)) or not all_live(tx):

@@ -120,15 +120,15 @@ class LockFile:
 
     def let_go(self, connection: int) -> None:
         """End the proof."""
-        self._held.discard(connection)
-        if self._is_closed:
-            return
         with self._counting:
+            self._held.discard(connection)
+            if self._is_closed:
+                return
             if not any(connection in twin._held for twin in self._twins()):
                 _let_go(self._fd, connection)
-        if connection == self._mine:  # others call the armed connection only if it lives
-            self.board.disarm(connection)
-            self._mine = next(iter(self._held), 0)
+            if connection == self._mine:  # others call the armed connection only if it lives
+                self.board.disarm(connection)
+                self._mine = next(iter(self._held), 0)
 
     def is_alive(self, connection: int) -> bool:
         """Tell whether the process of a connection lives: it has a lock."""
@@ -227,12 +227,6 @@ class InMemoryLocks:
 
     def is_alive(self, connection: int) -> bool:
         return connection in self._held
-
-    def are_all_alive(self, connections: Iterable[int]) -> bool:
-        return all(map(self.is_alive, connections))
-
-    def have_all_just_lived(self) -> bool:
-        return False
 
     def call(self, key: Key, count: int) -> None:
         """There are no other processes."""

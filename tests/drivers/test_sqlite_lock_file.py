@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import run
+from faults.harness import eventually, run
 from tubes.drivers.sql import sqlite_bell, sqlite_byte_locks, sqlite_lock_file
 from tubes.drivers.sql.sqlite_lock_file import LockFile
 
@@ -148,6 +148,18 @@ def test_who_puts_while_another_thread_closes_the_queue_calls_nobody(tmp_path: P
     file = LockFile(str(tmp_path / "tubes"))
     file.close()
     file.call(1, 1)
+
+
+def test_who_lets_go_while_another_thread_closes_the_file_leaves_no_proof(tmp_path: Path) -> None:
+    file = LockFile(str(tmp_path / "tubes"))
+    file.hold(1)
+    with ThreadPoolExecutor() as pool:
+        with LockFile._counting:
+            letting_go = pool.submit(file.let_go, 1)
+            eventually(letting_go.running)
+            file.close()
+        letting_go.result()
+    assert run(ALIVE, tmp_path / "tubes", 1) == "" and not left_open(tmp_path)
 
 
 def test_who_closes_the_queue_waits_for_another_thread_that_calls(
