@@ -497,6 +497,8 @@ class SqliteStore(SqlStore):
         except OSError:
             return
         if size <= self._long_log:
+            if size <= LONG_LOG:  # SQLite has cut it off since
+                self._long_log = LONG_LOG
             return
         self._long_log = 2 * size  # if a read outlasts this: do not try again at once
 
