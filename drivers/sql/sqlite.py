@@ -162,6 +162,7 @@ class SqliteStore(SqlStore):
         self._reading = threading.RLock()  # reentrant: a fork's hook may call during the fork, and is refused
         self._resuming = threading.RLock()  # reentrant: a signal handler may call while one begins
         self._is_gone = False
+        self._connection = 0
         try:
             is_behind = migrations.is_behind(db, self._namespace, self._what, command, migrate=migrate)
             self.writer = SqliteWriter(
@@ -192,6 +193,8 @@ class SqliteStore(SqlStore):
             if self._shared is not None:  # only now: it looks at the session
                 self._shared.listener.add_check(self._suspects_deaths_waiting)
         except BaseException as error:
+            if self._connection:  # its session has begun, and another queue may keep the lock file open
+                self._locks.let_go(self._connection)
             guarded(self._close_files, db)
             if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                 raise translated(error, self._what) from error

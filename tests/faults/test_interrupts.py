@@ -12,13 +12,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import Connect, Struck, ended, eventually, heard, run, strike, tell
+from faults.harness import Connect, Struck, ended, eventually, heard, quiet, run, strike, tell
 
 import tubes
 import tubes.aio
@@ -649,6 +649,34 @@ def test_a_connect_that_a_signal_cuts_short_leaves_nothing_open(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_connect(connect, 1, monkeypatch)
+
+
+def test_a_session_that_a_signal_cuts_short_in_connect_ends(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process lives on, and so does its lock file, which another queue has open."""
+    queue = quiet(connect)
+    store: Any = type(queue.store)
+    begin = store._begin_session
+
+    def struck(self: Any) -> None:
+        begin(self)
+        signal.raise_signal(signal.SIGUSR1)
+
+    def raise_struck(number: int, frame: object) -> None:
+        raise Struck
+
+    handler = signal.signal(signal.SIGUSR1, raise_struck)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Struck):
+            patch.setattr(store, "_begin_session", struck)
+            connect()
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert queue.store.deaths_suspected()
+    queue.rescuer.rescue()
+    with closing(sqlite3.connect(db)) as other:
+        assert other.execute("SELECT id FROM tubes_session").fetchall() == [(queue.identify().hex,)]
 
 
 def test_a_program_ends_though_a_thread_is_in_the_middle_of_a_transaction(db: Path) -> None:
