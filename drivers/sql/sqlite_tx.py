@@ -55,18 +55,15 @@ class SqliteTx:
             self.is_open = True
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        if not self.is_open:
-            self.begin()
+        self.begin()
         return self._db.execute(statement.text, statement.bind(given)).fetchall()
 
     def run(self, statement: Statement, *given: Any) -> int:
-        if not self.is_open:
-            self.begin()
+        self.begin()
         return self._db.execute(statement.text, statement.bind(given)).rowcount
 
     def many(self, statement: Statement, given: Sequence[Row]) -> None:
-        if not self.is_open:
-            self.begin()
+        self.begin()
         self._db.executemany(statement.text, [statement.bind(row) for row in given])
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:

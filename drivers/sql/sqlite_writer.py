@@ -224,8 +224,6 @@ class SqliteWriter:
                 self._check_stands()
                 with self._maybe_copying():
                     self.db.execute("COMMIT")
-            except sqlite3.IntegrityError as error:  # from the user's own tables: ours are checked at once
-                raise StoreError(f"{self._what}: {error}") from error
             except sqlite3.Error as error:
                 raise commit_error(error, self._what) from error
             on_commit()
