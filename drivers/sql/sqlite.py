@@ -118,7 +118,7 @@ class SqliteStore(SqlStore):
         users may use yet: SQLite sets its permissions only once it is there, and so do we with the lock file.
         """
         until = real_monotonic() + BEING_MADE
-        tries = 0
+        tries = unexplained = 0
         while True:
             try:
                 self._try_to_open(migrate=migrate)
@@ -128,8 +128,9 @@ class SqliteStore(SqlStore):
                     raise
                 tries += 1
                 file = self._kept_from(error.__cause__)
-                if file is None:
-                    if tries >= TRIES:
+                if file is None:  # or it has just become usable
+                    unexplained += 1
+                    if unexplained >= TRIES:
                         raise
                 elif real_monotonic() >= until:
                     raise StoreUnavailable(

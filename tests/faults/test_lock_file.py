@@ -238,6 +238,27 @@ def test_users_of_one_group_may_share_a_file(public: Path, process: Callable[...
     assert asked(second, "ack") == "held"
 
 
+def test_what_becomes_usable_between_a_try_and_the_look_why_it_failed_is_tried_again(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: Any = type(connect(sweep=False).store)
+    try_to_open, kept = store._try_to_open, f"{db}-tubes"
+    looks = [kept] * 5 + [None]
+
+    def denied(self: Any, *, migrate: bool) -> None:
+        if looks:
+            error = PermissionError(13, "Permission denied", kept)
+            raise tubes.StoreUnavailable(str(error)) from error
+        try_to_open(self, migrate=migrate)
+
+    module = importlib.import_module("tubes.drivers.sql.sqlite")
+    monkeypatch.setattr(module, "pause_after", lambda tries: None)
+    monkeypatch.setattr(store, "_try_to_open", denied)
+    monkeypatch.setattr(store, "_kept_from", lambda self, cause: looks.pop(0))
+    connect(sweep=False).create_tube("jobs", "fifo").put(1)
+    assert not looks
+
+
 @pytest.mark.parametrize("beside", ["wal", "shm", "tubes"])
 def test_what_another_user_is_just_making_beside_the_file_is_waited_for(
     public: Path, process: Callable[..., Any], beside: str
