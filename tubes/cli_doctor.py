@@ -43,7 +43,7 @@ class Visit:
     @contextmanager
     def _doctor(self) -> Iterator[Doctor]:
         """The doctor, and a progress bar meanwhile."""
-        with progress("examine") as update:
+        with progress("examine", prints=self._is_json) as update:
 
             def on_progress(name: str, done: int, size: int) -> None:
                 update(description=printable(name), completed=done, total=size or None)

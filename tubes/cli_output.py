@@ -186,9 +186,12 @@ class Unbuffered(io.TextIOBase):
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, *, is_free: bool = True) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr if that is a terminal; gives what updates it: ``advance=``, ``completed=``."""
-    if not (is_free and os.isatty(2)):
+def progress(what: str, total: int | None = None, *, prints: bool) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr if that is a terminal; gives what updates it: ``advance=``, ``completed=``.
+
+    None is drawn if lines are printed meanwhile, and on a terminal: it would get between them.
+    """
+    if not os.isatty(2) or (prints and os.isatty(1)):
         yield lambda **news: None
         return
     from rich.console import Console

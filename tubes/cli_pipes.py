@@ -80,7 +80,7 @@ class Putting:
     def run(self) -> int:
         """Return how many lines were bad."""
         try:
-            with progress("put") as self._moved:
+            with progress("put", prints=self._is_json) as self._moved:
                 number = 0
                 for lines in incoming():
                     for text in lines:
@@ -186,7 +186,7 @@ class Taking:
 
     def run(self) -> int:
         """Return how many tasks were printed."""
-        with progress("take", self._count, is_free=not os.isatty(1)) as moved:
+        with progress("take", self._count, prints=True) as moved:
             while self._count is None or self._printed < self._count:
                 await_reader()
                 most = self._most if self._count is None else min(self._most, self._count - self._printed)

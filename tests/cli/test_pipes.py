@@ -503,14 +503,18 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(
     assert shell.run("take", "jobs", "--timeout", "0").stderr == b""
 
 
-def test_no_bar_is_drawn_between_tasks_on_a_terminal(shell: Shell, jobs: tubes.Tube) -> None:
-    jobs.put("x")
+@pytest.mark.parametrize("command", [["take", "jobs", "--timeout", "0"], ["put", "jobs", "--json"]])
+def test_no_bar_is_drawn_between_tasks_on_a_terminal(
+    shell: Shell, jobs: tubes.Tube, command: list[str]
+) -> None:
+    jobs.put_many(["x"] if command[0] == "take" else [])
     ours, theirs = pty.openpty()
     shell.environment["TERM"] = "xterm"
-    process = shell.start("take", "jobs", "--timeout", "0", stdout=theirs, stderr=theirs)
+    process = shell.start(*command, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
     os.close(theirs)
+    process.communicate(b'"x"\n', timeout=20)
     [task] = drawn_on(ours).splitlines()
-    assert process.wait(20) == 0
+    assert process.returncode == 0
     assert json.loads(task)["data"] == "x"
 
 

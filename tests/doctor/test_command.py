@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 from pathlib import Path
@@ -12,6 +13,9 @@ from interpreter import PIPE, Process, drawn_on
 from tubes.cli import UNAVAILABLE, USAGE, run
 
 from .conftest import Patient, fill
+
+DOCTOR = ("-c", "from tubes.cli import main; main()", "doctor")
+ON_TERMINAL = {**os.environ, "TERM": "xterm"}
 
 
 def said(patient: Patient, *arguments: str) -> tuple[int, str, str]:
@@ -89,11 +93,19 @@ def test_a_store_that_cannot_be_opened_or_examined_is_no_finding(
 def test_a_bar_is_drawn_on_a_terminal(file: Patient) -> None:
     fill(file.opened[0], "utube")
     ours, theirs = pty.openpty()
-    command = ["-c", "from tubes.cli import main; main()", "doctor", file.url, "--deep"]
-    environment = {**os.environ, "TERM": "xterm"}
-    process = Process(command, env=environment, stdout=PIPE, stderr=theirs)
+    process = Process([*DOCTOR, file.url, "--deep"], env=ON_TERMINAL, stdout=PIPE, stderr=theirs)
     os.close(theirs)
     drawn = drawn_on(ours)
     said = process.communicate(timeout=60)[0]
     assert (process.returncode, said) == (0, b"0 found\n")
     assert "calls" in drawn and "\x1b[" in drawn  # the last check
+
+
+def test_no_bar_is_drawn_between_findings_on_a_terminal(file: Patient) -> None:
+    fill(file.opened[0], "utube")
+    file.sql("UPDATE tubes_task SET front = 0 WHERE utube <> 'c'")
+    ours, theirs = pty.openpty()
+    process = Process([*DOCTOR, file.url, "--json"], env=ON_TERMINAL, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert [json.loads(line)["kind"] for line in drawn_on(ours).splitlines()] == ["line", "line"]
+    assert process.wait(60) == 1
