@@ -144,7 +144,8 @@ def write_out(data: bytes) -> None:
     try:
         while left:
             await_reader()
-            left = left[os.write(1, left[: select.PIPE_BUF]) :]
+            with suppress(BlockingIOError):  # others that share it made it non-blocking, and were faster
+                left = left[os.write(1, left[: select.PIPE_BUF]) :]
     except BrokenPipeError as error:
         raise Closed from error
     except OSError as error:  # a full disk

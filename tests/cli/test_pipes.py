@@ -124,6 +124,39 @@ def test_input_that_does_not_wait_is_waited_for(shell: Shell, jobs: tubes.Tube) 
     assert process.stderr is not None and process.stderr.read() == b""
 
 
+FILLED = """
+import os
+from tubes import cli, cli_output
+
+def await_reader(wait=cli_output.await_reader):
+    wait()
+    cli_output.await_reader = wait
+    try:
+        while os.write(1, b" " * 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+cli_output.await_reader = await_reader
+cli.main()
+"""
+"""The command, whose output another process fills just before its first line."""
+
+
+def test_output_that_others_have_filled_meanwhile_is_waited_for(shell: Shell, jobs: tubes.Tube) -> None:
+    """They share it, and have made it non-blocking."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with open(read, "rb") as output:
+        process = Process(["-c", FILLED, "put", "jobs", "1"], env=shell.environment, stdout=write)
+        os.close(write)
+        try:
+            assert output.read().strip() == b"1"
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
 def test_a_full_tube_ends_the_input_and_says_where(shell: Shell) -> None:
     with shell.connect() as queue:
         queue.create_tube("few", "limfifottl", capacity=3)
