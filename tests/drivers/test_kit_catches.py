@@ -570,6 +570,28 @@ class GivesBackAtItsStart(Sound):
         self.inner.release_owner(tx, None, 1000, now=0)
 
 
+class CutsBytes(Sound):
+    """Stores bytes as C does, up to the last that is not zero."""
+
+    def put(self, tx: Any, items: Sequence[NewTask], *, now: int) -> Sequence[Change]:
+        cut = [
+            item._replace(payload=item.payload.rstrip(b"\0"), data=item.payload.rstrip(b"\0"))
+            if isinstance(item.payload, bytes)
+            else item
+            for item in items
+        ]
+        changes: Sequence[Change] = self.inner.put(tx, cut, now=now)
+        return changes
+
+
+class BuriesByTheNumberAlone(Sound):
+    """Of a lease, though a take that was rolled back had the same."""
+
+    def bury(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        changes: Sequence[Change] = self.inner.bury(tx, [Ref(ref.id, ref.token) for ref in refs], **given)
+        return changes
+
+
 @dataclass(frozen=True)
 class Fault:
     """A faulty driver, and where the kit finds the fault."""
@@ -661,6 +683,8 @@ FAULTS = (
     ),
     Fault(GivesBackAtItsStart, "api.Api", "test_what_begins_a_tube_may_come_again", PLAIN, False),
     Fault(RemembersWhatWasRolledBack, "atomicity.Atomicity", "counts_no_attempt", PLAIN, False),
+    Fault(CutsBytes, "api.Api", "test_a_payload_comes_back", PLAIN, False),
+    Fault(BuriesByTheNumberAlone, "ownership.SharedOwnership", "rolled_back_is_no_lease", PLAIN, False),
 )
 
 

@@ -19,7 +19,7 @@ from tubes.tube import Tube
 
 PAYLOADS = [
     None, True, 0, -1, 2**53 + 1, 2**70, 0.1, 0.1 + 0.2, 1.0, -1e300, "", "text", "ä\0\U0001f40d", [], [1, [2, [3]]],
-    {}, {"a": {"b": [None, False]}}, b"", b"\0\xff bytes", b" \r\n", b"[1]", "[1]", "null", "x" * 100_000,
+    {}, {"a": {"b": [None, False]}}, b"", b"\0\xff bytes\0", b" \r\n", b"[1]", "[1]", "null", "x" * 100_000,
 ]  # fmt: skip
 
 

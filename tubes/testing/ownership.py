@@ -12,6 +12,7 @@ from tubes.driver import Ref
 from tubes.errors import BadOption, LeaseLost, NoSuchSession, NotTaken
 from tubes.queue import Queue
 from tubes.task import State, Task
+from tubes.testing.atomicity import Stop
 from tubes.testing.children import Child, take_and_hold
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import Connect, MakeTube, Suite, ids, refusal, refused, take, transactional, until
@@ -271,6 +272,20 @@ class SharedOwnership(Suite):
         with pytest.raises(LeaseLost):
             tube.ack(old)
         assert other.ack(new).state is State.DONE
+
+    @transactional
+    def test_a_take_that_was_rolled_back_is_no_lease_of_whoever_takes_next(
+        self, tube: Tube, other: Tube, queue: Queue
+    ) -> None:
+        """Although its number may be given again."""
+        tube.put("x")
+        with pytest.raises(Stop), queue.transaction() as unit:
+            never = tube.take(0, unit=unit)
+            raise Stop
+        held = take(other)
+        for verb in verbs_by_lease(tube):
+            refused(verb, never, error=NotTaken)
+        assert other.peek(held.id) == held
 
     def test_the_tasks_of_a_session_that_ends_are_ready_again(
         self, tube: Tube, other: Tube, make_queue: Connect

@@ -12,7 +12,7 @@ import pytest
 from tubes.driver import Change, NewTask, Ref
 from tubes.errors import BadOption, LeaseLost, NotSupported, NotTaken, TaskNotFound, TubesWarning
 from tubes.queue import Queue
-from tubes.task import Event, State
+from tubes.task import Event, State, Task
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import (
     UNKNOWN_ID,
@@ -285,23 +285,28 @@ class Timing(Suite):
         self, tube: Tube, clock: FakeClock
     ) -> None:
         """Even what came before the end of a task that is gone (Tarantool: its fiber does each in turn)."""
-        seen: list[tuple[Event, object]] = []
+        seen: list[tuple[Event, object, float | None]] = []
+
+        def see(task: Task, event: Event) -> None:
+            due = None if task.due_at is None else (task.due_at - task.created_at).total_seconds()
+            seen.append((event, task.data, due))
+
         tube.put("taken", ttl=5, ttr=2, **self.apart(1))
         take(tube)
         tube.put("delayed", ttl=1, delay=3, **self.apart(2))
         tube.put("ready", ttl=3.5, **self.apart(3))
         tube.put("stays", delay=4.5, **self.apart(4))
-        tube.on_task_change(lambda task, event: seen.append((event, task.data)))
+        tube.on_task_change(see)
         clock.advance(10)
         assert take(tube).data == "stays"
         assert seen == [
-            (Event.TTR, "taken"),
-            (Event.DELAY, "delayed"),
-            (Event.TTL, "ready"),
-            (Event.TTL, "delayed"),
-            (Event.DELAY, "stays"),
-            (Event.TTL, "taken"),
-            (Event.TAKE, "stays"),
+            (Event.TTR, "taken", 5),
+            (Event.DELAY, "delayed", 4),
+            (Event.TTL, "ready", None),
+            (Event.TTL, "delayed", None),
+            (Event.DELAY, "stays", None),
+            (Event.TTL, "taken", None),
+            (Event.TAKE, "stays", None),
         ]
         calls = tube.statistics()["calls"]
         assert (calls["ttr"], calls["delay"], calls["ttl"]) == (1, 2, 3)
