@@ -592,6 +592,73 @@ class BuriesByTheNumberAlone(Sound):
         return changes
 
 
+class RemembersWhatItSaw(Sound):
+    """Until it changes something itself."""
+
+    def __init__(self, inner: Any, features: Features) -> None:
+        super().__init__(inner, features)
+        self.seen: dict[int, Any] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("put", "take", "release", "ack", "bury", "kick", "delete", "truncate"):
+            self.seen.clear()
+        return super().__getattribute__(name)
+
+    def peek(self, tx: Any, ids: Sequence[int]) -> Sequence[Any]:
+        for id in ids:
+            if id not in self.seen:
+                self.seen.update((id, raw) for raw in self.inner.peek(tx, [id]))
+        return [self.seen[id] for id in ids if id in self.seen]
+
+
+class SettlesAllTubes(Sound):
+    """Forgets to say in which tube the tasks are."""
+
+    others: ClassVar[list[Any]] = []
+
+    def __init__(self, inner: Any, features: Features) -> None:
+        super().__init__(inner, features)
+        self.others.append(inner)
+
+    def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        return [change for inner in self.others for change in inner.expire(tx, limit, now=now)]
+
+
+class LosesTheLeaseLate(Sound):
+    """Only after it has said that the ttr is over."""
+
+    def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
+        held = {task.id: task for task in map(self.normalize_task, self._taken(tx))}
+        changes = []
+        for change in self.inner.expire(tx, limit, now=now):
+            task: Task = self.normalize_task(change.raw)
+            if change.event is Event.TTR:
+                task = dataclasses.replace(task, owner=held[task.id].owner, token=held[task.id].token)
+            changes.append(change._replace(raw=task))
+        return changes
+
+    def _taken(self, tx: Any) -> Sequence[Any]:
+        raws: Sequence[Any] = self.inner.tasks_by_state(tx, State.TAKEN, after=-1, limit=1000)
+        return raws
+
+
+class ForgetsItsSubQueue(Sound):
+    """When it tells of a release."""
+
+    def release(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        tasks = [self.normalize_task(change.raw) for change in self.inner.release(tx, refs, **given)]
+        return [Change(Event.RELEASE, dataclasses.replace(task, utube=None)) for task in tasks]
+
+
+class ReleasesByTheTaskAlone(Sound):
+    """Asks the Task for the lease, which may be missing."""
+
+    def release(self, tx: Any, refs: Sequence[Ref], **given: Any) -> Sequence[Change]:
+        known = [Ref(ref.id, ref.task.token if ref.task else None, ref.task) for ref in refs]
+        changes: Sequence[Change] = self.inner.release(tx, known, **given)
+        return changes
+
+
 @dataclass(frozen=True)
 class Fault:
     """A faulty driver, and where the kit finds the fault."""
@@ -683,6 +750,11 @@ FAULTS = (
     ),
     Fault(GivesBackAtItsStart, "api.Api", "test_what_begins_a_tube_may_come_again", PLAIN, False),
     Fault(RemembersWhatWasRolledBack, "atomicity.Atomicity", "counts_no_attempt", PLAIN, False),
+    Fault(RemembersWhatItSaw, "concurrency.SharedConcurrency", "test_each_connection_sees", PLAIN, False),
+    Fault(SettlesAllTubes, "api.Api", "test_no_step_reaches", TIMED, False),
+    Fault(LosesTheLeaseLate, "changes.Changes", "test_time_makes_one_event", TIMED, False),
+    Fault(ForgetsItsSubQueue, "changes.Changes", "test_every_change_says_when", GROUPED, False),
+    Fault(ReleasesByTheTaskAlone, "ownership.Ownership", "test_a_lease_counts_by_its_token", PLAIN, False),
     Fault(CutsBytes, "api.Api", "test_a_payload_comes_back", PLAIN, False),
     Fault(BuriesByTheNumberAlone, "ownership.SharedOwnership", "rolled_back_is_no_lease", PLAIN, False),
 )

@@ -432,6 +432,23 @@ class Api(Suite):
         assert [one.tasks(state) for state in STORED] == [[]] * len(STORED)
         assert other.statistics() == before
 
+    def test_no_step_reaches_into_another_tube(
+        self, queue: Queue, make_tube: MakeTube, clock: FakeClock
+    ) -> None:
+        """Nor do those for which there is no verb, such as what is done when a session ends."""
+        one, other = make_tube("one"), make_tube("other")
+        options: dict[str, Any] = {"ttl": 5} if self.features.timed else {}
+        for n in range(2):
+            other.put(n, **self.apart(n), **options)
+        take(other)
+        clock.advance(5)
+        before, store, driver, now = other.statistics(), queue.store, one.driver, clock.now_ms()
+        assert not store.read(driver.can_take) and store.read(driver.next_due) is None
+        assert not store.transact(lambda tx: driver.expire(tx, 9, now=now))
+        assert not store.transact(lambda tx: driver.release_owner(tx, store.session, 9, now=now))
+        one.drop()
+        assert other.statistics() == before
+
     def test_who_waits_can_tell_whether_a_take_would_find_something(self, queue: Queue, tube: Tube) -> None:
         def can_take() -> bool:
             return bool(queue.store.read(tube.driver.can_take))

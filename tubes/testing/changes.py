@@ -42,7 +42,7 @@ class Changes(Suite):
     def test_every_change_says_when_it_was_made_and_is_stored_as_it_is_told(
         self, queue: Queue, tube: Tube, log: Log, clock: FakeClock
     ) -> None:
-        put = tube.put("x")
+        put = tube.put("x", **self.apart(1))
         steps: list[Callable[[], object]] = [
             lambda: tube.take(0),
             lambda: tube.release(put.id),

@@ -11,7 +11,7 @@ import pytest
 from tubes.clock import pause
 from tubes.errors import StoreUnavailable, TubeBusy
 from tubes.queue import Queue
-from tubes.task import State, Task
+from tubes.task import STORED, State, Task
 from tubes.testing.children import Child, take_and_ack_all
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import Connect, Suite, Waiting, ids, needs, take, transactional, until
@@ -254,6 +254,24 @@ class SharedConcurrency(Suite):
         tube.bury(task)
         tube.kick()
         assert can_take()
+
+    def test_each_connection_sees_what_the_others_have_done(self, tube: Tube, make_queue: Connect) -> None:
+        """A driver may remember what it saw only until anybody changes it."""
+        other = make_queue().tube[tube.name]
+        options: dict[str, Any] = {"ttl": 90, "ttr": 9} if self.features.timed else {}
+        id = tube.put("x", **options).id
+
+        def looks(of: Tube) -> list[Any]:
+            due = of._queue.store.read(of.driver.next_due)
+            return [of.peek(id), [of.tasks(state) for state in STORED], of.statistics(), due]
+
+        steps: list[Callable[[], object]] = [
+            lambda: take(tube), lambda: tube.release(id), lambda: tube.bury(id), tube.kick, lambda: tube.put("y"),
+        ]  # fmt: skip
+        for step in steps:
+            assert looks(other) == looks(tube)
+            step()
+        assert looks(other) == looks(tube)
 
     @needs("grouped")
     def test_a_sub_queue_that_another_connection_works_on_is_not_taken(

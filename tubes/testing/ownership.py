@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -102,6 +103,13 @@ class Ownership(Suite):
         new = tube.take_many(2, 0)
         assert ids(new) == ids(old)
         assert ack(old[0]) == ack(*old) == []
+        given: dict[str, Any] = {
+            "refs": [Ref(old[0].id, old[0].token)],
+            "owner": owner,
+            "now": clock.now_ms(),
+        }
+        for step in (partial(driver.release, delay_ms=0), driver.bury, driver.delete):
+            assert not queue.store.transact(partial(step, **given))
         assert ack(new[0], old[1]) == [new[0].id]
         assert tube.tasks("t") == [new[1]]
 

@@ -289,14 +289,15 @@ class Log:
         return [event.value for event, _ in self.seen]
 
     def check(self) -> None:
-        """Check that every event made a move of the TRANSITIONS table, and that done tasks await nothing."""
+        """Check that every event made a move of the TRANSITIONS table, and that only taken tasks are held."""
         states: dict[int, State | None] = {}
         for event, task in self.seen:
             step = (states.get(task.id), event, task.state)
             assert step in TRANSITIONS, f"{step} is not a legal move"
             states[task.id] = task.state
-            if task.state is State.DONE:
-                assert (task.due_at, task.owner, task.token) == (None, None, None)
+            is_held = task.state is State.TAKEN
+            assert (task.owner is not None, task.token is not None) == (is_held, is_held)
+            assert task.due_at is None or task.state is not State.DONE
 
 
 class Waiting:
