@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,8 +120,8 @@ class _Site:
 
     def ask(self, question: str) -> Report:
         assert self._process.stdin is not None
-        self._process.stdin.write(question + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, and will not answer
+            os.write(self._process.stdin.fileno(), f"{question}\n".encode())
         return Report(**self._answer())
 
     def _answer(self) -> Any:

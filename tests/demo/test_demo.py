@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from interpreter import drawn_on
 
+import tubes
 from tubes.cli import TERMINATED
-from tubes.demo import Crawl, Outcome
+from tubes.demo import Crawl, Outcome, _Site
 from tubes.demo_show import shown_live, table_of
 
 TUBES = str(Path(sys.executable).with_name("tubes"))
@@ -85,6 +86,16 @@ def test_a_demo_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path) -> N
         assert process.wait(30) == TERMINATED
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_web_site_that_has_ended_is_an_error_that_says_so() -> None:
+    """Not a broken pipe, which click takes for a reader that went away: the command would say nothing."""
+    site = [sys.executable, "-c", """print('{"seeds": [], "pages": 0}')"""]
+    with subprocess.Popen(site, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        seen = _Site(process)
+        process.wait()
+        with pytest.raises(tubes.StoreUnavailable, match="the demo's web site ended unexpectedly"):
+            seen.ask("look")
 
 
 GOOD = Outcome(
