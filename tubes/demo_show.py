@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tubes.cli_output import write_line
+from tubes.cli_tables import print_table, table_of
 from tubes.demo import Crawl, Outcome
 
 LINE_EVERY = 0.2
@@ -53,13 +54,9 @@ class Lines:
             )
 
 
-def table_of(outcome: Outcome) -> Table:
+def summary(outcome: Outcome) -> Table:
     """The outcome beside what it must be."""
-    table = Table(box=box.SIMPLE_HEAD, title="A polite crawl, as the web site saw it", title_justify="left")
-    table.add_column("")
-    table.add_column("found", justify="right")
-    table.add_column("must be")
-    table.add_column("")
+    table = table_of("A polite crawl, as the web site saw it", "", ">found", "must be", "")
 
     def row(what: str, found: object, must: str = "", holds: bool | None = None) -> None:
         mark = "" if holds is None else "[green]yes[/green]" if holds else "[red]NO[/red]"
@@ -81,10 +78,9 @@ def table_of(outcome: Outcome) -> Table:
 
 def show(outcome: Outcome) -> None:
     """Print the table, and what failed."""
-    console = Console()
-    console.print(table_of(outcome))
+    print_table(summary(outcome))
     for failure in outcome.failed:
-        console.print(f"a worker failed: {failure}", markup=False)
+        write_line(f"a worker failed: {failure}")
     for promise, holds in outcome.checks().items():
         if not holds:
-            console.print(f"not so: {promise}", markup=False)
+            write_line(f"not so: {promise}")

@@ -17,7 +17,7 @@ from interpreter import drawn_on
 import tubes
 from tubes.cli import TERMINATED
 from tubes.demo import Crawl, Outcome, _Site
-from tubes.demo_show import shown_live, table_of
+from tubes.demo_show import shown_live, summary
 
 TUBES = str(Path(sys.executable).with_name("tubes"))
 
@@ -143,7 +143,7 @@ def test_an_outcome_is_not_ok_when_one_thing_is_wrong(bad: dict[str, Any]) -> No
 
 
 def test_the_table_has_a_row_for_everything_that_must_hold() -> None:
-    good, bad = table_of(GOOD), table_of(replace(GOOD, most_per_host=3))
+    good, bad = summary(GOOD), summary(replace(GOOD, most_per_host=3))
     marks = [list(table.columns[3].cells) for table in (good, bad)]
     assert marks[0].count("[red]NO[/red]") == 0
     assert marks[1].count("[red]NO[/red]") == 1
