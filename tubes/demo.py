@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 import tubes
 from tubes.clock import pause, real_monotonic
@@ -100,11 +101,11 @@ def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callabl
     """Crawl up to ``pages`` pages on ``hosts`` hosts with ``workers`` processes; kill one after a third."""
     with (
         TemporaryDirectory(prefix="tubes-demo-") as folder,
-        tubes.connect(f"sqlite:///{folder}/crawl.db", durability="normal") as queue,
+        tubes.connect(url := f"sqlite:///{quote(folder)}/crawl.db", durability="normal") as queue,
     ):
         tube = queue.create_tube("pages", type)
         with _site(hosts, pages) as site:
-            with _crew(workers, Path(folder), site.seeds) as crew:
+            with _crew(workers, url, Path(folder), site.seeds) as crew:
                 seconds = _watch(tube, site, crew, on_progress)
             return _outcome(tube, site, crew, seconds)
 
@@ -176,15 +177,14 @@ class _Worker:
 
 
 @contextmanager
-def _crew(workers: int, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
+def _crew(workers: int, url: str, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
     """The crawlers. At the end none is left, even if they were stuck."""
-    stores = f"sqlite:///{folder}/crawl.db", f"{folder}/seen.db"
     crew: list[_Worker] = []
     try:
         for number in range(workers):
             log = folder / f"worker{number}.log"
             with log.open("wb") as errors:
-                process = _started(CRAWLER, *stores, *seeds, stderr=errors)
+                process = _started(CRAWLER, url, str(folder / "seen.db"), *seeds, stderr=errors)
             crew.append(_Worker(process, log))
         yield crew
     finally:

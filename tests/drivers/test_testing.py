@@ -109,3 +109,11 @@ def test_a_driver_that_other_processes_cannot_have_is_told() -> None:
         with pytest.raises(TypeError, match=r"other processes cannot import .*'nested'.* top of a module"):
             child.start(take_and_hold, queue.create_tube("jobs", "nested"))
         child.close()
+
+
+def test_the_kit_finds_its_store_in_any_folder(tmp_path: Path) -> None:
+    """In a URL, these characters mean something else."""
+    folder = tmp_path / "100%41 ?#"
+    folder.mkdir()
+    with tubes.connect(tubes.testing.PrivateKit().make_url(folder)):
+        assert (folder / "kit.db").exists()

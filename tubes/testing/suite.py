@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
+from urllib.parse import quote
 
 import pytest
 
@@ -123,7 +124,7 @@ class Suite:
 
     def make_url(self, directory: Path) -> str:
         """Return the URL of a store that this test may fill; by default a SQLite file in ``directory``."""
-        return self.url or f"sqlite:///{directory / 'kit.db'}"
+        return self.url or f"sqlite:///{quote(str(directory))}/kit.db"
 
     def connect(self, url: str, clock: FakeClock, **settings: Any) -> Queue:
         """Open a queue as the tests need it: with their clock, no background sweep, and no fsync."""
