@@ -932,6 +932,17 @@ def test_a_kit_without_transactions_is_for_a_driver_without(pytester: pytest.Pyt
     assert "this kit was told transactions = False" in ran.stdout.str()
 
 
+def test_other_processes_open_the_store_with_the_settings_of_the_class(pytester: pytest.Pytester) -> None:
+    url = f"sqlite:///{pytester.path}/kit.db"
+    pytester.makepyfile(
+        "from tubes.testing import ConformanceKit\n"
+        "class TestIt(ConformanceKit):\n"
+        f"    type, url, connect_settings = 'fifo', {url!r}, {{'namespace': 'mine'}}\n"
+    )
+    run(pytester, "processes_take or killed_process").assert_outcomes(passed=2)
+    tubes.connect(url, namespace="mine", migrate=False).close()  # the tables are there
+
+
 @pytest.fixture(params=["postgres_queue_url", "redis_url"])
 def server_url(request: pytest.FixtureRequest) -> str:
     """A store on a server, where temporary tubes outlive their clients, and the dead are noticed late."""

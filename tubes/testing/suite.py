@@ -62,8 +62,9 @@ class Suite:
     """Base of the suites. A test class names what it tests in its attributes.
 
     ``type``: the tube type, registered before the class is made. ``url``: the store, if ``make_url`` is not
-    overridden. ``options``: options of the type's own that each tube is created with. ``features`` and
-    ``order`` are read from a TubeType; state them for a driver made by a function.
+    overridden. ``connect_settings``: what else ``connect`` is given, in other processes too. ``options``:
+    options of the type's own that each tube is created with. ``features`` and ``order`` are read from a
+    TubeType; state them for a driver made by a function.
     ``shared``: whether several connections can open the store. ``transactions``: whether the store has
     transactions over several calls. ``ids_follow_commits``: whether tasks are committed in the order of their
     ids, even by different threads.
@@ -71,12 +72,14 @@ class Suite:
 
     type: ClassVar[str] = ""
     url: ClassVar[str] = ""
+    connect_settings: ClassVar[Mapping[str, Any]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
     features: ClassVar[Features]
     order: ClassVar[Literal["oldest", "newest"]] = "oldest"
     shared: ClassVar[bool] = True
     transactions: ClassVar[bool] = True
     ids_follow_commits: ClassVar[bool] = True
+    _connect: ClassVar[Callable[..., Queue]] = staticmethod(connect)
     _store_url: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
@@ -128,7 +131,8 @@ class Suite:
 
     def connect(self, url: str, clock: FakeClock, **settings: Any) -> Queue:
         """Open a queue as the tests need it: with their clock, no background sweep, and no fsync."""
-        return connect(url, clock=clock, sweep=False, durability="off", **settings)
+        settings = {"durability": "off", **self.connect_settings, **settings}
+        return self._connect(url, clock=clock, sweep=False, **settings)
 
     # Fixtures
 
@@ -207,7 +211,7 @@ class Suite:
     @pytest.fixture
     def child(self, store_url: str) -> Iterator[Child]:
         """Another process on the same store, in real time; ``start`` tells it what to do."""
-        child = Child(store_url, self.type, {"durability": "off"})
+        child = Child(store_url, self.type, {"durability": "off", **self.connect_settings})
         yield child
         child.close()
 

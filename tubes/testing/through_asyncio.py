@@ -18,7 +18,6 @@ from hypothesis import settings
 from tubes import aio
 from tubes.queue import Queue, Tubes
 from tubes.testing.agreement import shortened
-from tubes.testing.clock import FakeClock
 
 TURNS = 10
 """Turns of the event loop that end even nested callbacks, which call a tube whose callbacks call a tube."""
@@ -31,8 +30,9 @@ class ThroughAsyncio:
     ...     type = "lifo"
     """
 
-    def connect(self, url: str, clock: FakeClock, **options: Any) -> Queue:
-        return connect_awaited(url, clock=clock, sweep=False, durability="off", **options)
+    @staticmethod
+    def _connect(url: str, **options: Any) -> Queue:
+        return connect_awaited(url, **options)
 
     def machine_settings(self) -> settings:
         """Few sequences: the logic is that of the synchronous API, which has its own run of the kit."""
