@@ -308,9 +308,10 @@ def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_tra
 @pytest.mark.parametrize("call", ["put", "joined put", "transaction", "put of another queue"])
 @pytest.mark.parametrize("inside", ["a user's transaction", "the queue's"])
 def test_a_call_waits_while_another_thread_ends_the_transaction(
-    sqlite_place: Place, inside: str, call: str
+    sqlite_place: Place, inside: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a web framework runs a request in several threads, and this one has the next request."""
+    monkeypatch.setattr("tubes.drivers.sql.sqlite_writer.ENDED_ELSEWHERE", 20.0)
     tube, engine = sqlite_place.tube(), sqlite_place.engine
     other = sqlite_place.connect().tube.jobs
     connection = engine.connect()
