@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import suppress
 from typing import ClassVar
 
 from tubes.stats import Counts
@@ -59,8 +60,9 @@ class Shared:
         """A queue is closed: leave its connections to the others; if it was the last, close them all."""
         with self._leaving:
             self.listeners.discard(listener)
-            self._spares += [(kind, wire) for wire in idle if not wire.is_lost]
-            idle.clear()
+            with suppress(IndexError):
+                while True:  # one by one: a call of the queue's may be borrowing one
+                    self._spares.append((kind, idle.pop()))
             kept = MOST_SPARES if self.listeners else 0
             self._spares, unwanted = self._spares[:kept], self._spares[kept:]
         for _, wire in unwanted:

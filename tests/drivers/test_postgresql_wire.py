@@ -24,6 +24,7 @@ from servers import conninfo, cut
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql import DIALECT
 from tubes.drivers.sql.postgresql_pool import Pool
+from tubes.drivers.sql.postgresql_shared import MOST_SPARES, Shared
 from tubes.drivers.sql.postgresql_tx import PostgresTx
 from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
 from tubes.drivers.sql.statements import Statement
@@ -648,19 +649,21 @@ def test_who_waits_listens_at_once(
         waiting.join()
 
 
+class Opened:
+    """An open connection, for a pool."""
+
+    is_inherited = is_read_only = is_lost = is_closed = False
+
+    def is_connected(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 @pytest.mark.slow
 def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None:
     """Without a GIL, another thread may come between two steps of a count."""
-
-    class Opened:
-        is_inherited = is_read_only = is_lost = False
-
-        def is_connected(self) -> bool:
-            return True
-
-        def close(self) -> None:
-            pass
-
     shared: Any = SimpleNamespace(take_spare=lambda kind: None, close_spares=lambda: None)
     pool = Pool(cast("Any", Opened), ("full", 5.0, False), shared, "this")
 
@@ -672,3 +675,25 @@ def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lose, range(3)))
     assert len(pool._places) == len(pool._idle) == 0
+
+
+def test_what_a_closed_queue_leaves_to_others_is_in_no_call_of_its_own() -> None:
+    """A call that has begun may borrow a connection between any two steps of the close."""
+    shared, kind, borrowed = Shared(), ("full", 5.0, False), list[Any]()
+    pool = Pool(cast("Any", Opened), kind, shared, "this")
+    pool._idle += [cast("Any", Opened()) for _ in range(20)]
+    shared.listeners.add(cast("Any", "another queue's"))
+
+    def borrow(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and pool._idle:
+            borrowed.append(pool._idle_wire())
+        return borrow if frame.f_globals["__name__"] == Shared.__module__ else None
+
+    before = sys.gettrace()
+    sys.settrace(borrow)
+    try:
+        shared.leave(cast("Any", "its own"), kind, pool.close())
+    finally:
+        sys.settrace(before)
+    assert len(borrowed) > 1 and len(shared._spares) == MOST_SPARES
+    assert not any(wire.is_closed or (kind, wire) in shared._spares for wire in borrowed)
