@@ -20,7 +20,7 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable
 from contextlib import asynccontextmanager, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -407,6 +407,10 @@ def _connecting(connect: Callable[P, plain.Queue]) -> Callable[P, Connecting]:
 connect = _connecting(plain.connect)
 
 
+_callback: ContextVar[Any] = ContextVar("_callback", default=None)
+"""The call of a callback that this code is part of, as is each asyncio task that it begins: ``gather`` does."""
+
+
 class Callbacks:
     """Calls the user's callbacks in the event loop, in commit order.
 
@@ -419,6 +423,8 @@ class Callbacks:
         self._loop = asyncio.get_running_loop()
         self._line: deque[tuple[Listener, Task, Event]] = deque()
         self._context = copy_context()
+        self._called: Any = None
+        """The call whose answer is being awaited, or was last."""
         self._awaited: asyncio.Future[Any] | None = None
 
     def bound(self, listener: Any) -> Any:
@@ -431,10 +437,10 @@ class Callbacks:
             self._loop.call_soon_threadsafe(self._add, listener, task, event, context=self._context)
 
     async def finish(self) -> None:
-        """Wait for the callbacks under way, unless the caller is one of them, or in another loop."""
+        """Wait for the callbacks under way, unless one of them has called this, or from another loop."""
         if asyncio.get_running_loop() is not self._loop:
             return
-        while self._awaited is not None and self._awaited is not asyncio.current_task():
+        while self._awaited is not None and _callback.get() is not self._called:
             await asyncio.wait({self._awaited})
 
     def _add(self, listener: Listener, task: Task, event: Event) -> None:
@@ -444,14 +450,15 @@ class Callbacks:
 
     def _call(self) -> None:
         while self._line:
-            listener, task, event = self._line.popleft()
+            call = listener, task, event = self._line.popleft()
+            _callback.set(call)
             try:
                 answer = listener(task, event)
             except (Exception, asyncio.CancelledError):  # this is not a task: nobody cancels it
                 log.exception("callback %r failed on %s of %r", listener, event, task)
                 continue
             if inspect.isawaitable(answer):
-                self._awaited = asyncio.ensure_future(answer)
+                self._called, self._awaited = call, asyncio.ensure_future(answer)
                 self._awaited.add_done_callback(partial(self._ended, listener, task, event))
                 return
 

@@ -656,15 +656,16 @@ async def test_a_plain_callback_that_raises_a_cancellation_keeps_nobody_from_the
         await until(lambda: len(seen) == 2)
 
 
+@pytest.mark.parametrize("in_task", [False, True])
 @awaited
-async def test_a_callback_may_close_the_queue(url: str) -> None:
-    """The close waits for every awaited callback except the one that calls it."""
+async def test_a_callback_may_close_the_queue(url: str, in_task: bool) -> None:
+    """The close waits for every awaited callback except the one that calls it, if by a task that this begins."""
     closed = asyncio.Event()
     async with connect(url) as queue:
         jobs = await queue.create_tube("jobs", "fifo")
 
         async def close(task: tubes.Task, event: tubes.Event) -> None:
-            await queue.close()
+            await (asyncio.gather(queue.close()) if in_task else queue.close())
             closed.set()
 
         jobs.on_task_change(close)
