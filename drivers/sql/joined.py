@@ -253,13 +253,18 @@ def unusable(error: sa.exc.InvalidRequestError) -> BadOption:
 
 def watch(dialect: Dialect) -> None:
     """Have a dialect tell our units of what it has done."""
+    if dialect not in _watched:
+        guarded(_watch, dialect)  # a signal's handler that joins would wait for the lock
+
+
+def _watch(dialect: Dialect) -> None:
     with _watching:
         if dialect not in _watched:
-            _watched.add(dialect)
             watch_savepoints(dialect)
             _watch_ends(dialect)
-        if not sa.event.contains(sa.Pool, "invalidate", _lost):
-            sa.event.listen(sa.Pool, "invalidate", _lost)
+            if not sa.event.contains(sa.Pool, "invalidate", _lost):
+                sa.event.listen(sa.Pool, "invalidate", _lost)
+            _watched.add(dialect)
 
 
 def _lost(_connection: Any, record: Any, _error: Any) -> None:

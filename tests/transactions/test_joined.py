@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -130,6 +131,33 @@ def test_an_interrupt_in_a_call_is_told_and_ends_the_transaction(place: Place) -
     assert place.changes == [("put", "after")]
     assert [task.data for task in tube.tasks("r")] == ["after"]
     assert interrupted.traceback  # it holds a result that was not read
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_s_handler_may_join_while_another_call_is_joining(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes in the middle of what is done once for each engine."""
+    tube = place.tube()
+    joined = importlib.import_module("tubes.drivers.sql.joined")
+    watch_savepoints = joined.watch_savepoints
+
+    def put(data: Any, engine: sa.Engine = place.engine) -> None:
+        with engine.begin() as connection:
+            tube.put(data, connection=connection)
+
+    def strike(dialect: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        watch_savepoints(dialect)
+
+    put("before")
+    monkeypatch.setattr(joined, "watch_savepoints", strike)
+    before = signal.signal(signal.SIGUSR1, lambda *_: put("by the handler"))
+    try:
+        put("by a new engine", sa.create_engine(place.url, poolclass=sa.NullPool))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(data for _, data in place.changes) == ["before", "by a new engine", "by the handler"]
 
 
 class Interrupted(sqlite3.Connection):
