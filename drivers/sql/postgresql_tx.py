@@ -125,7 +125,7 @@ class PostgresTx:
         """
         if self.lender is not None:  # users may have ended the transaction
             self._check_stands()
-            self._wire.check_triggers()
+            self._wire.check_settings()
         begin, self._unsent = self._unsent, ""
         try:
             done = execute(*args, begin=begin)

@@ -226,10 +226,14 @@ class Wire:
         if self._was_lent and self._set_up:
             reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {DISCARD}; {self._set_up}"
             self._keep_own(self.simple(f"{reset}; {PREPARED}").rows)
+        if self._was_lent and not self._is_in_utf8:  # behind a pooler nothing is reset
+            self.close()
         self._was_lent = self._may_lack_triggers = False
 
-    def check_triggers(self) -> None:
-        """Raise BadOption if a user whom it is lent to has turned triggers off."""
+    def check_settings(self) -> None:
+        """Raise BadOption if a user whom it is lent to has set another encoding, or turned triggers off."""
+        if not self._is_in_utf8:
+            raise BadOption("tubes does not work with a client_encoding other than UTF8", option="unit")
         if self._may_lack_triggers and not self.simple(f"SELECT {HAS_TRIGGERS}").rows[0][0]:
             raise without_triggers("unit")
 
@@ -302,6 +306,11 @@ class Wire:
             self._connection.close()
 
     # Within
+
+    @property
+    def _is_in_utf8(self) -> bool:
+        """Whether text travels in UTF-8, as ours does. The server tells whenever that changes."""
+        return self._pg.parameter_status(b"client_encoding") in (b"UTF8", None)
 
     def _keep_own(self, prepared: Sequence[Row]) -> None:
         """Deallocate what users have prepared, and forget what they have deallocated."""

@@ -52,6 +52,16 @@ def test_prepared_statements_do_not_work_here(pooled_db: str) -> None:
                     second.tube.jobs.put("x", utube="y", unit=another)
 
 
+def test_an_encoding_that_a_user_has_set_is_left_to_nobody(connect: Connect) -> None:
+    """PgBouncer keeps it for as long as the connection is open."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    with queue.transaction() as unit:
+        unit.connection.exec_driver_sql("SET client_encoding = latin1")
+    assert tube.peek(tube.put("\N{POUND SIGN}")).data == "\N{POUND SIGN}"
+    assert [task.data for task in connect(sweep=False).tube.jobs.tasks("r")] == ["\N{POUND SIGN}"]
+
+
 def test_no_statement_of_another_s_is_taken_for_one_s_own(pooled_db: str) -> None:
     """As with ``pooled=no``, or behind a pooler that passes the server's process number on."""
     made = partial(postgresql_wire.Wire, plain(pooled_db), "it", "full", pooled=False)

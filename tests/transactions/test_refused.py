@@ -536,6 +536,21 @@ def test_a_unit_whose_connection_runs_no_triggers_is_refused(
         assert [each.data for each in tube.take_many(9, 0)] == ["b"]
 
 
+def test_a_unit_whose_connection_is_in_another_encoding_is_refused(postgres_place: Place) -> None:
+    """What is put would be read as other characters. The next unit is not affected."""
+    tube = postgres_place.tube("utube")
+    for is_set in (True, False):
+        with postgres_place.queue.transaction() as unit:
+            if is_set:
+                unit.connection.exec_driver_sql("SET client_encoding = latin1")
+                with pytest.raises(tubes.BadOption, match="client_encoding") as caught:
+                    tube.put("neither", utube="\N{POUND SIGN}", unit=unit)
+                assert caught.value.option == "unit"
+            else:
+                tube.put("\N{POUND SIGN}", utube="\N{POUND SIGN}", unit=unit)
+    assert [(task.data, task.utube) for task in tube.tasks("r")] == [("\N{POUND SIGN}", "\N{POUND SIGN}")]
+
+
 def test_a_conflict_of_serializable_transactions_is_said_and_not_repeated(postgres_place: Place) -> None:
     tube = postgres_place.tube()
     task = tube.put("x")
