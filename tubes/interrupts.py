@@ -215,7 +215,9 @@ def _closed_again(work: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    _guard.noted.append((number, frame))
+    noted = [each[0] for each in _guard.noted if isinstance(each, tuple)]
+    if number not in noted:  # once, as a signal is that comes again while it is pending
+        _guard.noted.append((number, frame))
     if _guard.is_open:
         _open()
 

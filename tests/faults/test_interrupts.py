@@ -22,6 +22,7 @@ from faults.harness import Connect, Struck, ended, eventually, heard, quiet, run
 
 import tubes
 import tubes.aio
+from tubes.interrupts import guarded
 from tubes.testing import FakeClock
 from tubes.testing.suite import Waiting, take
 
@@ -212,6 +213,23 @@ def test_a_signal_that_comes_while_another_is_handled_ends_the_take_too(
     assert heard(worker) == "waiting"
     worker.send_signal(signal.SIGINT)
     assert worker.wait(10) == 3
+
+
+def test_a_signal_that_comes_often_in_one_call_is_handled_once() -> None:
+    """As one that comes often while it is pending. Each used to be handled, one in the other, on one stack."""
+    handled: list[int] = []
+
+    def raise_often() -> None:
+        for _ in range(sys.getrecursionlimit()):
+            signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, lambda number, frame: handled.append(number))
+    try:
+        for _ in range(2):
+            guarded(raise_often)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert handled == [signal.SIGALRM] * 2
 
 
 def test_a_handler_may_set_another_for_the_next_signal(connect: Connect) -> None:
