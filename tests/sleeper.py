@@ -76,7 +76,7 @@ def main(url: str, name: str, *put: str) -> int:
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     while worker.is_alive() and not is_asleep(queue):
-        time.sleep(0.001)
+        time.sleep(0.001)  # real time: the other thread goes to sleep
     print("asleep", flush=True)
     listener = getattr(queue.store, "_listener", None)
     while worker.is_alive():

@@ -205,7 +205,7 @@ class RedisTube:
             rescued = self._rescue(now) if self._deaths_suspected() else ()
         except StoreError as error:
             if type(error) is not StoreError:
-                raise  # else a dead session holds a damaged task, which is in no other's way
+                raise  # else a dead session's task is damaged, which must not hold up this take
         try:
             taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
         except OutcomeUnknown as error:
