@@ -428,13 +428,19 @@ class HostedStore(RedisStore):
         If a damaged task is in the way of one of them, release the others' first; raise if that was all.
         """
         over = {*self._end_sessions(now)}
-        admitted = self._admitted(self._driver.number)
+        driver = self._driver
+        admitted = self._admitted(driver.number)
         alive = self._sessions().ends.keys() - over
         changes: list[Change] = []
         damage: StoreError | None = None
         for session in admitted - alive:
+            release = partial(driver.release_owner, owner=session, limit=STEP_LIMIT, now=now)
             try:
-                changes += self._released(session, now)
+                while True:
+                    released = self.transact(release)
+                    changes += released
+                    if len(released) < STEP_LIMIT:
+                        break
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
@@ -444,15 +450,6 @@ class HostedStore(RedisStore):
         if damage is not None and not changes:
             raise damage
         return changes
-
-    def _released(self, session: str, now: int) -> list[Change]:
-        release = partial(self._driver.release_owner, owner=session, limit=STEP_LIMIT, now=now)
-        changes: list[Change] = []
-        while True:
-            released = self.transact(release)
-            changes += released
-            if len(released) < STEP_LIMIT:
-                return changes
 
 
 _LAST = re.compile(rb"[0-9]{1,15}")
