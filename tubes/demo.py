@@ -5,12 +5,11 @@ The crawler is ``examples/crawler.py``, unchanged; the site is ``tubes.demo_site
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ from urllib.parse import quote
 
 import tubes
 from tubes.clock import pause, real_monotonic
-from tubes.demo_site import Report
+from tubes.demo_site import Library, Report, Site
 
 STUCK_AFTER = 20.0
 """Seconds without a page after which the crawl counts as stuck."""
@@ -104,55 +103,22 @@ def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callabl
         tubes.connect(url := f"sqlite:///{quote(folder)}/crawl.db", durability="normal") as queue,
     ):
         tube = queue.create_tube("pages", type)
-        with _site(hosts, pages) as site:
+        with Site(Library(pages), hosts) as site:
             with _crew(workers, url, Path(folder), site.seeds) as crew:
                 seconds = _watch(tube, site, crew, on_progress)
             return _outcome(tube, site, crew, seconds)
 
 
-class _Site:
-    """The site's process, as the demo sees it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        known = self._answer()
-        self.seeds: list[str] = known["seeds"]
-        self.pages: int = known["pages"]
-
-    def ask(self, question: str) -> Report:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, and will not answer
-            os.write(self._process.stdin.fileno(), f"{question}\n".encode())
-        return Report(**self._answer())
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise tubes.StoreUnavailable("the demo's web site ended unexpectedly")
-        return json.loads(line)
-
-
-def _started(module: str, *arguments: str, **how: Any) -> subprocess.Popen[Any]:
-    """A process that runs a module, out of reach of a terminal's Ctrl-C: it is stopped from here.
+def _started(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
+    """A crawler, out of reach of a terminal's Ctrl-C: it is stopped from here.
 
     It finds modules where this process does: not others of the same names in the current folder, where ``-m``
     looks first; and tubes even if a bundle has set the path of this process only.
     """
     path = os.pathsep.join(folder or os.curdir for folder in sys.path)
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", CRAWLER, *arguments]
     env = {**os.environ, "PYTHONPATH": path, "no_proxy": "*"}
     return subprocess.Popen(command, start_new_session=True, env=env, **how)
-
-
-@contextmanager
-def _site(hosts: int, pages: int) -> Iterator[_Site]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with _started("tubes.demo_site", str(hosts), str(pages), text=True, **pipes) as process:
-        try:
-            yield _Site(process)
-        finally:
-            process.kill()
 
 
 @dataclass
@@ -184,7 +150,7 @@ def _crew(workers: int, url: str, folder: Path, seeds: Sequence[str]) -> Iterato
         for number in range(workers):
             log = folder / f"worker{number}.log"
             with log.open("wb") as errors:
-                process = _started(CRAWLER, url, str(folder / "seen.db"), *seeds, stderr=errors)
+                process = _started(url, str(folder / "seen.db"), *seeds, stderr=errors)
             crew.append(_Worker(process, log))
         yield crew
     finally:
@@ -192,25 +158,25 @@ def _crew(workers: int, url: str, folder: Path, seeds: Sequence[str]) -> Iterato
             worker.end()
 
 
-def _watch(tube: tubes.Tube, site: _Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]) -> float:
+def _watch(tube: tubes.Tube, site: Site, crew: list[_Worker], on_progress: Callable[[Crawl], None]) -> float:
     """Report the crawl's progress until it ends or is stuck; kill one worker; return the seconds taken."""
     begun = moved = real_monotonic()
     fetched, asked = 0, False
     while any(worker.is_running for worker in crew):
         pause(LOOK_EVERY)
-        report = site.ask("look")
+        report = site.report()
         now = real_monotonic()
         if report.fetched > fetched:
             fetched, moved = report.fetched, now
         elif now - moved > STUCK_AFTER:
             break
-        if not asked and fetched >= site.pages // 3:
+        if not asked and fetched >= len(site) // 3:
             asked = True
-            site.ask("hold")
+            site.hold_next()
         note = _kill_held(crew, report)
         running = sum(worker.is_running for worker in crew)
         ready = tube.statistics()["tasks"]["ready"]
-        on_progress(Crawl(fetched, site.pages, fetched / (now - begun), running, ready, note))
+        on_progress(Crawl(fetched, len(site), fetched / (now - begun), running, ready, note))
     return real_monotonic() - begun
 
 
@@ -224,18 +190,18 @@ def _kill_held(crew: Sequence[_Worker], report: Report) -> str:
     return ""
 
 
-def _outcome(tube: tubes.Tube, site: _Site, crew: Sequence[_Worker], seconds: float) -> Outcome:
-    last = site.ask("finish")
+def _outcome(tube: tubes.Tube, site: Site, crew: Sequence[_Worker], seconds: float) -> Outcome:
+    last = site.report()
     return Outcome(
         type=tube.type,
         workers=len(crew),
         hosts=len(site.seeds),
-        pages=last.reachable or 0,
+        pages=len(site.reachable()),
         fetched=last.fetched,
         seconds=seconds,
         most_per_host=max(last.at_once.values()),
         most_hosts_busy=last.busy,
-        missed=last.missed or 0,
+        missed=len(site.missed()),
         left=tube.statistics()["tasks"]["total"],
         killed=sum(worker.was_killed for worker in crew),
         rerun=last.again,

@@ -1,8 +1,6 @@
 """The web site that the demo crawls: the standard library's pydoc pages, on several hosts of this machine.
 
-It counts its requests itself, so what the demo reports of politeness is what the *server* saw. It runs as a
-process of its own, ``python -m tubes.demo_site HOSTS PAGES``; its only user is ``tubes.demo``, which writes
-questions to its standard input and reads a line of JSON for each.
+It counts its requests itself, so what the demo reports of politeness is what the *server* saw.
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ import contextlib
 import importlib
 import inspect
 import io
-import json
-import os
 import pkgutil
 import pydoc
 import re
@@ -22,8 +18,8 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 from typing import Any
@@ -114,10 +110,6 @@ class Report:
     """The most hosts that had a request in flight at once."""
     held_for: int | None
     """The process whose request is held open, to be killed in the middle of it."""
-    reachable: int | None = None
-    """Pages that can be reached from the front pages, by the site's own links. Told at the end."""
-    missed: int | None = None
-    """Of these, pages that were never answered in full. Told at the end."""
 
 
 @dataclass(eq=False)
@@ -130,18 +122,23 @@ class Request:
 
 
 class Site:
-    """Where each page is served, which links it has, and who asked for what."""
+    """Where each page is served, which links it has, and who asked for what.
 
-    def __init__(self, library: Library) -> None:
+    It serves on 127.0.0.1, 127.0.0.2 and so on, as long as the ``with`` block lasts.
+    """
+
+    def __init__(self, library: Library, hosts: int) -> None:
         self._library = library
-        self._servers: list[Host] = []
-        self._hosts: list[str] = []
-        self._pages: dict[str, str] = {}
+        self._servers = [Host((f"127.0.0.{number + 1}", 0), self) for number in range(hosts)]
+        self._hosts = [server.name for server in self._servers]
+        self.seeds = [f"http://{host}/" for host in self._hosts]
+        """The front page of each host."""
+        self._pages = {self._address(name): name for name in (*library.modules, *library.classes)}
         self._links: dict[str, set[str]] = {}
         self._rendered: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        self._in_flight: dict[str, list[Request]] = {}
-        self._at_once: dict[str, int] = {}
+        self._in_flight: dict[str, list[Request]] = {host: [] for host in self._hosts}
+        self._at_once = dict.fromkeys(self._hosts, 0)
         self._busy = self._requests = 0
         self._answered: set[str] = set()
         self._unanswered: set[str] = set()
@@ -149,23 +146,18 @@ class Site:
         self._hold = False
         self._held_for: int | None = None
 
-    def start(self, hosts: int) -> list[str]:
-        """Serve on 127.0.0.1, 127.0.0.2 and so on; return the front pages."""
-        servers = [Host((f"127.0.0.{number + 1}", 0), self) for number in range(hosts)]
-        self._hosts = [server.name for server in servers]
-        self._in_flight = {host: [] for host in self._hosts}
-        self._at_once = dict.fromkeys(self._hosts, 0)
-        self._pages = {self._address(name): name for name in (*self._library.modules, *self._library.classes)}
-        for server in servers:
+    def __enter__(self) -> Site:
+        for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        self._servers = servers
-        return [f"http://{host}/" for host in self._hosts]
+        return self
 
-    def stop(self) -> None:
-        """Stop serving."""
+    def __exit__(self, *exc: object) -> None:
         for server in self._servers:
             server.shutdown()
             server.server_close()
+
+    def __len__(self) -> int:
+        return len(self._pages) + len(self._hosts)
 
     # Pages
 
@@ -202,7 +194,7 @@ class Site:
     def reachable(self) -> set[str]:
         """Walk the site's own links, without any crawler."""
         found: set[str] = set()
-        ahead = {f"http://{host}/" for host in self._hosts}
+        ahead = {*self.seeds}
         while ahead:
             url = ahead.pop()
             found.add(url)
@@ -268,10 +260,9 @@ class Site:
                 held_for=self._held_for,
             )
 
-    def last_report(self) -> Report:
-        """The report, with what only the end can tell."""
-        reachable = self.reachable()
-        return replace(self.report(), reachable=len(reachable), missed=len(reachable - self._answered))
+    def missed(self) -> set[str]:
+        """The pages that can be reached and were never answered in full."""
+        return self.reachable() - self._answered
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
@@ -328,24 +319,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """The site keeps counts, not a log."""
-
-
-def serve(hosts: int, pages: int, questions: Iterable[str], answers: Any) -> None:
-    """Serve until the questions end: ``look``, ``hold`` (the next request), ``finish``."""
-
-    def answer(value: object) -> None:
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
-
-    library = Library(pages)
-    site = Site(library)
-    answer({"seeds": site.start(hosts), "pages": len(library) + hosts})
-    for question in questions:
-        if question.strip() == "hold":
-            site.hold_next()
-        answer(asdict(site.last_report() if question.strip() == "finish" else site.report()))
-
-
-if __name__ == "__main__":
-    with os.fdopen(os.dup(1), "w") as answers, contextlib.redirect_stdout(io.StringIO()):
-        serve(int(sys.argv[1]), int(sys.argv[2]), sys.stdin, answers)

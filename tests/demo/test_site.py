@@ -21,10 +21,9 @@ def library() -> Library:
 
 
 @pytest.fixture
-def site(library: Library) -> Iterator[tuple[Site, list[str]]]:
-    site = Site(library)
-    yield site, site.start(2)
-    site.stop()
+def site(library: Library) -> Iterator[Site]:
+    with Site(library, 2) as site:
+        yield site
 
 
 @contextmanager
@@ -43,63 +42,60 @@ def read(url: str) -> str:
         return str(page.read().decode())
 
 
-def test_every_page_is_pydocs_and_leads_to_pages_that_are_there(site: tuple[Site, list[str]]) -> None:
-    served, _ = site
-    reachable = served.reachable()
+def test_every_page_is_pydocs_and_leads_to_pages_that_are_there(site: Site) -> None:
+    reachable = site.reachable()
     assert len(reachable) == 42
     for url in sorted(reachable):
         page = read(url)
         assert "<title>Python: " in page
         links = {link.partition("#")[0] for link in re.findall(r'href="(http://127[^"]*)"', page)}
         assert links <= reachable
-    report = served.last_report()
-    assert (report.fetched, report.reachable, report.missed) == (42, 42, 0)
-    assert report.requests == 42
+    report = site.report()
+    assert (report.fetched, report.requests, len(site), site.missed()) == (42, 42, 42, set())
     assert set(report.at_once.values()) == {1}
 
 
-def test_pages_that_nobody_fetched_are_missed(site: tuple[Site, list[str]]) -> None:
-    served, seeds = site
-    read(seeds[0])
-    assert served.last_report().missed == 41
+def test_pages_that_nobody_fetched_are_missed(site: Site) -> None:
+    read(site.seeds[0])
+    assert len(site.missed()) == 41
 
 
-def test_two_requests_at_once_are_counted_as_two_on_their_host_alone(site: tuple[Site, list[str]]) -> None:
-    served, (first, second) = site
-    served.hold_next()
+def test_two_requests_at_once_are_counted_as_two_on_their_host_alone(site: Site) -> None:
+    first, second = site.seeds
+    site.hold_next()
     with asking(first, process=4711):
-        eventually(lambda: served.report().held_for == 4711)
+        eventually(lambda: site.report().held_for == 4711)
         read(first)
         read(second)
-    report = served.report()
+    report = site.report()
     assert list(report.at_once.values()) == [2, 1]
     assert report.busy == 2
 
 
-def test_the_request_of_a_client_that_is_gone_is_over(site: tuple[Site, list[str]]) -> None:
+def test_the_request_of_a_client_that_is_gone_is_over(site: Site) -> None:
     """The next request for the same page is alone, however soon it comes, and counts as the page's second."""
-    served, (first, _) = site
-    served.hold_next()
+    first, _ = site.seeds
+    site.hold_next()
     with asking(first, process=4711):
-        eventually(lambda: served.report().held_for == 4711)
+        eventually(lambda: site.report().held_for == 4711)
     read(first)
-    eventually(lambda: served.report().fetched == 1)
-    report = served.report()
+    eventually(lambda: site.report().fetched == 1)
+    report = site.report()
     assert list(report.at_once.values()) == [1, 0]
     assert (report.requests, report.again) == (2, 1)
 
 
-def test_a_page_that_is_not_there_is_not_fetched(site: tuple[Site, list[str]]) -> None:
-    served, (first, _) = site
+def test_a_page_that_is_not_there_is_not_fetched(site: Site) -> None:
+    first, _ = site.seeds
     with asking(f"{first}nothing.html") as connection:
         assert b" 404 " in connection.recv(1000)
-    assert served.report().fetched == 0
+    assert site.report().fetched == 0
 
 
 @pytest.mark.slow
-def test_an_answer_ends_after_it_was_counted_out(site: tuple[Site, list[str]]) -> None:
+def test_an_answer_ends_after_it_was_counted_out(site: Site) -> None:
     """Whoever has the whole page may ask for the next at once: their requests never overlap."""
-    served, (first, _) = site
+    first, _ = site.seeds
     for _ in range(300):
         read(first)
-    assert list(served.report().at_once.values()) == [1, 0]
+    assert list(site.report().at_once.values()) == [1, 0]
