@@ -136,6 +136,8 @@ class Site:
         self._pages = {self._address(name): name for name in (*library.modules, *library.classes)}
         self._links: dict[str, set[str]] = {}
         self._rendered: dict[str, bytes] = {}
+        self._rendering = threading.Lock()
+        """Python 3.11 may raise SystemError if two threads parse at once, as pydoc does for comments."""
         self._lock = threading.Lock()
         self._in_flight: dict[str, list[Request]] = {host: [] for host in self._hosts}
         self._at_once = dict.fromkeys(self._hosts, 0)
@@ -166,15 +168,17 @@ class Site:
 
     def page(self, url: str) -> bytes | None:
         """Return what is served at an address, with its links set to where those pages are."""
-        body = self._rendered.get(url)
-        if body is None and (url in self._pages or url.endswith("/")):
-            front = url if url.endswith("/") else f"{url.rpartition('/')[0]}/"
-            html = self._library.front_page() if url == front else self._library.page(self._pages[url])
-            links: set[str] = set()
-            html = re.sub(r'href="([^"]*)"', lambda found: self._link(found[1], front, links), html)
-            body = html.encode(errors="backslashreplace")
-            self._links[url], self._rendered[url] = links, body
-        return body
+        with self._rendering:
+            if url not in self._rendered and (url in self._pages or url.endswith("/")):
+                self._render(url)
+            return self._rendered.get(url)
+
+    def _render(self, url: str) -> None:
+        front = url if url.endswith("/") else f"{url.rpartition('/')[0]}/"
+        html = self._library.front_page() if url == front else self._library.page(self._pages[url])
+        links: set[str] = set()
+        html = re.sub(r'href="([^"]*)"', lambda found: self._link(found[1], front, links), html)
+        self._links[url], self._rendered[url] = links, html.encode(errors="backslashreplace")
 
     def _link(self, href: str, front: str, links: set[str]) -> str:
         local = re.fullmatch(r"([\w.]+)\.html(?:#(\w+))?", href)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Barrier, BrokenBarrierError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -90,6 +92,25 @@ def test_a_page_that_is_not_there_is_not_fetched(site: Site) -> None:
     with asking(f"{first}nothing.html") as connection:
         assert b" 404 " in connection.recv(1000)
     assert site.report().fetched == 0
+
+
+def test_pages_are_rendered_one_at_a_time() -> None:
+    """Python 3.11 fails now and then if two threads parse at once, and pydoc parses."""
+    meeting = Barrier(2)
+    met: list[str] = []
+
+    class Watched(Library):
+        def page(self, name: str) -> str:
+            with suppress(BrokenBarrierError):
+                meeting.wait(0.5)
+                met.append(name)
+            return super().page(name)
+
+    library = Watched(20)
+    first, second, *_ = library.modules
+    with Site(library, 1) as site, ThreadPoolExecutor(2) as readers:
+        [*readers.map(read, [f"{site.seeds[0]}{name}.html" for name in (first, second)])]
+    assert not met
 
 
 @pytest.mark.slow
