@@ -109,18 +109,6 @@ def run(*, pages: int, workers: int, hosts: int, type: str, on_progress: Callabl
             return _outcome(tube, site, crew, seconds)
 
 
-def _started(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
-    """A crawler, out of reach of a terminal's Ctrl-C: it is stopped from here.
-
-    It finds modules where this process does: not others of the same names in the current folder, where ``-m``
-    looks first; and tubes even if a bundle has set the path of this process only.
-    """
-    path = os.pathsep.join(folder or os.curdir for folder in sys.path)
-    command = [sys.executable, "-P", "-m", CRAWLER, *arguments]
-    env = {**os.environ, "PYTHONPATH": path, "no_proxy": "*"}
-    return subprocess.Popen(command, start_new_session=True, env=env, **how)
-
-
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
@@ -144,13 +132,20 @@ class _Worker:
 
 @contextmanager
 def _crew(workers: int, url: str, folder: Path, seeds: Sequence[str]) -> Iterator[list[_Worker]]:
-    """The crawlers. At the end none is left, even if they were stuck."""
+    """The crawlers, out of reach of a terminal's Ctrl-C. At the end none is left, even if they were stuck.
+
+    They find modules where this process does: not others of the same names in the current folder, where ``-m``
+    looks first; and tubes even if a bundle has set the path of this process only.
+    """
+    path = os.pathsep.join(folder or os.curdir for folder in sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "no_proxy": "*"}
+    command = [sys.executable, "-P", "-m", CRAWLER, url, str(folder / "seen.db"), *seeds]
     crew: list[_Worker] = []
     try:
         for number in range(workers):
             log = folder / f"worker{number}.log"
             with log.open("wb") as errors:
-                process = _started(url, str(folder / "seen.db"), *seeds, stderr=errors)
+                process = subprocess.Popen(command, start_new_session=True, env=environment, stderr=errors)
             crew.append(_Worker(process, log))
         yield crew
     finally:
