@@ -45,7 +45,8 @@ class Steps(OfOneProcess):
         self.driver = driver
         self.place = place_of(queue.store, record, driver)
         self._unknown = UnknownTakes(self._clock.monotonic)
-        self._listeners: tuple[Listener, ...] = ()
+        self._callback: Listener | None = None
+        self._others: list[Listener] = []
         features = driver.features
         self._waking = _READY_EVENTS
         if features.grouped:  # these let the next task of the sub-queue be taken
@@ -74,6 +75,12 @@ class Steps(OfOneProcess):
         """What the tube's type can do."""
         return self.driver.features
 
+    @property
+    def _listeners(self) -> tuple[Listener, ...]:
+        """The user's callbacks: that of ``on_task_change`` first."""
+        own = () if self._callback is None else (self._callback,)
+        return (*own, *self._others)
+
     def __repr__(self) -> str:
         return f"<Tube {self.name} ({self.type})>"
 
@@ -93,7 +100,8 @@ class Steps(OfOneProcess):
         """Run a step by itself, commit, publish. Callbacks are then in line; the caller delivers them."""
         if not self.place.is_realised:
             step = self._checking(step)
-        changes = self.place.transact(step, self.line_up if self._listeners else None)
+        is_heard = self._callback is not None or self._others
+        changes = self.place.transact(step, self.line_up if is_heard else None)
         if changes:
             self.publish(changes)
         return changes

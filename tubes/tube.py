@@ -55,8 +55,6 @@ class Tube(Takes):
         super().__init__(queue, record, driver)
         self._settings = TaskSettings(driver.features, record)
         self._capacity = record.options.get("capacity", 0)
-        self._callback: Listener | None = None
-        self._others: list[Listener] = []
 
     # Putting
 
@@ -422,29 +420,16 @@ class Tube(Takes):
         if callback is not None:
             check_listener(callback)
         old, self._callback = self._callback, callback
-        self._set_listeners()
         return old
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
         """Add one more callback beside ``on_task_change``'s; return a function that removes it."""
         check_listener(listener)
         self._others.append(listener)
-        self._set_listeners()
         added = [listener]
 
         def remove() -> None:
             if added:
                 self._others.remove(added.pop())
-                self._set_listeners()
 
         return remove
-
-    def _set_listeners(self) -> None:
-        """Set the listeners; again, if another thread changed them meanwhile, so that no change is lost."""
-        listeners: tuple[Listener, ...] | None = None
-        while listeners != (given := self._given_listeners()):
-            self._listeners = listeners = given
-
-    def _given_listeners(self) -> tuple[Listener, ...]:
-        own = () if self._callback is None else (self._callback,)
-        return (*own, *self._others)
