@@ -51,12 +51,12 @@ class Hub:
         """Return the hub of that server, for one more user."""
         entered: list[Hub] = []
         try:
-            guarded(cls._join, server, entered)
+            guarded(cls._enter, server, None, entered)
             if not entered:
                 nodes = Nodes(server.url, server.patience)
                 nodes.open()  # outside the lock: only its own users wait for a server that hangs
                 try:
-                    guarded(cls._make, server, nodes, entered)
+                    guarded(cls._enter, server, nodes, entered)
                 except (OSError, RuntimeError) as error:  # no more descriptors, or threads, can be had
                     nodes.close()
                     raise StoreUnavailable(f"cannot listen to {nodes.what}: {error}") from error
@@ -71,23 +71,17 @@ class Hub:
     # Guarded, since a signal's handler may close a queue, which takes the lock
 
     @classmethod
-    def _join(cls, server: Server, entered: list[Hub]) -> None:
+    def _enter(cls, server: Server, nodes: Nodes | None, entered: list[Hub]) -> None:
+        """Enter the hub of that server, if there is one; or make it, if there are nodes to make it of."""
         with cls._lock:
             hub = cls._all.get(server)
-            if hub is not None:
-                hub._users += 1
-                entered.append(hub)
-
-    @classmethod
-    def _make(cls, server: Server, nodes: Nodes, entered: list[Hub]) -> None:
-        with cls._lock:
-            hub = cls._all.get(server)  # others may have been faster
-            if hub is None:
+            if hub is None and nodes is not None:  # else others have been faster
                 hub = cls(server, nodes)
                 hub.listener.start()
                 cls._all[server] = hub
-            hub._users += 1
-            entered.append(hub)
+            if hub is not None:
+                hub._users += 1
+                entered.append(hub)
 
     def _left(self) -> int:
         with self._lock:
