@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tubes.errors import OutcomeUnknown
 from tubes.interrupts import guarded
-from tubes.store import Store, Unit
+from tubes.store import Unit
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
@@ -31,14 +31,37 @@ class Transactions:
     def block(self) -> Iterator[Unit]:
         """Open one. At the block's end commit it, then wake and call back; if it raises, roll back."""
         self._queue.check_open()
-        block = _Block(self._queue.store, self._new_unit(None), self._inside)
+        unit, thread = self._new_unit(None), threading.get_ident()
+        transaction = self._queue.store.transaction(partial(_line_up, unit))
+        is_inside = False
+
+        def enter() -> None:
+            nonlocal is_inside
+            unit.tx = transaction.__enter__()
+            self._inside.append(thread)
+            is_inside = True
+
+        def leave(*error: Any) -> None:
+            nonlocal is_inside
+            is_inside = False
+            self._inside.remove(thread)
+            unit.end()
+            try:
+                transaction.__exit__(*error)
+            except OutcomeUnknown:
+                for tube, changes in unit.changes():
+                    tube.doubt(changes)
+                raise
+            if error[0] is None:
+                _publish(unit)
+
         try:
-            guarded(block.enter)
-            yield block.unit
-            guarded(block.leave, None, None, None)
+            guarded(enter)
+            yield unit
+            guarded(leave, None, None, None)
         except BaseException:
-            if block.is_inside:
-                guarded(block.leave, *sys.exc_info())
+            if is_inside:
+                guarded(leave, *sys.exc_info())
             raise
         self._queue.deliveries.deliver()
 
@@ -71,34 +94,6 @@ class Transactions:
             if not self._queue.is_closed:
                 guarded(_publish, unit)
             self._queue.deliveries.deliver()
-
-
-class _Block:
-    """A ``with`` block that is one transaction with its unit. ``inside``: the threads that are in a block."""
-
-    def __init__(self, store: Store, unit: Unit, inside: list[int]) -> None:
-        self._transaction = store.transaction(partial(_line_up, unit))
-        self._inside, self._thread = inside, threading.get_ident()
-        self.unit = unit
-        self.is_inside = False
-
-    def enter(self) -> None:
-        self.unit.tx = self._transaction.__enter__()
-        self._inside.append(self._thread)
-        self.is_inside = True
-
-    def leave(self, *error: Any) -> None:
-        self.is_inside = False
-        self._inside.remove(self._thread)
-        self.unit.end()
-        try:
-            self._transaction.__exit__(*error)
-        except OutcomeUnknown:
-            for tube, changes in self.unit.changes():
-                tube.doubt(changes)
-            raise
-        if error[0] is None:
-            _publish(self.unit)
 
 
 def _line_up(unit: Unit) -> None:
