@@ -2,15 +2,17 @@
 
 The store knows where to look. It gives ``Check``s, in the order in which it is safe to repair. A check looks
 in bounded steps, each in a transaction of its own. It mends one finding at a time, in a short transaction
-that looks again before it writes. Others may work meanwhile.
+that looks again before it writes. Others may work meanwhile. A tube that is not in the queue's store has one
+of its own, which is examined after that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from tubes.clock import pause, real_monotonic
@@ -25,11 +27,14 @@ from tubes.errors import (
     UnknownDriver,
 )
 from tubes.interrupts import guarded
+from tubes.open_tubes import apart_from_others
 from tubes.registry import find_driver
 from tubes.waiting import room
 
 if TYPE_CHECKING:
     from tubes.queue import Queue
+    from tubes.store import Store
+    from tubes.tube import Tube
 
 LOOK_LIMIT = 1000
 """Most things that one step of a check looks at."""
@@ -65,6 +70,8 @@ class Kind(Enum):
     """Taken, and its owner is dead or unknown."""
     SESSION = "session"
     """A session without connections, or the other way round."""
+    AWAY = "away"
+    """A tube's own server, which cannot be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,7 @@ class Check:
 
 
 class Examinable(Protocol):
-    """A store that can be examined. The method is optional in a ``Store``."""
+    """A store that can be examined: a queue's, or a driver's own. The method is optional in a ``Store``."""
 
     def checks(self, features: Callable[[TubeRecord], Features | None], *, deep: bool) -> Iterable[Check]:
         """The checks, in the order in which it is safe to repair, each made when its turn has come.
@@ -156,24 +163,84 @@ Progress = Callable[[str, int, int], None]
 
 
 class Doctor:
-    """Examines the store that a queue is on, and repairs it. NotSupported if the store cannot be examined."""
+    """Examines the store that a queue is on, and tubes' own stores, and repairs them.
+
+    NotSupported if the queue's store cannot be examined.
+    """
 
     def __init__(self, queue: Queue, *, deep: bool = False, on_progress: Progress | None = None) -> None:
         if getattr(queue.store, "checks", None) is None:
             raise NotSupported(f"{queue.store} cannot be examined")
         self._queue = queue
-        self._store = queue.store
         self._deep = deep
         self._on_progress: Progress = on_progress or (lambda name, done, size: None)
 
     def examine(self) -> Iterator[Finding]:
         """Yield what is wrong. Nothing is written."""
+        yield from self._of_queue().examine()
+        for tube in self._tubes_apart():
+            failed: list[Exception] = []
+            with apart_from_others(tube, failed):
+                for finding in self._of_tube(tube).examine():
+                    yield replace(finding, tube=tube.name)
+            for error in failed:
+                kind = Kind.DAMAGE if _is_of_damage(error) else Kind.AWAY
+                yield Finding(kind, f"its own store cannot be examined: {error}", None, tube=tube.name)
+
+    def repair(self) -> Iterator[Finding]:
+        """Repair what can be, and yield it. ``examine`` then tells what is left."""
+        yield from self._of_queue().repair()
+        for tube in self._tubes_apart():
+            with apart_from_others(tube):
+                for finding in self._of_tube(tube).repair():
+                    yield replace(finding, tube=tube.name)
+
+    # Within
+
+    def _tubes_apart(self) -> list[Tube]:
+        """The tubes that have stores of their own."""
+        return [tube for tube in self._queue._open_tubes.open_all() if hasattr(tube.driver, "own_store")]
+
+    def _of_queue(self) -> Examination:
+        return self._examination(self._queue.store, self._queue.rescuer.rescue)
+
+    def _of_tube(self, tube: Tube) -> Examination:
+        """That of the store that a tube has of its own. StoreUnavailable if its server is away."""
+        tube.place.check_reachable()
+        store: Store = cast("Any", tube.driver).own_store()
+
+        def rescue() -> None:
+            with apart_from_others(tube):
+                ended = guarded(partial(store.ended_sessions, store.clock.now_ms(), thoroughly=True))
+                tube.ended.update(ended)
+                tube.rescue()
+
+        return self._examination(store, rescue)
+
+    def _examination(self, store: Store, rescue: Callable[[], object]) -> Examination:
+        return Examination(self._queue, store, rescue, self._deep, self._on_progress)
+
+
+class Examination:
+    """Of one store; and its repair. ``rescue`` gives back what dead sessions hold there."""
+
+    def __init__(
+        self, queue: Queue, store: Store, rescue: Callable[[], object], deep: bool, on_progress: Progress
+    ) -> None:
+        self._queue = queue
+        self._store = store
+        self._rescue = rescue
+        self._deep = deep
+        self._on_progress = on_progress
+
+    def examine(self) -> Iterator[Finding]:
+        """Yield what is wrong there."""
         for check in self._checks():
             for findings in self._steps(check):
                 yield from findings
 
     def repair(self) -> Iterator[Finding]:
-        """Repair what can be, and yield it. ``examine`` then tells what is left."""
+        """Repair what can be, and yield it."""
         for _ in range(MOST_PASSES):
             mended = 0
             for check in self._checks():
@@ -216,7 +283,7 @@ class Doctor:
             after = look.after
 
     def _look(self, check: Check, after: Any) -> Look:
-        now = self._queue.clock.now_ms()
+        now = self._store.clock.now_ms()
         return self._store.read(lambda tx: check.look(tx, after, LOOK_LIMIT, now=now))
 
     def _lasting(self, check: Check, after: Any, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -232,7 +299,7 @@ class Doctor:
         curable = [finding for finding in findings if finding.remedy is not None]
         if check.rescues:
             if curable:
-                self._queue.rescuer.rescue()
+                self._rescue()
                 yield from self._rescued(check, curable)
             return
         ready: Counter[str] = Counter()
@@ -263,7 +330,7 @@ class Doctor:
 
         def step(tx: Any) -> bool:
             tx.begin()
-            return check.mend(tx, finding, now=self._queue.clock.now_ms(), dry=dry)
+            return check.mend(tx, finding, now=self._store.clock.now_ms(), dry=dry)
 
         for done in range(MOST_STEPS):
             try:
@@ -284,7 +351,7 @@ class Doctor:
             for record in self._queue.records():
                 if tubes[record.name]:
                     for key in record.id, room(record.id):
-                        self._store.call(key, tubes[record.name])
+                        self._queue.store.call(key, tubes[record.name])
 
 
 def _is_of_damage(error: Exception) -> bool:

@@ -156,8 +156,9 @@ class Driver(Protocol):
       StoreUnavailable if it is, the second names it.
 
     A hosted driver may also have ``forked()``, called in a forked child; ``follow_session()``, called when
-    the queue's session or its ttr changes; and ``longest_wait()``, the most seconds that a call waits for
-    earlier ones. See ``tubes.place``.
+    the queue's session or its ttr changes; ``longest_wait()``, the most seconds that a call waits for
+    earlier ones; and ``own_store()``, which returns the Store that has the tasks, to be examined. See
+    ``tubes.place``, and for the last ``tubes.doctor``.
     """
 
     features: Features

@@ -136,15 +136,19 @@ class Survey(NamedTuple):
 class Examined:
     """The store as the checks see it. A session is in the store before any tube admits it.
 
-    ``add_tube`` adds a tube to the catalogue, and tells whether its name was free. ``numbers`` scans the
-    database's keys for the numbers of tubes. ``after`` returns the id after which a tube's ids begin, by the
-    tube's number. ``ask`` runs a script of the queue.
+    ``is_hosted``: it has one tube of the type ``redis``, whose catalogue is in the queue's own store.
+    ``add_tube`` adds a tube to the catalogue, and tells whether its name was free. ``remove_dropped`` removes
+    one from it that gave ids up to that one. ``numbers`` scans the database's keys for the numbers of tubes.
+    ``after`` returns the id after which a tube's ids begin, by the tube's number. ``ask`` runs a script of
+    the queue.
     """
 
     namespace: str
+    is_hosted: bool
     features: FeaturesOf
     tubes: Callable[[Any], Sequence[TubeRecord]]
     add_tube: Callable[[TubeRecord], bool]
+    remove_dropped: Callable[[TubeRecord, bytes], None]
     numbers: Callable[[Cursor | None, int], tuple[set[int], Cursor | None]]
     after: Callable[[int], int]
     ask: Callable[..., Any]
@@ -188,10 +192,11 @@ def redis_checks(
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
-    yield CatalogueCheck(store.tubes)
-    yield Last(store)
     yield Types(store)
-    yield StrayTubes(store)
+    if not store.is_hosted:
+        yield CatalogueCheck(store.tubes)
+        yield Last(store)
+        yield StrayTubes(store)
     yield Starts(store)
     for tube in read(store.tubes):
         features = store.features(tube)
@@ -459,7 +464,7 @@ class Starts(RedisCheck):
         if not survey.was_dropped:
             return False
         if not dry:
-            self._store.ask(scripts.REMOVE_TUBE, tube.name, tube.id, survey.gave)
+            self._store.remove_dropped(tube, survey.gave)
         return True
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,12 +26,14 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from tubes.clock import SystemClock, real_monotonic
+from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.store import Store
 from tubes.task import State, Task
 
+from ..examining import FeaturesOf
 from . import scripts
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
@@ -178,6 +180,10 @@ class RedisTube:
         """The queue's session has changed, or its ttr has."""
         self._store.follow(self._host.session)
 
+    def own_store(self) -> HostedStore:
+        """What ``tubes doctor`` examines. StoreUnavailable if the server is away."""
+        return self._health.call(lambda: self._store)
+
     def drop(self, tx: Any) -> None:
         self._do(self._redis.drop)
         self._do(self._store.remove_tube, self._tube_in_redis)
@@ -303,7 +309,7 @@ class RedisTube:
     def _open(self) -> HostedStore:
         url = _with_password(self._url)
         try:
-            return HostedStore(self._host, self._tube.id, self._redis, url, self._health)
+            return HostedStore(self._host, self._tube, self._redis, url, self._health)
         except StoreUnavailable as error:
             if url != self._url or "auth" not in str(error).lower():
                 raise
@@ -345,10 +351,12 @@ class RedisTube:
 class HostedStore(RedisStore):
     """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
 
-    def __init__(self, host: Store, tube: int, driver: RedisDriver, url: str, health: ServerHealth) -> None:
+    def __init__(
+        self, host: Store, tube: TubeRecord, driver: RedisDriver, url: str, health: ServerHealth
+    ) -> None:
         self._host = host
         self._health = health
-        self._host_number = tube
+        self._tube = tube
         self._driver = driver
         clock = host.clock
         super().__init__(
@@ -366,7 +374,7 @@ class HostedStore(RedisStore):
 
     def _open(self) -> None:
         super()._open()
-        self._source = Source(self._host.waiters, {self._host_number: self._driver.number}.get)
+        self._source = Source(self._host.waiters, {self._tube.id: self._driver.number}.get)
         self._hub.listener.add_driver(self._driver)
         guarded(self._hub.listener.add_source, self._source)
 
@@ -396,6 +404,32 @@ class HostedStore(RedisStore):
     def listen(self) -> None:
         """Somebody begins to wait in the host's queue, for tasks or for room, or is still waiting."""
         self._hub.listener.on_wait()
+
+    # Examining
+
+    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
+        """What ``tubes.doctor`` looks at: this tube, and the sessions of all on its server."""
+        return self._checks(lambda tube: ALL.features, deep=deep, is_hosted=True)
+
+    def tubes(self, tx: Any) -> Sequence[TubeRecord]:
+        """This one alone, as it is in Redis, unless it was dropped: the catalogue is the host's."""
+        is_there = self._host.read(lambda own: self._host.has_tube(own, self._tube))
+        return [replace(self._tube, id=self._driver.number)] if is_there else []
+
+    def _after_of(self, tube: int) -> int:
+        """Nobody knows which ids a tube has given that has lost its next one: see ``open.lua``."""
+        return max(self._driver.after, self.clock.now_ms())
+
+    def _remove_dropped(self, tube: TubeRecord, gave: Any) -> None:
+        super()._remove_dropped(tube, gave)
+
+        def remove(tx: Any) -> None:
+            tx.begin()
+            self._host.remove_tube(tx, self._tube)
+
+        self._host.transact(remove)
+
+    # Its session
 
     def follow(self, session: str) -> None:
         """Move to the host's session, if that has changed, or its ttr has."""

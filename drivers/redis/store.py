@@ -675,16 +675,21 @@ class RedisStore(Renewable):
         """What ``tubes.doctor`` looks at. Only a deep look finds beats that stand still: that takes time."""
         if self._namespace == HOSTED:
             raise NotSupported(
-                "what tubes of the type redis keep in Redis cannot be examined: its catalogue is in their "
-                "queues' own stores"
+                "what tubes of the type redis keep in Redis is examined along with their queues' own stores: "
+                "give the URL of those"
             )
+        return self._checks(features, deep=deep, is_hosted=False)
+
+    def _checks(self, features: FeaturesOf, *, deep: bool, is_hosted: bool) -> Iterable[Check]:
         watch = Watch(self._beats, lambda tx: self._dead(self._sessions()), self._connection)
         return redis_checks(
             Examined(
                 namespace=self._namespace,
+                is_hosted=is_hosted,
                 features=features,
                 tubes=self.tubes,
                 add_tube=self._add_tube,
+                remove_dropped=self._remove_dropped,
                 numbers=self._numbers,
                 after=self._after_of,
                 ask=self._ask,
@@ -695,6 +700,10 @@ class RedisStore(Renewable):
             is_alive=watch.is_alive if deep else lambda tx, connection: True,
             watch=watch.seconds,
         )
+
+    def _remove_dropped(self, tube: TubeRecord, gave: Argument) -> None:
+        """Take a tube of which nothing is left but the last id that it gave out of the catalogue."""
+        self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, gave)
 
     def _numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
         """The numbers of the tubes to which about the next ``limit`` keys belong, and where to go on."""

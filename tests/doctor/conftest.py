@@ -205,19 +205,20 @@ def fresh(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> 
         yield patient
 
 
-def fill(queue: tubes.Queue, type: str, name: str = "jobs") -> tubes.Tube:
+def fill(queue: tubes.Queue, type: str, name: str = "jobs", **options: Any) -> tubes.Tube:
     """A tube with nine tasks, numbered from 0, in three sub-queues if its type has them."""
-    bound: dict[str, Any] = {"capacity": 20} if type == "limfifottl" else {}
-    tube = queue.create_tube(name, type, **bound)
+    if type == "limfifottl":
+        options["capacity"] = 20
+    tube = queue.create_tube(name, type, **options)
     for number in range(9):
-        options: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if tube.features.grouped:
-            options["utube"] = "abc"[number % 3]
+            settings["utube"] = "abc"[number % 3]
         if tube.features.priority:
-            options["pri"] = 1
+            settings["pri"] = 1
         if tube.features.timed:
-            options |= {"ttl": 3600, "ttr": 600}
-        tube.put(number, **options)
+            settings |= {"ttl": 3600, "ttr": 600}
+        tube.put(number, **settings)
     return tube
 
 
@@ -285,15 +286,22 @@ def find_nothing(patient: AnyPatient, stored: Callable[[], Any]) -> None:
     assert stored() == before
 
 
-def find_nothing_while_others_work(patient: AnyPatient) -> None:
-    """Find nothing while two processes do everything at random to tubes of all types."""
-    queue = patient.opened[0]
+def make_all_types(queue: tubes.Queue) -> None:
+    """A tube of each type, of the same name."""
     for type in TYPES:
         bound: dict[str, Any] = {"capacity": 30} if type == "limfifottl" else {}
         queue.create_tube(type, type, **bound)
-    workers = [Process([WORKER, patient.url, *TYPES], stdin=PIPE) for _ in range(2)]
+
+
+def find_nothing_while_others_work(
+    patient: AnyPatient, make: Callable[[tubes.Queue], object] = make_all_types
+) -> None:
+    """Find nothing while two processes do everything at random to all the tubes that are made."""
+    queue = patient.opened[0]
+    make(queue)
+    workers = [Process([WORKER, patient.url, *queue.tubes()], stdin=PIPE) for _ in range(2)]
     try:
-        eventually(lambda: all(queue.statistics(type)["calls"]["take"] for type in TYPES))
+        eventually(lambda: all(stats["calls"]["take"] for stats in queue.statistics().values()))
         doctor = Doctor(queue, deep=True)
         for look in (doctor.examine, doctor.repair, Doctor(queue).examine):
             assert [*look()] == []

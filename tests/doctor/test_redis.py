@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -59,6 +59,7 @@ class Patient(AnyPatient):
     """A Redis store, and what can be done to it. The damaged tube is the first."""
 
     client: redis.Redis
+    unread: ClassVar[tuple[bytes, ...]] = (b"{tubes_hosted", b"{tubes}:roll")
 
     @cached_property
     def number(self) -> int:
@@ -95,9 +96,7 @@ class Patient(AnyPatient):
             b"set": self.client.smembers,
             b"list": lambda key: self.client.lrange(key, 0, -1),
         }
-        keys = [
-            key for key in self.client.scan_iter() if not key.startswith((b"{tubes_hosted", b"{tubes}:roll"))
-        ]
+        keys = [key for key in self.client.scan_iter() if not key.startswith(self.unread)]
         found = {key: read[self.client.type(key)](key) for key in keys}  # type: ignore[index]
         found[b"{tubes}:connections"] = {*found.get(b"{tubes}:connections", ())}
         return found
