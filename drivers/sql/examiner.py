@@ -497,13 +497,18 @@ OF_INDEX = re.compile(r"\bindex (.+)$")
 
 
 class Schema(SqlCheck):
-    """The indexes, triggers and functions, without which no order is kept. ``sql`` makes them."""
+    """The indexes, triggers and functions, without which no order is kept, and the sequence of tasks' ids.
+
+    ``sql`` makes them.
+    """
 
     name = "schema"
 
     def __init__(self, store: Examined, sql: str) -> None:
         super().__init__(store)
-        self._wanted = re.findall(r'CREATE (?:UNIQUE )?(INDEX|TRIGGER|FUNCTION) (?:@schema@\.)?"?(\w+)', sql)
+        self._wanted = re.findall(
+            r'CREATE (?:UNIQUE )?(INDEX|TRIGGER|FUNCTION|SEQUENCE) (?:@schema@\.)?"?(\w+)', sql
+        )
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
         there = set(tx.rows(self._store.looks().made))

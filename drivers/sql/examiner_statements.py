@@ -220,6 +220,7 @@ class Looks:
         tube = self._tube
         names = [self._named(name) for name in ("task", "temporary_task")]
         tables = ", ".join(f"to_regclass('{name}')" for name in names)
+        task_id = f"to_regclass('{self._named('task_id')}')"
         self.made = self._make(
             f"SELECT 'INDEX', CAST(c.relname AS text) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
             f" WHERE i.indrelid IN ({tables}) AND i.indisvalid"
@@ -227,15 +228,19 @@ class Looks:
             f" WHERE tgrelid IN ({tables}) AND tgenabled IN ('O', 'A')"
             " UNION ALL SELECT 'FUNCTION', CAST(p.proname AS text) FROM pg_proc AS p JOIN pg_class AS c"
             f" ON c.relnamespace = p.pronamespace WHERE c.oid IN ({tables})"
+            f" UNION ALL SELECT 'SEQUENCE', CAST(relname AS text) FROM pg_class WHERE oid = {task_id}"
         )
         tasks = (f"(SELECT max(id) FROM {name})" for name in names)
         sequences = (
-            f"SELECT 'task' AS name, CAST('{self._named('task_id')}' AS regclass) AS sequence,"
+            f"SELECT 'task' AS name, {task_id} AS sequence,"
             f" greatest({', '.join(tasks)}) AS highest"
             f" UNION ALL SELECT 'tube', CAST(pg_get_serial_sequence('{tube}', 'id') AS regclass),"
             f" (SELECT max(id) FROM {tube})"
         )
-        behind = f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
+        behind = (
+            f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"
+            " AND sequence IS NOT NULL"
+        )
         self.behind = self._make(f"SELECT name, highest {behind} ORDER BY name")
         self.catch_up = self._make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name")
 

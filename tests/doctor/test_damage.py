@@ -603,6 +603,23 @@ def test_a_missing_function_is_found(fresh: Patient) -> None:
 
 
 @pytest.mark.parametrize("fresh", ["postgresql"], indirect=True)
+def test_a_missing_sequence_is_found_and_hides_nothing_else(fresh: Patient) -> None:
+    """It takes the defaults of ids with it, so a person must make all that again."""
+    fill(fresh.opened[0], "utube")
+    fresh.sql("DROP SEQUENCE tubes_task_id CASCADE")
+    fresh.sql("UPDATE tubes_task SET front = 0 WHERE utube = 'a'")
+    said = fresh.doctor("--fix")
+    assert [(each["kind"], each["repaired"]) for each in said.findings] == [("line", True), ("damage", False)]
+    assert said.findings[1]["what"].startswith("sequence tubes_task_id is missing")
+    fresh.sql("CREATE SEQUENCE tubes_task_id AS bigint")
+    for table in "tubes_task", "tubes_temporary_task":
+        fresh.sql(f"ALTER TABLE {table} ALTER id SET DEFAULT nextval('tubes_task_id')")
+    said = fresh.doctor("--deep", "--fix")
+    assert (said.status, said.kinds) == (0, {"count"})
+    assert fresh.opened[0].tube.jobs.put("more", utube="a").id == 10
+
+
+@pytest.mark.parametrize("fresh", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("how", ["DISABLE", "ENABLE REPLICA"])
 def test_a_trigger_that_does_not_run_is_as_good_as_missing(fresh: Patient, how: str) -> None:
     fresh.sql(f"ALTER TABLE tubes_task {how} TRIGGER tubes_task_gone")
