@@ -181,8 +181,9 @@ class RedisTube:
         self._store.follow(self._host.session)
 
     def own_store(self) -> HostedStore:
-        """What ``tubes doctor`` examines. StoreUnavailable if the server is away."""
-        return self._health.call(lambda: self._store)
+        """What ``tubes doctor`` examines. StoreUnavailable if the server is away; one that hangs is noted."""
+        self._look(self._redis.look, scripts.TYPES)
+        return self._store
 
     def drop(self, tx: Any) -> None:
         self._do(self._redis.drop)

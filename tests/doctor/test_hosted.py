@@ -180,6 +180,21 @@ def test_a_server_that_is_away_is_found_and_costs_no_other_tube_its_look(
     assert patient.doctor("--fix").status == 0
 
 
+def test_a_server_that_hangs_is_waited_for_once(
+    patient: Patient, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each tube there."""
+    monkeypatch.setattr(import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
+    server = own_redis_server()
+    for number in range(3):
+        patient.opened[0].create_tube(f"hot_{number}", "redis", url=server.url)
+    with server.hung():
+        first, *others = patient.examine()
+    assert {finding.kind for finding in (first, *others)} == {Kind.AWAY}
+    assert "Timeout" in first.what
+    assert ["did not answer a moment ago" in finding.what for finding in others] == [True, True]
+
+
 def test_a_key_of_the_server_s_sessions_of_another_type_is_named(patient: Patient) -> None:
     patient.fill()
     patient.do("DEL", ":sessions")
