@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from faults.harness import eventually
+from faults.harness import HOLDER, begin, eventually, finish, heard
 from redis_servers import RedisServer
 from sleeper import is_asleep
 from slow import slow_but
@@ -141,6 +141,29 @@ def test_what_a_dead_process_holds_is_given_back_by_the_command(patient: Patient
     assert [(each["tube"], each["session"]) for each in said.findings] == [("jobs", NOBODY)]
     assert tube.statistics()["tasks"]["taken"] == 1
     assert tube.statistics()["calls"]["release"] == 1
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_dead_there_too_after_a_while(patient: Patient) -> None:
+    """The queue's own store knows that at once; this one, when its beats have been missed."""
+    tube = patient.fill()
+    holder = begin(HOLDER, patient.url, "jobs")
+    assert heard(holder) == "holds"
+    finish(holder)
+    (finding,) = patient.examine(deep=True)
+    assert (finding.tube, finding.kind) == ("jobs", Kind.OWNER) and "process is dead" in finding.what
+    assert [each.session for each in Doctor(patient.opened[0], deep=True).repair()] == [finding.session]
+    assert sorted(drain(tube)) == [*range(9)]
+
+
+def test_what_a_session_holds_that_may_come_back_is_left_to_it(patient: Patient) -> None:
+    tube = patient.fill()
+    with patient.connect(session_ttr=60) as worker:
+        session, held = worker.identify(), take(worker.tube.jobs)
+    assert patient.examine(deep=True) == []
+    assert patient.doctor("--deep", "--fix").status == 0
+    patient.opened[0].identify(session)
+    assert tube.ack(held).id == held.id
 
 
 def test_a_living_process_whose_session_is_lost_there_keeps_what_it_holds(patient: Patient) -> None:
