@@ -312,3 +312,20 @@ def test_it_is_examined_in_a_queue_of_every_store(store: str, redis_db: str, req
         assert [*Doctor(queue, deep=True).examine()] == []
         assert len(drain(tube)) == 9
         tube.drop()
+
+
+@pytest.mark.slow
+def test_tubes_on_all_nodes_of_a_cluster_are_examined(redis_cluster: str) -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        hot = [fill(queue, "redis", f"hot_{number}", url=redis_cluster) for number in range(4)]
+        assert [*Doctor(queue, deep=True).examine()] == []
+        with redis.RedisCluster.from_url(redis_cluster) as client:
+            for tube in hot:
+                number = tube.record.options["number"]
+                client.delete(f"{{tubes_hosted:{number}}}:ready", f"{{tubes_hosted:{number}}}:due")
+        names = [finding.tube for finding in Doctor(queue, deep=True).repair()]
+        assert names == [tube.name for tube in hot for _ in range(9)]
+        assert [*Doctor(queue, deep=True).examine()] == []
+        for tube in hot:
+            assert len(drain(tube)) == 9
+            tube.drop()
