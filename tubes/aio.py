@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hasha
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tubes import queue as plain
@@ -41,6 +41,8 @@ __all__ = ["Queue", "Tube", "connect"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Self_contra = TypeVar("Self_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
 Undo = Callable[[PlainTube, Any, Any], object]
 
 MOST_THREADS = 8
@@ -55,9 +57,20 @@ On PostgreSQL each has a connection while it is open; a queue has 16, and other 
 log = Log("tubes.events")
 
 
-def _of_tube(
-    method: Callable[Concatenate[PlainTube, P], T], undo: Undo | None = None
-) -> Callable[Concatenate[Tube, P], Coroutine[Any, Any, T]]:
+class Verb(Protocol[Self_contra, P, T_co]):
+    """The type of an awaited verb: a method. Not every type checker binds a Callable that a class holds."""
+
+    @overload
+    def __get__(
+        self, instance: None, owner: type, /
+    ) -> Callable[Concatenate[Self_contra, P], Coroutine[Any, Any, T_co]]: ...
+    @overload
+    def __get__(
+        self, instance: Self_contra, owner: type | None = None, /
+    ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
+
+
+def _of_tube(method: Callable[Concatenate[PlainTube, P], T], undo: Undo | None = None) -> Verb[Tube, P, T]:
     """Make the awaited form of a Tube's verb. ``undo`` undoes a cancelled call, in the same unit."""
 
     @wraps(method)
@@ -72,7 +85,7 @@ def _of_tube(
             server=tube.place.server,
         )
 
-    return verb
+    return cast("Verb[Tube, P, T]", verb)
 
 
 async def _in_their_greenlet(
@@ -97,19 +110,19 @@ async def _in_their_greenlet(
 
 def _of_queue(
     method: Callable[Concatenate[plain.Queue, P], T],
-) -> Callable[Concatenate[Queue, P], Coroutine[Any, Any, T]]:
+) -> Verb[Queue, P, T]:
     """Make the awaited form of a Queue's verb."""
 
     @wraps(method)
     async def verb(self: Queue, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.run(partial(method, self._plain, *args, **kwargs))
 
-    return verb
+    return cast("Verb[Queue, P, T]", verb)
 
 
 def _opening(
     method: Callable[Concatenate[plain.Queue, P], PlainTube],
-) -> Callable[Concatenate[Queue, P], Coroutine[Any, Any, Tube]]:
+) -> Verb[Queue, P, Tube]:
     """Make the awaited form of a Queue's verb that returns a tube."""
 
     @wraps(method)
@@ -118,7 +131,7 @@ def _opening(
             kwargs["on_task_change"] = self._callbacks.bound(kwargs["on_task_change"])
         return self._opened(await self.run(partial(method, self._plain, *args, **kwargs)))
 
-    return verb
+    return cast("Verb[Queue, P, Tube]", verb)
 
 
 def _like(method: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -228,7 +241,7 @@ class Queue(OfOneProcess):
     """
 
     def __init__(self, queue: plain.Queue, crew: Crew) -> None:
-        self.tube = Tubes(self)
+        self.tube: Tubes = Tubes(self)
         self._plain = queue
         self._crew = crew
         self._callbacks = Callbacks()

@@ -26,7 +26,7 @@ class Signal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
-        self.is_set = False
+        self.is_set: bool = False
         self.on_set: Callable[[], object] | None = None
 
     def set(self) -> None:

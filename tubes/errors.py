@@ -70,7 +70,7 @@ class IncompleteDriver(TubeError, TypeError):
 
     def __init__(self, driver: str, missing: Iterable[str]) -> None:
         self.driver = driver
-        self.missing = tuple(missing)
+        self.missing: tuple[str, ...] = tuple(missing)
         super().__init__(f"driver {driver} is incomplete, it lacks: {', '.join(self.missing)}")
 
 

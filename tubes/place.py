@@ -27,15 +27,15 @@ class Place:
         self._store = store
         self._tube = tube
         self._driver = driver
-        self.is_realised = isinstance(find_driver(tube.type), TubeType)
+        self.is_realised: bool = isinstance(find_driver(tube.type), TubeType)
         """Whether the driver is the store's own. Only such a one opens a transaction itself, when needed."""
         self._check: Callable[[], None] | None = getattr(driver, "check_reachable", None)
-        self.is_apart = self._check is not None
+        self.is_apart: bool = self._check is not None
         """Whether it may be unreachable by itself, which must not affect other tubes."""
         self._server: Callable[[], Hashable] = getattr(driver, "waits_for", lambda: None)
         self.is_transactional: bool = getattr(driver, "transactional", True)
         """Whether a call may be part of a transaction over several calls."""
-        self.reconnects = store.reconnects
+        self.reconnects: bool = store.reconnects
         """Whether it may come back by itself when it is unreachable, so that waiting calls go on waiting."""
 
     def fails_alone(self, error: StoreError) -> bool:

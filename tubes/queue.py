@@ -172,13 +172,13 @@ class Queue(processes.OfOneProcess):
 
     def __init__(self, store: Store, *, sweep: bool = True) -> None:
         self.store = store
-        self.clock = store.clock
-        self.tube = Tubes(self)
-        self.deliveries = Deliveries()
+        self.clock: Clock = store.clock
+        self.tube: Tubes = Tubes(self)
+        self.deliveries: Deliveries = Deliveries()
         self._open_tubes = OpenTubes(self)
-        self.rescuer = Rescuer(store, self._open_tubes)
+        self.rescuer: Rescuer = Rescuer(store, self._open_tubes)
         self._transactions = Transactions(self)
-        self.is_closed = False
+        self.is_closed: bool = False
         self._sweeps = sweep
         self._lock = threading.RLock()
         self._sweeper = Sweeper(self._background)

@@ -31,12 +31,12 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Condition(threading.Lock())
-        self.flushes = 0
+        self.flushes: int = 0
         """How many flushes have begun."""
         self._under_way: list[list[Deltas]] = []
         self._notes: deque[tuple[int, Event, int]] = deque()
         self._sums: dict[int, Counter[str]] = {}
-        self.is_dirty = False
+        self.is_dirty: bool = False
 
     def add(self, tube: int, event: Event, count: int) -> bool:
         """Count; return whether these are the first since the last flush."""

@@ -11,7 +11,7 @@ from tubes.driver import Change, Driver, Features, Ref, TubeRecord, new_ref
 from tubes.errors import BadOption, LeaseLost, NoSuchTube, NotSupported, NotTaken, StoreError
 from tubes.events import Listener
 from tubes.interrupts import guarded
-from tubes.place import place_of
+from tubes.place import Place, place_of
 from tubes.processes import OfOneProcess
 from tubes.store import Unit, check_unit
 from tubes.task import TAKE, Event, Task
@@ -43,7 +43,7 @@ class Steps(OfOneProcess):
         self._id = record.id
         self._room = room(record.id)
         self.driver = driver
-        self.place = place_of(queue.store, record, driver)
+        self.place: Place = place_of(queue.store, record, driver)
         self._unknown = UnknownTakes(self._clock.monotonic)
         self._callback: Listener | None = None
         self._others: list[Listener] = []

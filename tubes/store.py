@@ -210,7 +210,7 @@ class Unit(OfOneProcess):
         self, store: Store, tx: Any, ended: Callable[[Unit, bool], None], *, is_joined: bool = False
     ) -> None:
         self.tx = tx
-        self.is_open = True
+        self.is_open: bool = True
         self._is_joined = is_joined
         """Whether it is on the user's connection, whose database driver waits and handles signals itself."""
         self._store = store

@@ -79,7 +79,6 @@ class Suite:
     shared: ClassVar[bool] = True
     transactions: ClassVar[bool] = True
     ids_follow_commits: ClassVar[bool] = True
-    _connect: ClassVar[Callable[..., Queue]] = staticmethod(connect)
     _store_url: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
@@ -124,6 +123,10 @@ class Suite:
                 setattr(cls, name, None)
 
     # Hooks
+
+    @staticmethod
+    def _connect(url: str, **options: Any) -> Queue:
+        return connect(url, **options)
 
     def make_url(self, directory: Path) -> str:
         """Return the URL of a store that this test may fill; by default a SQLite file in ``directory``."""
