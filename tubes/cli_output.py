@@ -175,8 +175,9 @@ class Unbuffered(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         return self._encoding
 
-    def write(self, text: str) -> int:
-        self._write(text.encode(self.encoding, "backslashreplace"))
+    def write(self, text: str | bytes) -> int:
+        """Write text, or bytes, which are what click prints for a shell that completes a command."""
+        self._write(text if isinstance(text, bytes) else text.encode(self.encoding, "backslashreplace"))
         return len(text)
 
     def fileno(self) -> int:

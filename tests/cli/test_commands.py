@@ -71,6 +71,26 @@ def test_the_installed_command_lists_its_commands_and_examples(shell: Shell, is_
     assert "Exit status:" in text
 
 
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_commands_and_options(shell: Shell, name: str) -> None:
+    shell.environment["_TUBES_COMPLETE"] = f"{name}_source"
+    defined = shell.run()
+    assert (defined.returncode, defined.stderr) == (0, b"")
+    assert (
+        b"_tubes_completion" in defined.stdout
+        and f"_TUBES_COMPLETE={name}_complete".encode() in defined.stdout
+    )
+    shell.environment["_TUBES_COMPLETE"] = f"{name}_complete"
+    for words, number, last, completed in (
+        ("tubes tr", "1", "tr", b"truncate"),
+        ("tubes put --by", "2", "--by", b"--bytes"),
+    ):
+        shell.environment |= {"COMP_WORDS": words, "COMP_CWORD": last if name == "fish" else number}
+        said = shell.run()
+        assert (said.returncode, said.stderr) == (0, b"")
+        assert completed in said.stdout.replace(b",", b" ").split()
+
+
 @pytest.mark.parametrize("name", list(cli.commands))
 def test_every_command_has_help(name: str, tubes_: Command) -> None:
     said = tubes_(name, "--help")
