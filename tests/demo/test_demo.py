@@ -60,6 +60,15 @@ def test_what_lies_in_the_current_folder_is_not_taken_for_a_module_of_the_demo(t
     assert "pages fetched" in done.stdout
 
 
+def test_nothing_in_the_demo_makes_python_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it is asked to warn of all that it knows: encodings, files that are left open."""
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")
+    done = demo("--pages", "50", "--workers", "2", "--hosts", "2")
+    assert "pages fetched" in done.stdout
+    assert "arning" not in done.stderr and "encoding" not in done.stderr
+
+
 def test_a_terminal_is_shown_how_far_the_crawl_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
