@@ -247,6 +247,7 @@ def serve(requests: socket.socket) -> list[str]:
             request = json.loads(requests.recv(NUMBER.unpack(head)[0], socket.MSG_WAITALL))
             pid = os.fork()
             if pid == 0:
+                requests.detach()  # what is closed below; else it would be closed again, under a warning
                 return begin(request, received[1:])
             children[pid] = received[0]
             os.write(received[0], NUMBER.pack(pid))
