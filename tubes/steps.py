@@ -49,7 +49,8 @@ class Steps(OfOneProcess):
         self._others: list[Listener] = []
         features = driver.features
         self._waking = _READY_EVENTS
-        if features.grouped:  # these let the next task of the sub-queue be taken
+        if features.grouped or not self.place.is_realised:
+            # These let the next task of the sub-queue be taken, or whatever a driver of your own holds back
             self._waking |= _FREEING_EVENTS | {Event.BURY}
         self._making_room = _FREEING_EVENTS if features.bounded else frozenset()
 

@@ -39,10 +39,11 @@ from tubes import (
     UnknownDriver,
     check_driver,
 )
+from tubes.driver import STEP_LIMIT
 from tubes.registry import driver_names, find_driver
 from tubes.store import Store
 from tubes.testing import FakeClock
-from tubes.testing.suite import take
+from tubes.testing.suite import Waiting, take
 from tubes.tube import Tube
 
 METHODS = [name for name, value in vars(Driver).items() if inspect.isfunction(value) and name[0] != "_"]
@@ -426,6 +427,43 @@ def test_a_take_with_an_ack_is_a_take_of_a_driver_with_a_difference(
         assert driver.takes >= 3
         with pytest.raises(tubes.NotTaken):
             tube.take(0, ack=1)
+
+
+class OneAtATime:
+    """A driver of your own, of which one task at a time is taken; it has no sub-queues."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver, self.features = driver, driver.features
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def take(self, tx: Any, limit: int, *, owner: str | None, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = self.driver.expire(tx, STEP_LIMIT, now=now)
+        if self.driver.count(tx)[State.TAKEN]:
+            return changes
+        return [*changes, *self.driver.take(tx, 1, owner=owner, now=now)]
+
+    def can_take(self, tx: Any) -> bool:
+        return not self.driver.count(tx)[State.TAKEN] and self.driver.can_take(tx)
+
+
+@pytest.mark.parametrize("freeing", ["ack", "delete", "bury"])
+def test_whatever_a_driver_of_ones_own_waits_for_wakes_who_waits(freeing: str) -> None:
+    """In memory nobody looks now and then: a consumer that is not called would wait for ever."""
+
+    def make(store: Any, tube: Any) -> OneAtATime:
+        return OneAtATime(store.realise(TubeType(Features(timed=True)), tube))
+
+    type, clock = f"one_at_a_time_{freeing}", FakeClock()
+    tubes.register_driver(type, make)
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        tube = queue.create_tube("jobs", type)
+        tube.put("first")
+        held, second = take(tube), tube.put("second")
+        waiting = Waiting(clock, tube.take, timeout=None)
+        getattr(tube, freeing)(held)
+        assert waiting.end().id == second.id
 
 
 @pytest.mark.parametrize("type", ["fifo", "fifottl"])
