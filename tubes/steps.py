@@ -29,7 +29,9 @@ _FREEING_EVENTS = frozenset((Event.ACK, Event.DELETE, Event.TTL))
 
 
 def _is_change(answer: object) -> bool:
-    return isinstance(answer, Change) and isinstance(answer.event, Event)
+    if not isinstance(answer, Change) or not isinstance(answer.event, Event):
+        return False
+    return answer.due_ms is None or isinstance(answer.due_ms, int)
 
 
 class Steps(OfOneProcess):

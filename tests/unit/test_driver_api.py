@@ -511,6 +511,7 @@ WRONG_ANSWERS: dict[str, Callable[[Iterable[Change]], Any]] = {
     "None": lambda changes: None,
     "<generator": lambda changes: (change for change in changes),
     "<Task": lambda changes: [change.raw for change in changes],
+    "'soon'": lambda changes: [change._replace(due_ms=cast("Any", "soon")) for change in changes],
     "'put'": lambda changes: [change._replace(event=cast("Any", f"{change.event}")) for change in changes],
 }
 
