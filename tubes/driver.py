@@ -99,7 +99,10 @@ class NewTask(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """Refers to a task. With a ``token`` it means that lease only; ``task`` is the Task given, if any."""
+    """Refers to a task. With a ``token`` it means that lease only; ``task`` is the Task given, if any.
+
+    Several refs of a step may name one task, with different tokens: it is changed once if one matches.
+    """
 
     id: int
     token: int | None = None
@@ -256,7 +259,8 @@ class Driver(Protocol):
     def can_take(self, tx: Any) -> bool:
         """Tell cheaply, without a write, whether a take would find a ready task.
 
-        Waiting consumers ask this before they take, so that they do not all fight for the store's lock.
+        Waiting consumers ask this before they take, so that they do not all fight for the store's lock. They
+        ask again after each change of the tube's tasks, and at the instant that ``next_due`` names.
         """
         ...
 
@@ -265,11 +269,17 @@ class Driver(Protocol):
         ...
 
     def next_due(self, tx: Any) -> int | None:
-        """Return the instant at which ``expire`` will next have something to do, ``None`` if never."""
+        """Return the instant at which ``expire`` will next have something to do, ``None`` if never.
+
+        If the driver holds ready tasks back until some instant, that one counts as well.
+        """
         ...
 
     def normalize_task(self, raw: Any) -> Task:
-        """Turn what the driver's own steps return into a Task; a Task stays as it is (tubes do not ask)."""
+        """Turn what the driver's own steps return into a Task; a Task stays as it is (tubes do not ask).
+
+        Built-in drivers return a Task as ``raw`` from some steps; from which, depends on the store.
+        """
         ...
 
 
