@@ -14,7 +14,7 @@ from typing import Any
 import tubes
 from tubes.cli_output import await_reader, is_awaited, line, progress, say, write_line
 from tubes.clock import real_monotonic
-from tubes.interrupts import guarded
+from tubes.interrupts import guarded, is_raised_by_handler
 from tubes.payload import parse
 from tubes.task import Task
 
@@ -214,12 +214,20 @@ class Taking:
                 written += 1
         finally:  # a closed pipe, Ctrl-C and TERM come here too
             self._printed += written
-            if self._acks and written:
-                self._ack(tasks[:written])
-            for task in tasks[written:]:
-                with suppress(tubes.NotTaken):  # its time was over: it is back already
-                    self._tube.release(task)
+            try:
+                self._finish(tasks, written)
+            except BaseException as error:
+                if is_raised_by_handler(error):  # while this waited for a lock
+                    self._finish(tasks, written)
+                raise
         return written
+
+    def _finish(self, tasks: list[Task], written: int) -> None:
+        if self._acks and written:
+            self._ack(tasks[:written])
+        for task in tasks[written:]:
+            with suppress(tubes.NotTaken):  # its time was over: it is back already
+                self._tube.release(task)
 
     def _ack(self, printed: list[Task]) -> None:
         acked = {task.id for task in self._tube.ack_many(printed)}

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import interpreter
 import pytest
-from faults.harness import eventually, strike
+from faults.harness import Struck, ended, eventually, strike
 from interpreter import Process, drawn_on
 
 import tubes
@@ -374,6 +374,47 @@ def test_no_signal_leaves_a_task_taken_that_take_was_to_ack(jobs: tubes.Tube) ->
         assert jobs.tasks("t") == [], at
         at += 1
     assert at > 20
+
+
+def test_what_was_written_is_acked_though_a_signal_comes_while_the_ack_waits(
+    shell: Shell, jobs: tubes.Tube
+) -> None:
+    """Another connection locks the file between the take and the ack, until after the signal."""
+    read, write = os.pipe()
+    is_locked, is_struck = threading.Event(), threading.Event()
+
+    def lock_the_file() -> None:
+        with closing(sqlite3.connect(shell.folder / "shell.db")) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            is_locked.set()
+            assert os.read(read, 1000)  # the task is printed
+            signal.raise_signal(signal.SIGUSR1)
+            assert is_struck.wait(20)
+
+    def raise_struck(*_: object) -> None:
+        is_struck.set()
+        raise Struck
+
+    def lock_when_taken(task: tubes.Task, event: tubes.Event) -> None:
+        if event is tubes.Event.TAKE:
+            other.start()
+            assert is_locked.wait(20)
+
+    jobs.put("x")
+    jobs.on_task_change(lock_when_taken)
+    other = threading.Thread(target=lock_the_file)
+    before, stdout = signal.signal(signal.SIGUSR1, raise_struck), os.dup(1)
+    os.dup2(write, 1)
+    try:
+        with pytest.raises(Struck):
+            Taking(jobs, 1, 0.0, acks=True).run()
+    finally:
+        os.dup2(stdout, 1)
+        signal.signal(signal.SIGUSR1, before)
+        ended(other)
+        for number in (read, write, stdout):
+            os.close(number)
+    assert count(jobs, "done") == 1
 
 
 @pytest.mark.slow
