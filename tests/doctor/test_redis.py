@@ -506,6 +506,14 @@ def test_a_next_id_is_behind_all_tasks_though_those_in_another_state_are_lower(p
     assert tube.put("more").id == 10
 
 
+@pytest.mark.parametrize("type", ["fifo", "utubettl"])
+def test_tasks_are_taken_though_the_next_id_is_lost(type: str, patient: Patient) -> None:
+    tube = fill(patient.opened[0], type)
+    assert tube.take(timeout=0) is not None  # who takes here for the first time must be let in, which would fail
+    patient.do("HDEL", "meta", "next")
+    assert tube.take(timeout=0) is not None
+
+
 def test_a_buried_task_stays_so_when_its_record_is_cleared(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
     tube.bury(1)

@@ -35,7 +35,6 @@ if is_plain then
 end
 -- include tube
 -- include tasks
-if not exists() then return redis.error_reply('NOTUBE it was dropped') end
 if ARGV[7] then
   local t = held(ARGV[7], ARGV[8], owner)
   if not t then return {} end
