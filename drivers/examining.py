@@ -47,7 +47,7 @@ class HasSessions(Protocol):
     """A store's sessions, as the checks see them."""
 
     def unknown_sessions(self, tx: Any) -> Sequence[str]: ...
-    def add_session(self, tx: Any, session: str, *, dry: bool) -> bool: ...
+    def add_session(self, tx: Any, session: str) -> bool: ...
     def lonely_sessions(self, tx: Any) -> Sequence[str]: ...
 
 
@@ -70,9 +70,9 @@ class UnknownSessions(SessionsCheck):
         what = f"session {session} is missing but has a connection"
         return Finding(Kind.SESSION, what, "add it", session=session)
 
-    def mend(self, tx: Any, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: Any, finding: Finding, *, now: int) -> bool:
         assert finding.session is not None
-        return self._store.add_session(tx, finding.session, dry=dry)
+        return self._store.add_session(tx, finding.session)
 
 
 class LonelySessions(SessionsCheck):

@@ -121,7 +121,7 @@ class Check:
     name = ""
     """What it looks at: ``tasks``, say."""
     doubtful: bool = False
-    """Whether a look can catch others between two of their steps, so that ``mend`` must confirm findings."""
+    """Whether a look can catch others between two of their steps, so that it must ``confirm`` findings."""
     rescues: ClassVar[bool] = False
     """Whether ``Rescuer.rescue``, which every process runs for the dead, repairs it instead of ``mend``."""
 
@@ -137,8 +137,12 @@ class Check:
         """Look at up to ``limit`` things after that place (``None``: the first ones); ``tx`` only reads."""
         raise NotImplementedError
 
-    def mend(self, tx: Any, finding: Finding, *, now: int, dry: bool) -> bool:
-        """Look again, keeping others from changing it; tell if it is still so. Unless ``dry``, repair it.
+    def confirm(self, tx: Any, finding: Finding) -> bool:
+        """Look again, keeping others from changing it; tell if it is so. Asked only if ``doubtful``."""
+        raise NotImplementedError
+
+    def mend(self, tx: Any, finding: Finding, *, now: int) -> bool:
+        """Look again, keeping others from changing it; if it is still so, repair it, and tell that.
 
         If that is too much for one transaction, repair a part of it: this is called until it has nothing to
         do.
@@ -268,7 +272,7 @@ class Examination:
                 look = self._look(check, after)
                 findings = self._lasting(check, after, look.findings)
                 if check.doubtful:
-                    findings = [finding for finding in findings if self._mend(check, finding, dry=True)]
+                    findings = [finding for finding in findings if self._confirm(check, finding)]
             except Exception as error:
                 if not _is_of_damage(error):
                     raise
@@ -305,7 +309,7 @@ class Examination:
         ready: Counter[str] = Counter()
         try:
             for finding in curable:
-                if self._mend(check, finding, dry=False):
+                if self._mend(check, finding):
                     ready[finding.tube or ""] += 1
                     yield finding
         finally:
@@ -321,29 +325,39 @@ class Examination:
                 return [finding for finding in findings if finding not in left]
             after = look.after
 
-    def _mend(self, check: Check, finding: Finding, *, dry: bool) -> bool:
+    def _confirm(self, check: Check, finding: Finding) -> bool:
+        return self._write(lambda tx: check.confirm(tx, finding))
+
+    def _mend(self, check: Check, finding: Finding) -> bool:
         """Mend it step by step; tell whether there was anything to mend.
 
-        What others have locked is left to them; there is nothing to mend if they have dropped the tube. What
-        cannot be mended, since something else about it is damaged, is left to a person.
+        What cannot be mended, since something else about it is damaged, is left to a person.
+        """
+        for done in range(MOST_STEPS):
+            try:
+                is_so = self._write(lambda tx: check.mend(tx, finding, now=self._store.clock.now_ms()))
+            except Exception as error:
+                if not _is_of_damage(error):
+                    raise
+                return False
+            if not is_so:
+                return done > 0
+        return True
+
+    def _write(self, work: Callable[[Any], bool]) -> bool:
+        """Do it in a transaction.
+
+        What others have locked is left to them; there is nothing to mend if they have dropped the tube.
         """
 
         def step(tx: Any) -> bool:
             tx.begin()
-            return check.mend(tx, finding, now=self._store.clock.now_ms(), dry=dry)
+            return work(tx)
 
-        for done in range(MOST_STEPS):
-            try:
-                is_so = guarded(self._store.transact, step)
-            except (StoreBusy, NoSuchTube):
-                is_so = False
-            except Exception as error:
-                if dry or not _is_of_damage(error):
-                    raise
-                return False
-            if dry or not is_so:
-                return is_so or done > 0
-        return True
+        try:
+            return guarded(self._store.transact, step)
+        except (StoreBusy, NoSuchTube):
+            return False
 
     def _wake(self, tubes: Counter[str]) -> None:
         """Wake those who wait: what was mended may be taken now, or makes room."""

@@ -167,8 +167,8 @@ class Examined:
         sessions = self.sessions()
         return sorted(sessions.connected() - sessions.ends.keys())
 
-    def add_session(self, tx: RedisTx, session: str, *, dry: bool) -> bool:
-        return bool(self.ask(scripts.ADD_SESSION, session, 0, 0 if dry else 1))
+    def add_session(self, tx: RedisTx, session: str) -> bool:
+        return bool(self.ask(scripts.ADD_SESSION, session, 0))
 
     def lonely_sessions(self, tx: RedisTx) -> Sequence[str]:
         return self.sessions().lonely()
@@ -256,9 +256,9 @@ class Last(RedisCheck):
         what = f"in the catalogue's key last, the value of {which!r} is not a number"
         return Finding(Kind.COUNT, what, "go on after the highest of the existing tubes", key=which)
 
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         which: str = finding.key
-        return which.encode() in self._store.ask(scripts.LAST, "" if dry else which)
+        return which.encode() in self._store.ask(scripts.LAST, which)
 
 
 # Who holds tasks
@@ -320,13 +320,13 @@ class Admissions(OwnersCheck):
                 what = f"{tasks} taken by session {owner}, which is not on the tube's list"
                 yield Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner, key=tube.id)
 
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         assert finding.session is not None
         tube = self._store.tube(tx, finding.key)
         if tube is None:
             return False
         is_so = finding in self._findings(tx, tube, [*self._holdings(tx, tube, LOOK_LIMIT)], now)
-        if is_so and not dry:
+        if is_so:
             self._store.driver(tube).do(tx, scripts.ADMIT, finding.session)
         return is_so
 
@@ -382,13 +382,11 @@ class StrayTubes(RedisCheck):
         what = f"there are keys of tube number {number}, which is not in the catalogue"
         return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
 
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         tubes = self._store.tubes(tx)
         survey = Survey.of(tx, self._store.driver(_unnamed(finding.key)))
         if not survey.has_keys or finding.key in {tube.id for tube in tubes}:
             return False
-        if dry:
-            return True
         name = name_of_lost(finding.key, {tube.name for tube in tubes})
         return self._store.add_tube(TubeRecord(finding.key, name, type_of(survey), {}, False))
 
@@ -452,19 +450,18 @@ class Starts(RedisCheck):
         key = ("meta", b"", tube.id)
         return Finding(Kind.GHOST, what, "remove it from there", tube=tube.name, rule="dropped", key=key)
 
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         _, _, number = finding.key
         tube = self._store.tube(tx, number)
         if tube is None:
             return False
         driver = self._store.driver(tube)
         if finding.rule != "dropped":
-            return _mend(tx, driver, finding, now=now, dry=dry)
+            return _mend(tx, driver, finding, now=now)
         survey = Survey.of(tx, driver)
         if not survey.was_dropped:
             return False
-        if not dry:
-            self._store.remove_dropped(tube, survey.gave)
+        self._store.remove_dropped(tube, survey.gave)
         return True
 
 
@@ -544,16 +541,13 @@ class Things(RedisCheck):
                 if why:
                     yield _finding(self._tube, self._where, id, b"payload", id, b"", why.encode())
 
-    def mend(self, tx: RedisTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        return _mend(tx, self._driver, finding, now=now, dry=dry)
+    def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
+        return _mend(tx, self._driver, finding, now=now)
 
 
-def _mend(tx: RedisTx, driver: RedisDriver, finding: Finding, *, now: int, dry: bool) -> bool:
+def _mend(tx: RedisTx, driver: RedisDriver, finding: Finding, *, now: int) -> bool:
     where, what, _ = finding.key
-    given = where, what, finding.rule
-    if dry:
-        return bool(driver.look(tx, scripts.MEND, *given, 0, driver.after))
-    return bool(driver.do(tx, scripts.MEND, *given, 1, driver.after, now=now))
+    return bool(driver.do(tx, scripts.MEND, where, what, finding.rule, driver.after, now=now))
 
 
 def _findings(tube: TubeRecord, where: str, wrong: Sequence[bytes]) -> list[Finding]:

@@ -72,9 +72,7 @@ class Examined:
     def unknown_sessions(self, tx: SqlTx) -> Sequence[str]:
         return [session for (session,) in tx.rows(self.looks().unknown)]
 
-    def add_session(self, tx: SqlTx, session: str, *, dry: bool) -> bool:
-        if dry:
-            return session in self.unknown_sessions(tx)
+    def add_session(self, tx: SqlTx, session: str) -> bool:
         return bool(tx.run(self.looks().add_session, session))
 
     def lonely_sessions(self, tx: SqlTx) -> Sequence[str]:
@@ -165,9 +163,9 @@ class StrayTubes(SqlCheck):
         numbers = self._numbers(tx)
         return Look([stray_tube(number) for number in numbers], seen=len(numbers))
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
         is_so = finding.key in self._numbers(tx)
-        return is_so and adopt(tx, self._store, finding.key, temporary=self._temporary, dry=dry)
+        return is_so and adopt(tx, self._store, finding.key, temporary=self._temporary)
 
 
 def stray_tube(number: object) -> Finding:
@@ -180,13 +178,11 @@ def stray_tube(number: object) -> Finding:
     return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
 
 
-def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool, dry: bool) -> bool:
+def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool) -> bool:
     """Add a tube for tasks without one, of a type with all they may use; tell whether that was needed."""
     tubes = store.tubes(tx)
     if number in {tube.id for tube in tubes}:
         return False
-    if dry:
-        return True
     looks, names = store.looks(temporary), {tube.name for tube in tubes}
     type = "utubettl" if tx.rows(looks.has_utubes, number) else "fifottl"
     tx.run(looks.adopt, number, name_of_lost(number, names), type, temporary)
@@ -226,13 +222,12 @@ class Counts(SqlCheck):
         counted = sum(number for _, number in tx.rows(self._store.steps(temporary).count, tube))
         return (noted[0][0], counted) if noted else (counted, counted)
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
         tube, temporary = finding.key
         stored, counted = self._counted(tx, tube, temporary, locks=True)
         if stored == counted:
             return False
-        if not dry:
-            tx.run(self._store.looks().set_stored, counted, tube)
+        tx.run(self._store.looks().set_stored, counted, tube)
         return True
 
 
@@ -249,9 +244,7 @@ class Calls(SqlCheck):
         what = f"calls were counted for tube number {tube}, which does not exist"
         return Finding(Kind.ORPHAN, what, "remove the counts", rule="calls", key=tube)
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        if dry:
-            return (finding.key,) in tx.rows(self._store.looks().calls)
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
         return bool(tx.run(self._store.looks().remove_calls, finding.key))
 
 
@@ -269,9 +262,9 @@ class Uncounted(SqlCheck):
         what = f"the count of {event!r} calls is not a number"
         return Finding(Kind.COUNT, what, "count from 0 again", tube=name, rule=event, key=tube)
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
         is_so = (finding.key, finding.rule) in tx.rows(self._store.looks().uncounted)
-        if is_so and not dry:
+        if is_so:
             tx.run(self._store.looks().count_anew, finding.key, finding.rule)
         return is_so
 
@@ -315,7 +308,13 @@ class Lines(SqlCheck):
             Kind.LINE, what, "put the right one there", tube=self._tube.name, utube=name, key=stored
         )
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def confirm(self, tx: SqlTx, finding: Finding) -> bool:
+        return self._put_in_line(tx, finding, dry=True)
+
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
+        return self._put_in_line(tx, finding)
+
+    def _put_in_line(self, tx: SqlTx, finding: Finding, *, dry: bool = False) -> bool:
         lock_line(tx, self._looks, self._tube.id, finding.key)
         return put_in_line(tx, self._looks, self._tube.id, finding.key, dry=dry)
 
@@ -327,12 +326,13 @@ def lock_line(tx: SqlTx, looks: Looks, tube: int, utube: str) -> None:
 
 
 def put_in_line(
-    tx: SqlTx, looks: Looks, tube: int, utube: str, *, dry: bool, also: Facts | None = None
+    tx: SqlTx, looks: Looks, tube: int, utube: str, *, dry: bool = False, also: Facts | None = None
 ) -> bool:
     """Put the right task in front of a locked sub-queue, and no other; tell whether anything was wrong.
 
     The right one is the taken one, or else the best. Of several taken ones it is the one taken first; the
-    others are given back. ``also``: a task of that sub-queue that may not be where tasks are looked for.
+    others are given back. ``dry``: only look. ``also``: a task of that sub-queue that may not be where tasks
+    are looked for.
     """
     members = _members(tx, looks, tube, utube)
     if also is not None:
@@ -441,16 +441,16 @@ class Tasks(SqlCheck):
                     ]
         return found
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
         if finding.task is None:
-            return adopt(tx, self._store, finding.key, temporary=self._temporary, dry=dry)
+            return adopt(tx, self._store, finding.key, temporary=self._temporary)
         locked = self._locked(tx, finding.task)
         if locked is None:
             return False
         row, tube = locked
         found = wrongs(row, self._store.features(tube), now) or self._unreadable(tx, [row]).get(row.id, [])
         wrong = next((wrong for wrong in found if wrong.rule == finding.rule and wrong.remedy), None)
-        if wrong is not None and not dry:
+        if wrong is not None:
             self._make_right(tx, row, tube, wrong, now)
         return wrong is not None
 
@@ -486,7 +486,7 @@ class Tasks(SqlCheck):
         utube = row.utube if new is None else new.utube
         if utube is not None:
             also = new if new is not None and new.state in ("r", "t") else None
-            put_in_line(tx, looks, tube.id, utube, dry=False, also=also)
+            put_in_line(tx, looks, tube.id, utube, also=also)
 
 
 # What everything else rests on
@@ -534,11 +534,8 @@ class Sequences(SqlCheck):
             [Finding(Kind.COUNT, what.format(*row), "go on after it", rule=str(row[0])) for row in rows]
         )
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
-        looks = self._store.looks()
-        if dry:
-            return finding.rule in [name for name, _ in tx.rows(looks.behind)]
-        return bool(tx.rows(looks.catch_up, finding.rule))
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
+        return bool(tx.rows(self._store.looks().catch_up, finding.rule))
 
 
 class File(SqlCheck):
@@ -562,9 +559,9 @@ class File(SqlCheck):
         told = told or self._told(tx, looks.check_indexes)
         return Look([*dict.fromkeys(_of_file(text) for text in told)])
 
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int, dry: bool) -> bool:
+    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
         is_so = finding in self.look(tx, None, 0, now=now).findings
-        if is_so and not dry:
+        if is_so:
             tx.run(rebuilding(self._store.dialect, finding.rule))
         return is_so
 

@@ -93,10 +93,9 @@ def test_a_session_is_added_that_is_not_there_and_has_a_connection(
     if entry:
         client.hset("{tubes}:sessions", "s", entry)
     assert ask(scripts.BEAT, "one") == 0
-    assert ask(scripts.ADD_SESSION, "unknown", 7, 1) == 0
-    assert [ask(scripts.ADD_SESSION, "s", 7, 0), session(client, "s")] == [1, entry]
-    assert [ask(scripts.ADD_SESSION, "s", 7, 1), session(client, "s")] == [1, "7 -"]
-    assert [ask(scripts.ADD_SESSION, "s", 9, 1), session(client, "s")] == [0, "7 -"]
+    assert ask(scripts.ADD_SESSION, "unknown", 7) == 0
+    assert [ask(scripts.ADD_SESSION, "s", 7), session(client, "s")] == [1, "7 -"]
+    assert [ask(scripts.ADD_SESSION, "s", 9), session(client, "s")] == [0, "7 -"]
     assert [session(client, "unknown"), ask(scripts.BEAT, "one")] == [None, 1]
 
 

@@ -2,16 +2,14 @@
 --
 -- include queue
 -- KEYS: those of a queue, see queue.lua.
--- ARGV: 1 the session · 2 its ttr in ms · 3 1 to add it, 0 to look only.
--- Reply: 1 if it was so.
+-- ARGV: 1 the session · 2 its ttr in ms.
+-- Reply: 1 if it was so, and now is not.
 -- Cost: O(connections).
 if read_session(ARGV[1]) then return 0 end
 for _, stored in ipairs(call('HVALS', CONNECTIONS)) do
   if string.match(stored, '^%S+') == ARGV[1] then
-    if ARGV[3] == '1' then
-      even_when_full()
-      call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' -')
-    end
+    even_when_full()
+    call('HSET', SESSIONS, ARGV[1], ARGV[2] .. ' -')
     return 1
   end
 end

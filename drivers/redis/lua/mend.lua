@@ -5,15 +5,14 @@
 -- include rules
 -- KEYS: those of a tube, see tube.lua.
 -- ARGV: 4 where it is · 5 what it is · 6 the rule that it broke: what examine.lua said, or payload for a task whose JSON
--- cannot be read · 7 1 to repair it, 0 to look only · 8 the last id that tubes gave before this one was made.
--- Reply: 1 if it is still wrong; 0 if not, and then nothing is written.
+-- cannot be read · 7 the last id that tubes gave before this one was made.
+-- Reply: 1 if it was still wrong; 0 if not, and then nothing is written.
 -- Cost: O(log n), and the length of the payload if the record is rebuilt.
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
 local rule, id, t = wrong(where, what)
 if broken == 'payload' and not rule and t and t.kind == 'j' then rule = broken end
 if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task went by way of another member
 if rule ~= broken then return 0 end
-if ARGV[7] ~= '1' then return 1 end
 even_when_full()
 
 -- Puts the right task in front of a sub-queue; or takes the first one out of `line` if it does not belong there.
@@ -72,12 +71,12 @@ if rule == 'ghost' or rule == 'astray' or rule == 'worse' then
 elseif rule == 'front' then
   align(what)
 elseif rule == 'next' then
-  call('HSET', META, 'next', plus(math.max(last_id(), ARGV[8]), 1))
+  call('HSET', META, 'next', plus(math.max(last_id(), ARGV[7]), 1))
 elseif rule == 'undropped' then
   local gave = tonumber(call('HGET', META, 'gave') or '') or 0
   call('HDEL', META, 'dropped', 'gave')
   call('PERSIST', META)
-  if wrong_next() then call('HSET', META, 'next', plus(math.max(last_id(), ARGV[8], gave), 1)) end
+  if wrong_next() then call('HSET', META, 'next', plus(math.max(last_id(), ARGV[7], gave), 1)) end
 elseif rule == 'uncounted' then
   call('HDEL', CALLS, what)
 elseif rule == 'empty' then
