@@ -171,6 +171,7 @@ def test_what_comes_after_numbers_that_cannot_be_read_is_the_highest_of_all_tube
     """In whatever order the server lists the tubes."""
     for id, order, after in ((1, 2, 3), (2, 5, 40), (3, 4, 6)):
         client.hset("{tubes}:tubes", f"tube {id}", f'{{"id":{id},"order":{order},"after":{after}}}')
+    client.hset("{tubes}:tubes", "damaged", "torn")
     client.hset("{tubes}:last", mapping={"tube": "torn", "task": "9" * 16})
     assert sorted(ask(scripts.LAST, "")) == [b"task", b"tube"]
     ask(scripts.LAST, "task")

@@ -11,7 +11,6 @@
 local where, what, broken = ARGV[4], ARGV[5], ARGV[6]
 local rule, id, t = wrong(where, what)
 if broken == 'payload' and not rule and t and t.kind == 'j' then rule = broken end
-if broken == 'empty' and rule == 'ghost' then broken = rule end  -- its task went by way of another member
 if rule ~= broken then return 0 end
 even_when_full()
 

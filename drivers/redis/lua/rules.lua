@@ -158,7 +158,7 @@ local function last_id()
     for n = 0, 1000 do
       before = call('ZREVRANGEBYLEX', STATES, '(' .. before, '[' .. state, 'LIMIT', 0, 1)[1]
       local id = before and string.sub(before, 2)
-      if not id or (is_id(id) and id <= last) then break end
+      if not id or id <= last then break end
       if is_id(id) and (n == 1000 or call('HEXISTS', TASKS, id) == 1) then
         last = id
         break
