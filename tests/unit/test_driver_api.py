@@ -641,6 +641,14 @@ def test_what_is_no_tube_is_no_attribute() -> None:
             _ = queue.tube.job
 
 
+def test_the_names_of_tubes_are_listed_counted_and_looked_up() -> None:
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        for name in ("jobs", "mail"):
+            queue.create_tube(name, "fifo")
+        assert [*queue.tube] == dir(queue.tube) == ["jobs", "mail"]
+        assert (len(queue.tube), "jobs" in queue.tube, "job" in queue.tube) == (2, True, False)
+
+
 @pytest.mark.parametrize("name", ["jobs", "_queue", "get_tube", "_"])
 def test_a_tube_is_an_attribute_whatever_its_name(name: str) -> None:
     with tubes.connect("sqlite://", sweep=False) as queue:

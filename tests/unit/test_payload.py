@@ -139,6 +139,7 @@ LOOP.append(LOOP)
         1j,
         LOOP,
         range(3),
+        10**5000,
     ],
     ids=lambda data: type(data).__name__,
 )

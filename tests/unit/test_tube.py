@@ -228,6 +228,18 @@ def test_a_put_of_more_than_a_tube_can_hold_tells_that_it_is_gone(queue: tubes.Q
         tube.put_many("ab")
 
 
+def test_a_put_of_more_than_what_is_due_makes_room_for_stores_nothing() -> None:
+    clock = FakeClock()
+    with tubes.connect("sqlite://", clock=clock, sweep=False) as queue:
+        tube = queue.create_tube("jobs", "limfifottl", capacity=2)
+        tube.put("over", ttl=1)
+        tube.put("kept")
+        clock.advance(1)
+        with pytest.raises(tubes.TubeFull):
+            tube.put_many("ab")
+        assert [task.data for task in tube.tasks("r")] == ["kept"]
+
+
 def test_a_task_that_comes_after_a_delete_has_looked_was_not_there(
     tube: tubes.Tube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
