@@ -208,7 +208,7 @@ class Driver(Protocol):
     def touch(
         self, tx: Any, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        """Add to ttr, ttl and the deadline of those that ``owner`` holds. NotSupported unless timed."""
+        """Add to ttr, ttl and the deadline of those that ``owner`` holds. Asked only if ``timed``."""
         ...
 
     def release(

@@ -170,8 +170,6 @@ class RedisDriver:
     def touch(
         self, tx: RedisTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        if not self._is_timed:
-            raise NotSupported(f"tube {self.name!r} has no ttr to touch")
         given = (owner or "-", delta_ms, *_pointers(refs, owner))
         return self._changes(self._steps(tx, scripts.TOUCH, now, given))
 
@@ -191,8 +189,6 @@ class RedisDriver:
         return self._changes(self._steps(tx, scripts.KICK, now, (limit,)))
 
     def expire(self, tx: RedisTx, limit: int, *, now: int) -> Sequence[Change]:
-        if not self._is_timed:
-            return ()
         return self._changes(self._steps(tx, scripts.EXPIRE, now, (min(limit, SETTLE_LIMIT),)))
 
     def release_owner(self, tx: RedisTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:

@@ -299,8 +299,6 @@ class SqlDriver:
     def touch(
         self, tx: SqlTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
-        if not self._is_timed:
-            raise NotSupported(f"tube {self._name!r} has no ttr to touch")
         tx.begin()
         moved = []
         for row in self._held(tx, refs, owner):
