@@ -490,6 +490,17 @@ def test_what_a_take_took_before_it_failed_is_given_back(
     assert task is not None and (task.data, task.attempts) == ("x", 2)
 
 
+def test_what_cannot_be_given_back_at_once_is_given_back_by_the_next_take(connect: Connect, db: Path) -> None:
+    """As after a cancelled take, while another program has the file's lock."""
+    tube = connect(sweep=False, busy_timeout=0.1).create_tube("jobs", "fifo")
+    tube.put("x")
+    task = take(tube)
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        tube.give_back([task])
+    assert take(tube).attempts == 2
+
+
 def test_what_a_shared_commit_cannot_tell_of_one_it_tells_of_the_others(
     connect: Connect, breaks: type[Breaks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
