@@ -108,3 +108,16 @@ def test_what_others_have_locked_is_left_to_them(doctors_url: str) -> None:
 
 def test_nothing_is_found_while_others_work(patient: Patient) -> None:
     find_nothing_while_others_work(patient)
+
+
+def test_a_sub_queue_in_which_a_take_is_not_committed_yet_is_in_order(doctors_url: str) -> None:
+    """A put of a better task leaves the one in front alone, which a take may have, or give back."""
+    with tubes.connect(doctors_url, sweep=False, busy_timeout=0.2) as queue:
+        tube = queue.create_tube("jobs", "utubettl")
+        tube.put("taken", utube="a", pri=1)
+        with queue.transaction() as unit:
+            assert tube.take(timeout=0, unit=unit) is not None
+            with tubes.connect(doctors_url, sweep=False, busy_timeout=0.2) as other:
+                other.tube.jobs.put("better", utube="a", pri=0)
+                assert [*Doctor(other).examine()] == []
+        assert [*Doctor(queue).examine()] == []
