@@ -42,6 +42,10 @@ def connection(client: redis.Redis, id: str) -> Any:
     return client.hget("{tubes}:connections", id)
 
 
+def roll(client: redis.Redis, id: str) -> Any:
+    return client.hget("{tubes}:roll", id)
+
+
 def test_a_session_ends_with_its_last_connection(ask: Callable[..., Any], client: redis.Redis) -> None:
     assert ask(scripts.BEGIN_SESSION, "one", "s", 1000, "host/1 a") == 1
     assert ask(scripts.BEGIN_SESSION, "two", "s", 5, "host/2") == 1
@@ -112,6 +116,26 @@ def test_who_has_shown_a_sign_of_life_meanwhile_is_not_ended(
     for id in ("one", "two"):
         ask(scripts.FORGET_SESSIONS, id)
     assert [session(client, "one"), session(client, "two")] == ["1000 -", None]
+
+
+def test_a_connection_is_called_at_its_own_interval_though_another_called_it_first(
+    ask: Callable[..., Any], client: redis.Redis
+) -> None:
+    """Else processes in a hurry that come between its first two commands would take it for dead."""
+    ask(scripts.BEGIN_SESSION, "slow", "s", 0, "host/1")
+    ask(scripts.CALL_ROLL, "hasty", 1000, 3)
+    assert roll(client, "slow").endswith(" 1000")
+    ask(scripts.CALL_ROLL, "slow", 20_000, 3)
+    assert roll(client, "slow").endswith(" 20000")
+
+
+def test_nobody_is_absent_since_the_server_s_clock_was_put_back(
+    ask: Callable[..., Any], client: redis.Redis
+) -> None:
+    ask(scripts.BEGIN_SESSION, "one", "s", 0, "host/1")
+    client.hset("{tubes}:roll", "one", f"0 2 {10**15} 1000")
+    assert ask(scripts.CALL_ROLL, "two", 1000, 3) == []
+    assert roll(client, "one").startswith("0 0 ")
 
 
 def test_a_tube_is_added_once_and_goes_on_after_those_that_were_dropped(
