@@ -97,8 +97,8 @@ def _check_known(version: str, what: str) -> None:
 
 
 @lru_cache(maxsize=16)
-def schema_sql(namespace: str, dialect: str) -> str:
-    """Return the SQL that makes the schema from nothing, on PostgreSQL in one transaction."""
+def schema_sql(namespace: str, dialect: str, version: str | None = None) -> str:
+    """Return the SQL that makes the schema of a version, or of nothing; on PostgreSQL it is one transaction."""
     from alembic import command
 
     out = io.StringIO()
@@ -106,7 +106,7 @@ def schema_sql(namespace: str, dialect: str) -> str:
     settings.output_buffer = out
     settings.attributes["dialect"] = dialect
     with _own_alembic():
-        command.upgrade(settings, f"{LABEL}@head", sql=True)
+        command.upgrade(settings, f"{version or 'base'}:{LABEL}@head", sql=True)
     return out.getvalue()
 
 

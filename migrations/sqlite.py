@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tubes.errors import SchemaMismatch
 
-from . import HEAD, running, version_table
+from . import running, version_table
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
     from tubes.drivers.sql.sqlite_tx import SqliteTx
     from tubes.drivers.sql.sqlite_writer import SqliteWriter
 
@@ -37,55 +36,35 @@ def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *
     return behind
 
 
-_made: tuple[str, list[str]] = ("", [])
-"""A namespace, and the statements by which Alembic last made its tables in an empty database."""
-
-
 def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
-    """Upgrade an empty or older database in one transaction; SchemaMismatch for a newer one.
-
-    An empty one gets the statements that made an earlier one in this process: far faster than Alembic.
-    """
+    """Upgrade an empty or older database in one transaction; SchemaMismatch for a newer one."""
 
     def step(tx: SqliteTx) -> None:
-        global _made
         tx.begin()
-        version = schema_version(writer.db, namespace, what)  # another process may have been faster
-        if version == HEAD:
+        version = schema_version(writer.db, namespace, what)
+        if not running.must_upgrade(version, what, "", migrate=True):  # another process was faster
             return
-        is_new = writer.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-        known, statements = _made
-        if is_new and known == namespace:
-            for statement in statements:
+        if version is None:  # Alembic leaves it, empty, when it takes the schema down
+            writer.db.execute(f'DROP TABLE IF EXISTS "{version_table(namespace)}"')
+        try:
+            for statement in _statements(running.schema_sql(namespace, "sqlite", version)):
                 writer.db.execute(statement)
-            return
-        _upgrade(writer, namespace, version, what)
-        if is_new:
-            _made = namespace, [*writer.db.iterdump()][1:-1]  # without BEGIN and COMMIT
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
+                raise
+            raise _in_the_way(error, namespace, what) from error
 
     writer.transact(step)
 
 
-def _upgrade(writer: SqliteWriter, namespace: str, version: str | None, what: str) -> None:
-    import sqlalchemy as sa
-
-    # What an application does to each SQLAlchemy connection, such as PRAGMA and BEGIN, it does to another one
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as other:
-        lent = _Lent(other)
-        engine = sa.create_engine("sqlite://", creator=lambda: lent, poolclass=sa.StaticPool)
-        try:
-            with engine.connect() as connection, connection.begin():
-                lent.db = writer.db
-                running.upgrade(connection, namespace, version, what)
-        except sa.exc.DBAPIError as error:
-            raise _without_sqlalchemy(error, namespace, what) from error
-
-
-def _without_sqlalchemy(error: sa.exc.DBAPIError, namespace: str, what: str) -> BaseException:
-    original = error.orig
-    if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
-        return _in_the_way(original, namespace, what)
-    return original or error
+def _statements(sql: str) -> Iterator[str]:
+    """The statements of a script, which ``executescript`` would run outside of the transaction."""
+    statement = ""
+    for line in sql.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _in_the_way(which: object, namespace: str, what: str) -> SchemaMismatch:
@@ -93,21 +72,6 @@ def _in_the_way(which: object, namespace: str, what: str) -> SchemaMismatch:
         f"{what} has tables that are in the way ({which}): give the queue a namespace other "
         f"than {namespace!r}"
     )
-
-
-class _Lent:
-    """The writer's connection, lent to SQLAlchemy: the transaction on it stays the writer's."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.db, name)
-
-    def commit(self) -> None:
-        """Not SQLAlchemy's to do."""
-
-    rollback = close = commit
 
 
 def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | None:

@@ -594,11 +594,10 @@ def test_a_fork_waits_for_a_thread_that_opens_a_file(
     assert said == "x" if is_done else "forked while" in said
 
 
-def test_a_child_makes_a_store_though_another_thread_was_about_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tubes.migrations.sqlite._made", ("", []))  # by Alembic, whose lock this is
-    alone = importlib.import_module("tubes.migrations.running")._alone
+def test_a_child_makes_a_store_though_another_thread_was_about_to(tmp_path: Path) -> None:
+    running = importlib.import_module("tubes.migrations.running")
+    running.schema_sql.cache_clear()  # by Alembic, whose lock this is
+    alone = running._alone
 
     def child() -> Any:
         signal.alarm(10)

@@ -54,7 +54,7 @@ def schema(file: Path, namespace: str = "tubes") -> dict[str, str]:
 def test_the_schema_of_a_new_database_is_the_same_however_often_it_was_made(
     place: str, tmp_path: Path
 ) -> None:
-    """Alembic makes the first of a namespace; those after it are made like the first."""
+    """Alembic writes the statements for the first of a namespace; those after it are made by the same."""
     numbers = itertools.count()
 
     def made(namespace: str) -> tuple[list[tuple[str, str]], list[tuple[str]]]:
