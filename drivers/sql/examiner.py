@@ -89,7 +89,7 @@ def sql_checks(
     deep: bool,
     sql: str,
     is_alive: IsAlive,
-    watch: Callable[[], float] = lambda: 0.0,
+    watch: Callable[[], float],
 ) -> Iterator[Check]:
     """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
 

@@ -27,6 +27,7 @@ from tubes.logs import Log
 from tubes.store import Store, Unit
 
 from .statements import Row, Statement
+from .tx import SqlTx
 
 KEY = "tubes"
 """The key of the units in a connection's ``info``."""
@@ -48,7 +49,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class JoinedTx:
+class JoinedTx(SqlTx):
     """A transaction of the user's, as the drivers' steps see it. What it executes goes through SQLAlchemy."""
 
     def __init__(self, connection: sa.Connection) -> None:
@@ -78,10 +79,6 @@ class JoinedTx:
     def _run(self, statement: Statement, given: Row) -> sa.CursorResult[Any]:
         return self.execute(statement.text, statement.bind(given))
 
-    def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        self.begin()
-        return self.only_rows(statement, *given)
-
     def run(self, statement: Statement, *given: Any) -> int:
         return self._run(statement, given).rowcount
 
@@ -97,9 +94,6 @@ class JoinedTx:
 
     def only_run(self, statement: Statement, *given: Any) -> int:
         return self.run(statement, *given)
-
-    def only_insert(self, statement: Statement, given: Row) -> int:
-        raise NotImplementedError
 
 
 def _plain(row: Sequence[Any]) -> Row:

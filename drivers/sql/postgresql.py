@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -27,7 +27,6 @@ from tubes.migrations import HEAD
 from tubes.migrations import postgresql as migrations
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
-from tubes.doctor import Check
 from tubes.driver import TubeRecord
 from tubes.errors import (
     BadOption,
@@ -40,15 +39,13 @@ from tubes.errors import (
     TubeError,
 )
 from tubes.interrupts import guarded, interruptible
-from tubes.stats import Deltas
 from tubes.store import Unit
 
-from ..examining import FeaturesOf
 from ..forks import cut_off
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import postgresql_joined
-from .examiner import Examined, sql_checks
+from .examiner import IsAlive
 from .joined import join, unusable
 from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, UNIQUE, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
@@ -576,13 +573,6 @@ class PostgresStore(SqlStore):
         if lonely := [session for (session,) in tx.rows(self._sql.lonely)]:
             tx.run(self._sql.end_if_lonely, now, json.dumps(lonely))
 
-    # Counting
-
-    def add_calls(self, deltas: list[Deltas]) -> None:
-        rows = sorted((tube, event, count) for tube, calls in deltas for event, count in calls.items())
-        if rows:
-            self.transact(lambda tx: tx.only_many(self._sql.add_calls, rows))
-
     # Tidying
 
     def tidy(self) -> None:
@@ -592,19 +582,10 @@ class PostgresStore(SqlStore):
         with suppress(Lost, Refused), self._pool.lent() as wire:  # whoever uses the next one deals with that
             self._vacuum.run(wire)
 
-    # Examining
-
-    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
-        """What ``tubes.doctor`` looks at. Only a deep look checks the beats: that takes time."""
+    def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+        """Only a deep look checks the beats: that takes time."""
         watch = Watch(self._beats, self._dead, self._connection)
-        return sql_checks(
-            Examined(DIALECT, self._namespace, features, self.tubes),
-            self.read,
-            deep=deep,
-            sql=self.migrate_sql(self._namespace),
-            is_alive=watch.is_alive if deep else lambda tx, connection: True,
-            watch=watch.seconds,
-        )
+        return watch.is_alive if deep else lambda tx, connection: True, watch.seconds
 
     # Life
 

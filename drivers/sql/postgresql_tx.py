@@ -10,12 +10,12 @@ from ..retries import Lost
 from .lending import Lender
 from .postgresql_wire import BEGIN, ENDED, FAILED_BEFORE, FAILING, Refused, Result, Wire
 from .statements import Row, Statement
-from .tx import inserted_ids
+from .tx import SqlTx, inserted_ids
 
 T = TypeVar("T")
 
 
-class PostgresTx:
+class PostgresTx(SqlTx):
     """A transaction on one connection; opens when it is needed."""
 
     __slots__ = ("_opening", "_unsent", "_wire", "is_committing", "is_halfway", "is_open", "lender")
@@ -61,17 +61,9 @@ class PostgresTx:
         """Whether it may have been committed: COMMIT, or a transaction of one statement, was under way."""
         return lost.was_sent and (self.is_committing or not self.is_open)
 
-    def rows(self, statement: Statement, *given: Any) -> list[Row]:
-        self.begin()
-        return self.only_rows(statement, *given)
-
-    def run(self, statement: Statement, *given: Any) -> int:
-        self.begin()
-        return self.only_run(statement, *given)
-
     def many(self, statement: Statement, given: Sequence[Row]) -> None:
         self.begin()
-        self.only_many(statement, given)
+        self._pipeline(statement, given)
 
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]:
         """Insert rows; return their ids in the same order. NoSuchTube if the rows' tube is gone.
@@ -94,10 +86,6 @@ class PostgresTx:
 
     def only_insert(self, statement: Statement, given: Row) -> int:
         return inserted_ids(self._execute(statement, given).rows, 1)[0]
-
-    def only_many(self, statement: Statement, given: Sequence[Row]) -> None:
-        """One pipeline is one transaction, unless one was begun."""
-        self._pipeline(statement, given)
 
     def _check_stands(self) -> None:
         """Raise unless the transaction can be committed.

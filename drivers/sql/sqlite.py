@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from tubes.migrations import sqlite as migrations
 from tubes.migrations.running import migrate_command, must_upgrade
 
 from tubes.clock import Clock, real_monotonic
-from tubes.doctor import Check
 from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import check_stack, guarded
@@ -26,11 +25,10 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
-from ..examining import FeaturesOf
 from ..retries import pause_after
 from . import sqlite_joined
 from .driver import SqlDriver
-from .examiner import Examined, sql_checks
+from .examiner import IsAlive
 from .joined import join
 from .sqlite_errors import base_code, is_busy, translated
 from .sqlite_joined import SqliteJoinedTx
@@ -465,14 +463,6 @@ class SqliteStore(SqlStore):
 
     # Counting
 
-    def add_calls(self, deltas: list[Deltas]) -> None:
-        if any(calls for _, calls in deltas):
-            self.transact(lambda tx: self._add_calls(tx, deltas))
-
-    def _add_calls(self, tx: SqliteTx, deltas: list[Deltas]) -> None:
-        rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
-        tx.many(self._sql.add_calls, rows)
-
     def _add_last_calls(self, db: sqlite3.Connection) -> None:
         """Store what other threads did since the queue began to close, without waiting for the lock again."""
 
@@ -513,17 +503,8 @@ class SqliteStore(SqlStore):
             if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout), write):
                 self._long_log = LONG_LOG
 
-    # Examining
-
-    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
-        """What ``tubes.doctor`` looks at."""
-        return sql_checks(
-            Examined(DIALECT, self._namespace, features, self.tubes),
-            self.read,
-            deep=deep,
-            sql=self.migrate_sql(self._namespace),
-            is_alive=lambda tx, connection: self._locks.is_alive(connection),
-        )
+    def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+        return lambda tx, connection: self._locks.is_alive(connection), lambda: 0.0
 
     # Life
 

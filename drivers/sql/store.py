@@ -12,12 +12,16 @@ from sqlalchemy.engine import Dialect
 from tubes.migrations.running import schema_sql
 
 from tubes.clock import Clock
+from tubes.doctor import Check
 from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.options import check_stored_options
+from tubes.stats import Deltas
 from tubes.waiting import Key, Lease
 
+from ..examining import FeaturesOf
 from ..renewal import Renewable
 from .driver import SqlDriver, earliest
+from .examiner import Examined, IsAlive, sql_checks
 from .statements import Row, Statement, Statements
 
 T = TypeVar("T")
@@ -37,6 +41,7 @@ class SqlStore(Renewable):
     _own_ttr_ms: int
     """The ttr of a session that begins here: a joined one has its own."""
     set_aside: set[str]
+    _namespace: str
     _what: str
     """The database, as messages name it."""
     _connection: int
@@ -56,6 +61,9 @@ class SqlStore(Renewable):
     def _sql_of(self, tube: TubeRecord) -> Statements:
         """The statements for a tube's tasks."""
         return self._sql
+
+    @abstractmethod
+    def read(self, work: Callable[[Any], T]) -> T: ...
 
     @abstractmethod
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T: ...
@@ -111,6 +119,26 @@ class SqlStore(Renewable):
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
         rows = tx.only_rows(self._sql.calls, tube)
         return {event: count for event, count in rows if isinstance(count, int)}  # SQLite stores any type
+
+    def add_calls(self, deltas: list[Deltas]) -> None:
+        if any(calls for _, calls in deltas):
+            self.transact(lambda tx: self._add_calls(tx, deltas))
+
+    def _add_calls(self, tx: Any, deltas: list[Deltas]) -> None:
+        rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
+        tx.many(self._sql.add_calls, sorted(rows))  # or two who count at once could wait for each other
+
+    # Examining
+
+    def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
+        """What ``tubes.doctor`` looks at."""
+        store = Examined(self.dialect, self._namespace, features, self.tubes)
+        sql, (is_alive, watch) = self.migrate_sql(self._namespace), self._who_lives(deep)
+        return sql_checks(store, self.read, deep=deep, sql=sql, is_alive=is_alive, watch=watch)
+
+    @abstractmethod
+    def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+        """Tell whether a connection's process lives; and the seconds until that is known of all."""
 
     # Sessions
 

@@ -1,4 +1,4 @@
-"""A transaction as steps see it; ``sqlite_tx``, ``postgresql_tx`` and ``joined`` implement it."""
+"""A transaction as steps see it: ``sqlite_tx``, ``postgresql_tx`` and ``joined`` have one each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,18 @@ class SqlTx(Protocol):
     itself, which saves the round trips of BEGIN and COMMIT.
     """
 
+    __slots__ = ()
+
     def begin(self) -> None: ...
-    def rows(self, statement: Statement, *given: Any) -> list[Row]: ...
-    def run(self, statement: Statement, *given: Any) -> int: ...
+
+    def rows(self, statement: Statement, *given: Any) -> list[Row]:
+        self.begin()
+        return self.only_rows(statement, *given)
+
+    def run(self, statement: Statement, *given: Any) -> int:
+        self.begin()
+        return self.only_run(statement, *given)
+
     def many(self, statement: Statement, given: Sequence[Row]) -> None: ...
     def insert(self, statement: Statement, given: Sequence[Row]) -> Sequence[int]: ...
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]: ...

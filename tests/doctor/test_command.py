@@ -84,7 +84,7 @@ def test_a_store_that_cannot_be_opened_or_examined_is_no_finding(
     assert said(file, f"sqlite:///{tmp_path}/none.db")[0] == UNAVAILABLE
     (tmp_path / "text.db").write_text("no database" * 100)
     assert said(file, f"sqlite:///{tmp_path}/text.db")[0] == UNAVAILABLE
-    monkeypatch.delattr("tubes.drivers.sql.sqlite.SqliteStore.checks")
+    monkeypatch.delattr("tubes.drivers.sql.store.SqlStore.checks")
     status, out, err = said(file, file.url)
     assert (status, out) == (USAGE, "")
     assert "cannot be examined" in err
