@@ -137,7 +137,7 @@ class SqlDriver:
         if self._locks_groups:
             for item in items:
                 _check_utube(item.utube)
-        if self._capacity and not tx.run(self._sql.make_room, self._tube, len(items), self._capacity):
+        if self._capacity and not tx.run(self._sql.make_room, len(items), self._tube, self._capacity):
             return []
         if len(items) == 1:
             return (self._put_one(tx, items[0], now),)
@@ -176,7 +176,7 @@ class SqlDriver:
         data, raw_bytes = (payload, None) if isinstance(payload, str) else (None, payload)
         state, front = ("~", None) if item.delay_ms else ("r", 1)
         return (
-            self._tube, state, front, item.pri, item.utube, now, now, first_due(item, now), item.ttl_ms, item.ttr_ms,
+            self._tube, state, front, item.utube, item.pri, now, now, first_due(item, now), item.ttl_ms, item.ttr_ms,
             data, raw_bytes,
         )  # fmt: skip
 
@@ -485,7 +485,7 @@ class SqlDriver:
 
     def _give_room(self, tx: SqlTx, gone: int) -> None:
         if gone and self._capacity:
-            tx.run(self._sql.give_room, self._tube, gone)
+            tx.run(self._sql.give_room, gone, self._tube)
 
 
 def _of_leases(refs: Sequence[Ref], of_range: Statement, of_any: Statement) -> tuple[Statement, Row]:

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
 from .rules import COLUMNS
-from .statements import Statement
+from .statements import Statement, Texts
 
 WORKS = "state IN ('r', 't')"
 """A task that takes part in the order of its sub-queue."""
 
 
-class Looks:
-    """The statements for one dialect and namespace; ``temporary``: for the table of temporary tubes' tasks.
-
-    Some exist for one database only, since nothing runs them on the other.
-    """
+class Looks(Texts):
+    """The statements of the examiner. Some exist for one database only, since nothing runs them on the other."""
 
     def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
-        self._dialect = dialect
-        self._namespace = namespace
-        self._is_server = dialect.name == "postgresql"
-        self._tube = self._named("tube")
-        self._task = self._named("temporary_task" if temporary else "task")
-        self._session = self._named("session")
-        self._connection = self._named("connection")
-        self._calls = self._named("calls")
-        self._locked = " FOR UPDATE" if self._is_server else ""
+        super().__init__(dialect, namespace, temporary)
         if self._is_server:
             sizes = "octet_length(data), octet_length(bytes)"
         else:
@@ -45,13 +33,6 @@ class Looks:
         else:
             self._write_file()
 
-    def _named(self, name: str) -> str:
-        """A quoted name in the namespace: of a table, a sequence or a function."""
-        return f'"{self._namespace}_{name}"'
-
-    def _make(self, text: str, *names: str) -> Statement:
-        return Statement(sa.text(text), self._dialect, *names)
-
     def _write_tasks(self) -> None:
         tube, task = self._tube, self._task
         facts, locked = self._facts, self._locked
@@ -61,53 +42,44 @@ class Looks:
                 "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN convert_to(data, 'SQL_ASCII')"
                 " ELSE convert_to(data, 'UTF8') END"
             )
-            ids = "SELECT CAST(json_array_elements_text(CAST(:ids AS json)) AS bigint)"
-            among = f"id = ANY(CAST(ARRAY({ids}) AS bigint[]))"
         else:
             as_bytes = "CAST(data AS BLOB)"  # as text it might not be readable
-            among = "id IN (SELECT value FROM json_each(:ids))"
         self.size = self._make(f"SELECT count(*) FROM {task}")
-        self.rows = self._make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit", "after", "limit")
-        self.row = self._make(f"{facts} WHERE id = :id{locked}", "id")
+        self.rows = self._make(f"{facts} WHERE id > :after ORDER BY id LIMIT :limit")
+        self.row = self._make(f"{facts} WHERE id = :id{locked}")
         self.payloads = self._make(
-            f"SELECT id, {as_bytes} FROM {task} WHERE {among} AND data IS NOT NULL", "ids"
+            f"SELECT id, {as_bytes} FROM {task} WHERE {self._among(self._ids)} AND data IS NOT NULL"
         )
         self.set_row = self._make(
             f"UPDATE {task} SET state = :state, front = :front, place = :place, utube = :utube, due_ms = :due_ms,"
-            " attempts = :attempts, owner = :owner WHERE id = :id",
-            *("state", "front", "place", "utube", "due_ms", "attempts", "owner", "id"),
+            " attempts = :attempts, owner = :owner WHERE id = :id"
         )
         self.set_times = self._make(  # by itself: with a new front or state, ttr_ms would fire a trigger
             f"UPDATE {task} SET created_ms = :created_ms, updated_ms = :updated_ms, ttl_ms = :ttl_ms, ttr_ms = :ttr_ms"
-            " WHERE id = :id",
-            *("created_ms", "updated_ms", "ttl_ms", "ttr_ms", "id"),
+            " WHERE id = :id"
         )
-        self.set_front = self._make(f"UPDATE {task} SET front = :front WHERE id = :id", "front", "id")
-        self.as_bytes = self._make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id", "id")
-        self.remove = self._make(f"DELETE FROM {task} WHERE id = :id", "id")
-        self.give_room = self._make(
-            f"UPDATE {tube} SET stored = stored - 1 WHERE id = :tube AND stored > 0", "tube"
-        )
+        self.set_front = self._make(f"UPDATE {task} SET front = :front WHERE id = :id")
+        self.as_bytes = self._make(f"UPDATE {task} SET bytes = {as_bytes}, data = NULL WHERE id = :id")
+        self.remove = self._make(f"DELETE FROM {task} WHERE id = :id")
+        self.give_room = self._make(f"UPDATE {tube} SET stored = stored - 1 WHERE id = :tube AND stored > 0")
 
     def _write_lines(self) -> None:
         """Sub-queues: which tasks stand in front, and which follow."""
         facts, locked = self._facts, self._locked
-        self.first_lines = self._lines(">= ''", "tube", "limit")
-        self.next_lines = self._lines("> :after", "tube", "after", "limit")
+        self.first_lines = self._lines(">= ''")
+        self.next_lines = self._lines("> :utube")
         self.lock_line: Statement | None = None
         if self._is_server:
             key = f"{self._named('key')}(:tube, :utube)"
-            self.lock_line = self._make(f"SELECT count(pg_advisory_xact_lock({key}))", "tube", "utube")
+            self.lock_line = self._make(f"SELECT count(pg_advisory_xact_lock({key}))")
         self.fronts = self._make(
-            f"{facts} WHERE tube = :tube AND utube = :utube AND front = 1 ORDER BY pri, id LIMIT :limit{locked}",
-            *("tube", "utube", "limit"),
+            f"{facts} WHERE tube = :tube AND utube = :utube AND front = 1 ORDER BY pri, id LIMIT :limit{locked}"
         )
         self.best_behind = self._make(
-            f"{facts} WHERE tube = :tube AND utube = :utube AND front = 0 AND {WORKS} ORDER BY pri, id LIMIT 1{locked}",
-            *("tube", "utube"),
+            f"{facts} WHERE tube = :tube AND utube = :utube AND front = 0 AND {WORKS} ORDER BY pri, id LIMIT 1{locked}"
         )
 
-    def _lines(self, first: str, *names: str) -> Statement:
+    def _lines(self, first: str) -> Statement:
         """Walk from sub-queue to sub-queue, past all that is in them."""
         task = self._task
         # On a server a unique index takes care of sub-queues with nothing behind
@@ -131,8 +103,7 @@ class Looks:
             f"SELECT utube, (SELECT count(*) FROM (SELECT 1 {of} AND m.front = 1 LIMIT 2) AS heads), "
             f"CASE WHEN (SELECT 1 {of} AND m.front = 0 LIMIT 1) = 1 THEN 1 ELSE 0 END, "
             f"CASE WHEN ({worse}) = 1 THEN 1 ELSE 0 END "
-            f"FROM walk WHERE utube IS NOT NULL",
-            *names,
+            f"FROM walk WHERE utube IS NOT NULL"
         )
 
     def _write_tubes(self) -> None:
@@ -143,24 +114,20 @@ class Looks:
             behind, aside = "front IS NOT NULL AND utube IS NOT NULL", "front IS NULL AND tube IS NOT NULL"
             corners = ("front = 1", behind, aside)
         self.strays = [self._strays(corner) for corner in corners]
-        self.has_utubes = self._make(
-            f"SELECT 1 FROM {task} WHERE tube = :tube AND utube IS NOT NULL LIMIT 1", "tube"
-        )
+        self.has_utubes = self._make(f"SELECT 1 FROM {task} WHERE tube = :tube AND utube IS NOT NULL LIMIT 1")
         self.adopt = self._make(
             f"INSERT INTO {tube} (id, name, type, options, temporary, stored) "
-            f"{'OVERRIDING SYSTEM VALUE ' if self._is_server else ''}VALUES (:id, :name, :type, '{{}}', :temporary, 0)",
-            *("id", "name", "type", "temporary"),
+            f"{'OVERRIDING SYSTEM VALUE ' if self._is_server else ''}VALUES (:id, :name, :type, '{{}}', :temporary, 0)"
         )
         self.pass_number: Statement | None = None
         if self._is_server:
             self.pass_number = self._make(
                 "SELECT setval(s, :id) FROM (SELECT CAST(pg_get_serial_sequence("
-                f"'{tube}', 'id') AS regclass) AS s) AS q WHERE coalesce(pg_sequence_last_value(s), 0) < :id",
-                "id",
+                f"'{tube}', 'id') AS regclass) AS s) AS q WHERE coalesce(pg_sequence_last_value(s), 0) < :id"
             )
-        self.stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube", "tube")
-        self.lock_stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube{self._locked}", "tube")
-        self.set_stored = self._make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube", "stored", "tube")
+        self.stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube")
+        self.lock_stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube{self._locked}")
+        self.set_stored = self._make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube")
 
     def _strays(self, corner: str) -> Statement:
         """The ids of tubes that are not in the catalogue, by a walk from tube to tube."""
@@ -178,13 +145,11 @@ class Looks:
             "SELECT held.owner, held.tasks, session.id, session.ends_ms FROM"
             f" (SELECT owner, count(*) AS tasks FROM {task}"
             " WHERE tube = :tube AND front = 1 AND state = 't' AND owner IS NOT NULL GROUP BY owner) AS held"
-            f" LEFT JOIN {session} AS session ON session.id = held.owner ORDER BY held.owner",
-            "tube",
+            f" LEFT JOIN {session} AS session ON session.id = held.owner ORDER BY held.owner"
         )
         self.connections = self._make(
             f"SELECT session, id FROM {connection} WHERE session IN"
-            f" (SELECT owner FROM {task} WHERE tube = :tube AND front = 1 AND state = 't')",
-            "tube",
+            f" (SELECT owner FROM {task} WHERE tube = :tube AND front = 1 AND state = 't')"
         )
         self.lonely = self._make(
             f"SELECT id FROM {session} WHERE ends_ms IS NULL"
@@ -197,8 +162,7 @@ class Looks:
         self.add_session = self._make(
             f"INSERT INTO {session} (id, ttr_ms, ends_ms)"
             f" SELECT DISTINCT session, 0, CAST(NULL AS bigint) FROM {connection}"
-            f" WHERE session = :id AND session NOT IN (SELECT id FROM {session})",
-            "id",
+            f" WHERE session = :session AND session NOT IN (SELECT id FROM {session})"
         )
 
     def _write_calls(self) -> None:
@@ -207,13 +171,11 @@ class Looks:
             f"SELECT DISTINCT tube FROM {calls} WHERE tube NOT IN (SELECT id FROM {tube}) ORDER BY tube"
         )
         self.remove_calls = self._make(
-            f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})", "tube"
+            f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})"
         )
         if not self._is_server:
             self.uncounted = self._make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
-            self.count_anew = self._make(
-                f"DELETE FROM {calls} WHERE tube = :tube AND event = :event", "tube", "event"
-            )
+            self.count_anew = self._make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event")
 
     def _write_schema(self) -> None:
         """What there must be on a server, and the sequences that give its ids."""
@@ -242,7 +204,7 @@ class Looks:
             " AND sequence IS NOT NULL"
         )
         self.behind = self._make(f"SELECT name, highest {behind} ORDER BY name")
-        self.catch_up = self._make(f"SELECT setval(sequence, highest) {behind} AND name = :name", "name")
+        self.catch_up = self._make(f"SELECT setval(sequence, highest) {behind} AND name = :name")
 
     def _write_file(self) -> None:
         """What there must be in a SQLite file, and whether the file is sound."""
@@ -265,4 +227,4 @@ def rebuilding(dialect: Dialect, index: str) -> Statement:
     """Rebuild an index, whatever its name. Without the schema, a collation of that name would be meant."""
     name = dialect.identifier_preparer.quote_identifier(index)
     name = name.replace(":", r"\:")  # so that no parameter begins there
-    return Statement(sa.text(f"REINDEX main.{name}"), dialect)
+    return Statement(f"REINDEX main.{name}", dialect)

@@ -30,7 +30,7 @@ class Locks:
 
     def lock_room(self, tx: SqlTx) -> None:
         """Lock the count of what is stored before any sub-queue, as a put does, or the two could deadlock."""
-        tx.run(self._sql.give_room, self._tube, 0)
+        tx.run(self._sql.give_room, 0, self._tube)
 
     def lock_groups(self, tx: SqlTx, ids: Sequence[int]) -> None:
         """Lock the sub-queues of these tasks."""
@@ -67,7 +67,7 @@ class Locks:
             rows: list[Row] = []
             names = (json.dumps([*busy], ensure_ascii=False),) if busy else ()
             for look in looks:
-                rows += tx.rows(look.elsewhere if busy else look.free, self._tube, *given, limit, *names)
+                rows += tx.rows(look.elsewhere if busy else look.free, self._tube, *given, *names, limit)
             rows.sort(key=by)
             if not self.with_groups:
                 return rows[:limit]

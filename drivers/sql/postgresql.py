@@ -78,14 +78,7 @@ end an autovacuum, once it knows that somebody waits for it."""
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
-class _Text(sa.Text):
-    """Casts to text what is compared with a text column: for varchar, users may have a closer operator."""
-
-    render_bind_cast = True
-
-
 DIALECT: Any = dialects.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-DIALECT.colspecs = {**DIALECT.colspecs, sa.Text: _Text}
 
 
 class PostgresStore(SqlStore):
@@ -122,7 +115,7 @@ class PostgresStore(SqlStore):
         self._conninfo = conninfo(self._url)
         self._sql = statements(DIALECT, namespace)
         self._sql_temporary = statements(DIALECT, namespace, temporary=True)
-        self._whereabouts = Statement(sa.text(identity_query(namespace)), DIALECT)
+        self._whereabouts = Statement(identity_query(namespace), DIALECT)
         self._identity: Identity | None = None
         self._vacuum = Vacuum(namespace)
         self._share()

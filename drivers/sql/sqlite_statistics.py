@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from tubes.migrations.sqlite import MADE
 
@@ -22,7 +21,7 @@ class Notes:
 
     def __init__(self, dialect: Dialect, namespace: str) -> None:
         def make(text: str) -> Statement:
-            return Statement(sa.text(text), dialect)
+            return Statement(text, dialect)
 
         ours = ", ".join(f"'{namespace}_{table}'" for table in (*MADE, "version"))
         kept = ("sqlite_stat1", "sqlite_stat4")

@@ -1,11 +1,12 @@
-"""Every statement of the SQL driver and its stores: written in SQLAlchemy Core, compiled once per dialect.
+"""Every statement of the SQL driver and its stores, as text: see docs/decisions/statements-as-text.md.
 
-Core's per-call layers cost more than the statements themselves (20,000 single inserts a second through an
-engine, 50,000 on the driver's cursor), so what runs is the compiled text, on the cursor, with a plain tuple.
+They are made once, and run on the driver's cursor with a plain tuple, since SQLAlchemy's layers cost more per
+call than the statements themselves (20,000 single inserts a second through an engine, 50,000 on the cursor).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
@@ -13,11 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import bindparam as bind
 from sqlalchemy.engine import Dialect
-from sqlalchemy.sql import ClauseElement
-
-from .tables import tables
 
 Row = tuple[Any, ...]
 """What a statement is given, or a row that it returns."""
@@ -32,7 +29,7 @@ ID, STATE, DATA, BYTES, PRI, UTUBE, CREATED, UPDATED, DUE, TTL, TTR, ATTEMPTS, O
 """Their positions."""
 
 NEW = (
-    "tube", "state", "front", "pri", "utube", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
+    "tube", "state", "front", "utube", "pri", "created_ms", "updated_ms", "due_ms", "ttl_ms", "ttr_ms",
     "data", "bytes",
 )  # fmt: skip
 """What is given for a new task, in order. The other columns follow from these."""
@@ -46,30 +43,47 @@ SESSION_ENDED = "TB001"
 SNAPSHOT_TOO_OLD = "TB002"
 """The SQLSTATE with which a server refuses to change a sub-queue in a transaction with a single snapshot."""
 
-Condition = sa.ColumnElement[bool]
+TYPES = {
+    **dict.fromkeys(("data", "event", "host", "name", "options", "owner", "session", "state", "type", "utube"), "text"),
+    **dict.fromkeys(("busy", "bytes", "ids", "leases", "limit", "ms", "near", "temporary"), ""),
+    "front": "smallint",
+    "token": "integer",
+}  # fmt: skip
+"""The types of parameters on a server, unless bigint; empty: what the server finds by itself.
 
-ONE: sa.ColumnElement[int] = sa.literal_column("1")
-ZERO: sa.ColumnElement[int] = sa.literal_column("0")
-READY: sa.ColumnElement[str] = sa.literal_column("'r'")
-TAKEN: sa.ColumnElement[str] = sa.literal_column("'t'")
-BURIED: sa.ColumnElement[str] = sa.literal_column("'!'")
+It is told the others, so that a text is compared as text: for varchar, which some drivers of users send, they
+may have an operator of their own that fits better.
+"""
+
+# Where a task is
+
+OF_TUBE = "tube = :tube"
+IN_FRONT = f"{OF_TUBE} AND front = 1"
+BEHIND = f"{OF_TUBE} AND front = 0 AND utube IS NOT NULL"
+ASIDE = f"{OF_TUBE} AND front IS NULL"
+IS_TAKEN = "front = 1 AND state = 't'"
+"""A taken task stands in front; without saying so, no index would be used."""
+IS_DUE = f"{OF_TUBE} AND state != 't' AND due_ms IS NOT NULL AND due_ms <= :now"
+IS_OVERDUE = f"{OF_TUBE} AND {IS_TAKEN} AND place <= :now"
 
 
 class Statement:
-    """Compiled text. Its parameters are given in the order of ``names``, and ``bind`` puts them in that of the text."""
+    """Text for one database. Parameters are given once each, in the order in which the text first names them.
+
+    ``bind`` makes of them what the database driver gets.
+    """
 
     __slots__ = ("batch", "bind", "text")
 
-    def __init__(self, clause: ClauseElement, dialect: Dialect, *names: str) -> None:
+    def __init__(self, text: str, dialect: Dialect) -> None:
         self.batch: Statement | None = None
         """The same for many rows at once, each parameter a list, if the database has such a form."""
-        compiled: Any = clause.compile(dialect=dialect)
-        used = list(compiled.positiontup)
-        if set(used) != set(names):
-            raise AssertionError(f"parameters {names} do not match {used} of {compiled}")
+        compiled: Any = sa.text(text).compile(dialect=dialect)
         self.text = str(compiled)
         self.bind: Callable[[Row], Row] = tuple  # which gives a tuple back as it is
-        if used != list(names):
+        used = list(compiled.positiontup)
+        names = list(dict.fromkeys(used))
+        if used != names:  # SQLite gets one that is named twice a second time
             self.bind = itemgetter(*map(names.index, used))
 
 
@@ -86,47 +100,72 @@ class Passing(NamedTuple):
     free: Statement
     """Finds what nobody else has locked, and locks it."""
     elsewhere: Statement
-    """As ``free``, except in some sub-queues, whose names are one more parameter, a JSON array."""
+    """As ``free``, except in some sub-queues: their names, a JSON array, are one more parameter before the limit."""
 
 
-@lru_cache(maxsize=64)
-def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Statements:
-    """All statements, built and compiled once."""
-    return Statements(dialect, namespace, temporary)
-
-
-class Statements:
-    """All statements for one dialect and namespace; ``temporary``: for the table of the temporary tubes' tasks.
-
-    Some exist for one database only, since nothing runs them on the other.
-    """
+class Texts:
+    """What makes statements for one dialect and namespace; ``temporary``: for the table of temporary tubes' tasks."""
 
     def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
         self._dialect = dialect
         self._namespace = namespace
         self._is_server = dialect.name == "postgresql"
+        self._task = self._named("temporary_task" if temporary else "task")
+        self._tube = self._named("tube")
+        self._session = self._named("session")
+        self._connection = self._named("connection")
+        self._calls = self._named("calls")
+        self._key = f"{self._named('key')}(tube, utube)"
+        """On a server, the key of the advisory lock on a task's sub-queue."""
+        self._locked = " FOR UPDATE" if self._is_server else ""
+        self._ids = "SELECT value FROM json_each(:ids)"
+        """Ids come as one parameter: see json_ids."""
+        if self._is_server:
+            self._ids = "SELECT CAST(pg_catalog.json_array_elements_text(:ids) AS bigint)"
+
+    def _named(self, name: str) -> str:
+        """A name in the namespace, quoted if need be: of a table, a sequence or a function."""
+        return self._dialect.identifier_preparer.quote(f"{self._namespace}_{name}")
+
+    def _make(self, text: str) -> Statement:
+        if self._is_server:
+            text = re.sub(r":(\w+)", _typed, text)
+        return Statement(text, self._dialect)
+
+    def _among(self, ids: str) -> str:
+        """It is one of these ids. A join might compare each with each, if it was planned for few rows."""
+        return f"id = ANY (CAST(ARRAY({ids}) AS bigint[]))" if self._is_server else f"id IN ({ids})"
+
+
+def _typed(parameter: re.Match[str]) -> str:
+    type = TYPES.get(parameter[1], "bigint")
+    return rf"{parameter[0]}\:\:{type}" if type else parameter[0]
+
+
+@lru_cache(maxsize=64)
+def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Statements:
+    """All statements, made once."""
+    return Statements(dialect, namespace, temporary)
+
+
+class Statements(Texts):
+    """All statements of the verbs and of the stores.
+
+    Some exist for one database only, since nothing runs them on the other.
+    """
+
+    def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
+        super().__init__(dialect, namespace, temporary)
         self.is_shared = self._is_server
         """Whether others can write during a step: then it locks what it writes, and looks again."""
-        known = tables(namespace)
-        self._tube, self._session, self._connection = known.tube, known.session, known.connection
-        self._calls = known.calls
-        self._task = known.temporary_task if temporary else known.task
-        self._raw = [self._task.c[name] for name in RAW]
-
-        # Ids come as one parameter: see json_ids
-        if self._is_server:
-            each = sa.func.pg_catalog.json_array_elements_text(bind("ids"))
-            self._ids: sa.Select[Any] = sa.select(sa.cast(each, sa.BigInteger))
-        else:
-            self._ids = sa.select(sa.column("value")).select_from(sa.func.json_each(bind("ids")))
-
+        self._raw = f"SELECT {', '.join(RAW)} FROM {self._task}"
         self._write_puts()
         self._write_takes()
         self._write_acks()
         self._write_acks_of_many()
         self._write_changes()
-        self._write_looks_by_id()
         self._write_looks()
+        self._write_listings()
         self._write_tubes()
         self._write_sessions()
         self._write_connections()
@@ -135,97 +174,79 @@ class Statements:
             self._write_locks()
             self._write_beats()
 
-    # What they are made of
-
-    def _make(self, clause: ClauseElement, *names: str) -> Statement:
-        return Statement(clause, self._dialect, *names)
-
-    def _in_order(self, where: Condition, by: Sequence[Any]) -> sa.Select[Any]:
-        """Raw tasks in an order, up to a limit."""
-        return _limited(sa.select(*self._raw).where(where).order_by(*by), bind("limit"))
-
-    def _passing(self, *names: str, where: Condition, by: Sequence[Any]) -> Passing:
+    def _passing(self, where: str, by: str) -> Passing:
         """A look that can pass over what others have locked, however much, if others can write meanwhile."""
-        query, names = self._in_order(where, by), (*names, "limit")
-        look = self._make(query, *names)
+        look, end = f"{self._raw} WHERE {where}", f" ORDER BY {by} LIMIT :limit"
+        every = self._make(look + end)
         if not self._is_server:
-            return Passing(look, look, look)
-        free = query.with_for_update(skip_locked=True)
-        busy = sa.select(sa.func.pg_catalog.json_array_elements_text(bind("busy")))
-        elsewhere = free.where(self._task.c.utube.not_in(busy))
-        return Passing(look, self._make(free, *names), self._make(elsewhere, *names, "busy"))
-
-    def _among(self, id: sa.ColumnElement[int], chosen: sa.Select[Any]) -> Condition:
-        """It is one of these ids. A join might compare each with each, if it was planned for few rows."""
-        if not self._is_server:
-            return id.in_(chosen)
-        return id == sa.any_(sa.cast(sa.func.array(chosen.scalar_subquery()), sa.ARRAY(sa.BigInteger)))
-
-    def _key(self, table: sa.FromClause) -> sa.ColumnElement[int]:
-        """The key of the advisory lock on a task's sub-queue."""
-        name = sa.quoted_name(f"{self._namespace}_key", True)
-        return sa.Function(name, table.c.tube, table.c.utube)
+            return Passing(every, every, every)
+        end += " FOR UPDATE SKIP LOCKED"
+        elsewhere = " AND utube NOT IN (SELECT pg_catalog.json_array_elements_text(:busy))"
+        return Passing(every, self._make(look + end), self._make(look + elsewhere + end))
 
     # Put
 
     def _write_puts(self) -> None:
-        task = self._task
-        values: dict[str, Any] = {name: bind(name) for name in NEW}
-        values |= {"place": bind("pri"), "attempts": ZERO}
-        plain: dict[str, Any] = {name: bind(name) for name in NEW_PLAIN}
-        plain |= {"pri": ZERO, "place": ZERO, "state": READY, "front": ONE, "attempts": ZERO}
-        if not self._is_server:  # NULL if the tube was dropped, which SQLite's table refuses
-            known = sa.select(self._tube.c.id).where(self._tube.c.id == bind("tube")).scalar_subquery()
-            values["tube"] = plain["tube"] = known
-
-        front = sa.alias(task, "front")
-        behind_another = sa.exists(
-            sa.select(ONE).where(_of_tube(front), front.c.utube == bind("utube"), front.c.front == ONE)
-        )
+        values = {name: f":{name}" for name in NEW} | {"place": ":pri", "attempts": "0"}
+        plain = {name: f":{name}" for name in NEW_PLAIN}
+        plain |= {"pri": "0", "place": "0", "state": "'r'", "front": "1", "attempts": "0"}
+        if self._is_server:
+            self.put = self.put_grouped = self._put_on_server(values)
+            self.put_plain = self._put_on_server(plain)
+            return
+        # NULL if the tube was dropped, which the table refuses
+        values["tube"] = plain["tube"] = f"(SELECT id FROM {self._tube} WHERE id = :tube)"
+        in_front = f"SELECT 1 FROM {self._task} WHERE {IN_FRONT} AND utube = :utube"
         grouped = values | {
-            "front": sa.case((bind("front").is_(None), sa.null()), (behind_another, ZERO), else_=ONE)
+            "front": f"CASE WHEN :front IS NULL THEN NULL WHEN EXISTS ({in_front}) THEN 0 ELSE 1 END"
         }
-        self.put = self._put(values, NEW)
-        self.put_plain = self._put(plain, NEW_PLAIN)
-        self.put_grouped = self._put(values if self._is_server else grouped, NEW)
-        if not self._is_server:
-            self._write_ranked_puts(grouped)
+        self.put = self._put("INSERT", values)
+        self.put_plain = self._put("INSERT", plain)
+        self.put_grouped = self._put("INSERT", grouped)
 
-    def _write_ranked_puts(self, grouped: dict[str, Any]) -> None:
-        """With priorities too: nothing is put while a worse task waits in front, which must step back first.
+        # With priorities too: nothing is put while a worse task waits in front, which must step back first. A row
+        # is ignored if its attempts are NULL. A condition would make it an INSERT … SELECT, whose row SQLite
+        # writes twice if it reads the table itself.
 
-        A row is ignored if its attempts are NULL. A condition would make it an INSERT … SELECT, whose row
-        SQLite writes twice if it reads the table itself.
+        worse = "state = 'r' AND pri > :pri"
+        must_step_back = f":front IS NOT NULL AND EXISTS ({in_front} AND {worse})"
+        ranked = grouped | {"attempts": f"CASE WHEN {must_step_back} THEN NULL ELSE 0 END"}
+        self.put_ranked = self._put("INSERT OR IGNORE", ranked)
+        self.step_back = self._make(
+            f"UPDATE {self._task} SET front = 0 WHERE {IN_FRONT} AND utube = :utube AND {worse}"
+        )
+
+    def _put(self, insert: str, values: dict[str, str]) -> Statement:
+        columns, given = ", ".join(values), ", ".join(values.values())
+        return self._make(f"{insert} INTO {self._task} ({columns}) VALUES ({given})")
+
+    def _put_on_server(self, values: dict[str, str]) -> Statement:
+        """Insert a task if its tube is there; triggers decide what stands in front.
+
+        Its batch is given arrays of columns, and first locks the sub-queues, in one order.
         """
-        task, ahead = self._task, sa.alias(self._task, "ahead")
+        insert, given = f"INSERT INTO {self._task} ({', '.join(values)})", ", ".join(values.values())
+        is_there = f"FROM {self._tube} WHERE id ="
+        statement = self._make(f"{insert} SELECT {given} {is_there} :tube RETURNING id")
 
-        def worse_in_front(table: sa.FromClause) -> tuple[Condition, ...]:
-            of_sub_queue = _of_tube(table), table.c.utube == bind("utube"), table.c.front == ONE
-            return *of_sub_queue, table.c.state == READY, table.c.pri > bind("pri")
-
-        is_any_worse = sa.exists(sa.select(ONE).where(*worse_in_front(ahead)))
-        must_step_back = sa.and_(bind("front").is_not(None), is_any_worse)
-        ranked = grouped | {"attempts": sa.case((must_step_back, sa.null()), else_=ZERO)}
-        self.put_ranked = self._make(sa.insert(task).prefix_with("OR IGNORE").values(ranked), *NEW)
-        step_back = sa.update(task).where(*worse_in_front(task)).values(front=ZERO)
-        self.step_back = self._make(step_back, "tube", "utube", "pri")
-
-    def _put(self, values: dict[str, Any], names: tuple[str, ...]) -> Statement:
-        """Insert a task if its tube is there. On a server, triggers decide what stands in front."""
-        task = self._task
-        if not self._is_server:
-            return self._make(sa.insert(task).values(values), *names)
-        typed = {name: sa.type_coerce(value, task.c[name].type) for name, value in values.items()}
-        chosen = sa.select(*typed.values()).where(self._tube.c.id == bind("tube"))
-        insert = sa.insert(task).from_select(list(typed), chosen)
-        statement = self._make(insert.returning(task.c.id), *names)
-        statement.batch = self._make(_batch(self._namespace, task.name, values, names), *names)
+        names = [name for name, value in values.items() if value == f":{name}"]
+        arrays = ", ".join(f"CAST(:{name} AS {TYPES.get(name, 'bigint') or 'bytea'}[])" for name in names)
+        items = f"SELECT * FROM unnest({arrays}) WITH ORDINALITY AS i({', '.join(names)}, n)"
+        lock = "TRUE"
+        if "utube" in names:
+            keys = f"SELECT DISTINCT {self._key} AS key FROM item WHERE utube IS NOT NULL ORDER BY key"
+            lock = f"(SELECT count(pg_advisory_xact_lock(key)) FROM ({keys}) AS keys) >= 0"
+        statement.batch = Statement(
+            f"WITH item AS MATERIALIZED ({items}) {insert} SELECT {given.replace(':', 'item.')} FROM item "
+            f"WHERE {lock} AND EXISTS (SELECT 1 {is_there} item.tube) ORDER BY n RETURNING id",
+            self._dialect,
+        )
         return statement
 
     # Take
 
     def _write_takes(self) -> None:
-        plain = [self._task.c[name] for name in ("id", "data", "bytes", "created_ms", "attempts")]
+        plain = "id, data, bytes, created_ms, attempts"
         self.take_plain = self._take(columns=plain)
         self.takes = {
             (timed, newest, many): self._take(timed=timed, newest=newest, many=many)
@@ -234,479 +255,327 @@ class Statements:
         """By whether tasks are timed, whether the newest is next, and whether several may be taken."""
         if self._is_server:
             self.take_plain_many = self._take(many=True, columns=plain)
-        else:
-            self._write_takes_in_two()
-
-    def _write_takes_in_two(self) -> None:
-        """Takes of many, as nobody writes in between: RETURNING costs SQLite more than a SELECT before it."""
-        task, c = self._task, self._task.c
-        next_ = sa.select(c.id, c.data, c.bytes, c.created_ms, c.attempts + ONE)
-        next_ = next_.where(_in_front(task), c.state == READY).order_by(c.place, c.id)
-        take = sa.update(task).values(self._lease())
-        self.next_plain = self._make(_limited(next_, bind("limit")), "tube", "limit")
-        self.take_listed = self._make(take.where(self._among(c.id, self._ids)), "owner", "now", "ids")
-        self.take_range = self._make(take.where(_in_range(task)), "owner", "now", "first", "last")
-
-    def _lease(self) -> dict[str, Any]:
-        """What a take changes in every type."""
-        return {
-            "state": TAKEN,
-            "owner": bind("owner"),
-            "attempts": self._task.c.attempts + ONE,
-            "updated_ms": bind("now"),
-        }
+            return
+        # Takes of many in two, as nobody writes in between: RETURNING costs SQLite more than a SELECT before it
+        take = f"UPDATE {self._task} SET {_LEASE} WHERE"
+        self.next_plain = self._make(
+            f"SELECT id, data, bytes, created_ms, attempts + 1 FROM {self._task}"
+            f" WHERE {IN_FRONT} AND state = 'r' ORDER BY place, id LIMIT :limit"
+        )
+        self.take_listed = self._make(f"{take} {self._among(self._ids)}")
+        self.take_range = self._make(f"{take} id BETWEEN :first AND :last")
 
     def _take(
-        self, *, timed: bool = False, newest: bool = False, many: bool = False, columns: Sequence[Any] = ()
+        self, *, timed: bool = False, newest: bool = False, many: bool = False, columns: str = ", ".join(RAW)
     ) -> Statement:
-        task, c = self._task, self._task.c
-        set_ = self._lease()
+        lease, where = _LEASE, self._is_next(timed, newest, many)
         if timed:
-            until: sa.ColumnElement[int] = bind("now") + c.ttr_ms
-            set_["due_ms"] = sa.case(
-                (c.ttr_ms.is_(None), c.due_ms),
-                (sa.and_(c.due_ms.is_not(None), c.due_ms <= until), c.due_ms),
-                else_=until,
+            until = (
+                "CASE WHEN ttr_ms IS NULL THEN due_ms"
+                " WHEN due_ms IS NOT NULL AND due_ms <= :now + ttr_ms THEN due_ms ELSE :now + ttr_ms END"
             )
-            set_["place"] = set_["due_ms"]
-        update = sa.update(task).where(self._next(timed, newest, many)).values(set_)
+            lease += f", due_ms = {until}, place = {until}"
         if timed and not many:  # else what is due has been settled
-            over, late = sa.alias(task, "over"), sa.alias(task, "late")
-            update = update.where(~sa.exists(sa.select(ONE).where(_due(over))))
-            update = update.where(~sa.exists(sa.select(ONE).where(_overdue(late))))
-        names = ("owner", "now", "tube", "limit") if many else ("owner", "now", "tube")
-        return self._make(update.returning(*(columns or self._raw)), *names)
+            where += "".join(
+                f" AND NOT EXISTS (SELECT 1 FROM {self._task} WHERE {place})"
+                for place in (IS_DUE, IS_OVERDUE)
+            )
+        return self._make(f"UPDATE {self._task} SET {lease} WHERE {where} RETURNING {columns}")
 
-    def _next(self, timed: bool, newest: bool, many: bool) -> Condition:
-        """It is the task to be taken next, or one of those."""
-        c, next_ = self._task.c, sa.alias(self._task, "next")
-        choice = sa.select(next_.c.id).where(_of_tube(next_), next_.c.front == ONE, next_.c.state == READY)
-        if timed:
-            choice = choice.where(sa.or_(next_.c.due_ms.is_(None), next_.c.due_ms > bind("now")))
-        if newest:
-            choice = choice.order_by(next_.c.place.desc(), next_.c.id.desc())
-        else:
-            choice = choice.order_by(next_.c.place, next_.c.id)
-        choice = _limited(choice, bind("limit") if many else ONE)
+    def _is_next(self, timed: bool, newest: bool, many: bool) -> str:
+        """The condition that it is the task to be taken next, or one of those."""
+        alive = " AND (due_ms IS NULL OR due_ms > :now)" if timed else ""
+        by = "place DESC, id DESC" if newest else "place, id"
+        choice = (
+            f"SELECT id FROM {self._task} WHERE {IN_FRONT} AND state = 'r'{alive}"
+            f" ORDER BY {by} LIMIT {':limit' if many else '1'}"
+        )
         if not self._is_server:
-            return c.id.in_(choice) if many else c.id == choice.scalar_subquery()
+            return f"id IN ({choice})" if many else f"id = ({choice})"
 
         # Uncorrelated scalar subqueries run once. The session check is inside one, or an empty tube would
         # hide that the session has ended.
 
-        choice = choice.with_for_update(skip_locked=True)
-        picked: Any = sa.func.array(choice.scalar_subquery()) if many else choice.scalar_subquery()
-        live: sa.Select[Any] = sa.select(sa.literal_column("TRUE")).where(
-            self._session.c.id == bind("owner"), self._session.c.ends_ms.is_(None)
-        )
-        ended: sa.ColumnElement[Any] = sa.literal_column(
-            f"\"{self._namespace}_refuse\"('{SESSION_ENDED}', 'this session has ended')"
-        )
-        lives = sa.func.coalesce(live.scalar_subquery(), ended)
-        guarded_choice = sa.select(sa.case((lives, picked))).scalar_subquery()
-        if many:
-            return c.id == sa.any_(sa.cast(guarded_choice, sa.ARRAY(sa.BigInteger)))
-        return c.id == guarded_choice
+        live = f"SELECT TRUE FROM {self._session} WHERE id = :owner AND ends_ms IS NULL"
+        ended = f"{self._named('refuse')}('{SESSION_ENDED}', 'this session has ended')"
+        picked = f"{'ARRAY' if many else ''}({choice} FOR UPDATE SKIP LOCKED)"
+        picked = f"(SELECT CASE WHEN coalesce(({live}), {ended}) THEN {picked} END)"
+        return f"id = ANY (CAST({picked} AS bigint[]))" if many else f"id = {picked}"
 
     # Ack
 
     def _write_acks(self) -> None:
-        task, c = self._task, self._task.c
-        held = sa.and_(c.id == bind("id"), _of_tube(task), c.state == TAKEN)
-        mine = sa.or_(bind("owner", type_=sa.Text).is_(None), c.owner == bind("owner"))
-        ack = sa.delete(task).where(held, c.owner == bind("owner"), c.attempts == bind("token"))
-        ack_timed = ack.where(c.due_ms.is_not_distinct_from(bind("due")))
-        ack_any = sa.delete(task).where(held, mine).returning(*self._raw)
-        self.ack = self._make(ack, "id", "tube", "owner", "token")
-        self.ack_timed = self._make(ack_timed, "id", "tube", "owner", "token", "due")
-        self.ack_any = self._make(ack_any, "id", "tube", "owner")
+        held = f"DELETE FROM {self._task} WHERE id = :id AND {OF_TUBE} AND state = 't'"
+        ack = f"{held} AND owner = :owner AND attempts = :token"
+        is_same = "IS NOT DISTINCT FROM" if self._is_server else "IS"
+        ack_timed = f"{ack} AND due_ms {is_same} :due"
+        ack_any = f"{held} AND (:owner IS NULL OR owner = :owner)"
+        raw = f" RETURNING {', '.join(RAW)}"
+        self.ack = self._make(ack)
+        self.ack_timed = self._make(ack_timed)
+        self.ack_any = self._make(ack_any + raw)
         if self._is_server:  # the same, once the task's sub-queue is locked
-            known = sa.alias(task, "known")
-            lock = sa.func.count(sa.func.pg_advisory_xact_lock(self._key(known)))
-            locked = sa.select(lock).where(known.c.id == bind("id")).scalar_subquery() >= ZERO
-            self.ack_locked = self._make(ack.where(locked), "id", "tube", "owner", "token")
-            self.ack_timed_locked = self._make(ack_timed.where(locked), "id", "tube", "owner", "token", "due")
-            self.ack_any_locked = self._make(ack_any.where(locked), "id", "tube", "owner")
+            lock = f"SELECT count(pg_advisory_xact_lock({self._key})) FROM {self._task} WHERE id = :id"
+            locked = f" AND ({lock}) >= 0"
+            self.ack_locked = self._make(ack + locked)
+            self.ack_timed_locked = self._make(ack_timed + locked)
+            self.ack_any_locked = self._make(ack_any + locked + raw)
 
     def _write_acks_of_many(self) -> None:
         """Leases come as one parameter, a JSON object of tokens by id."""
-        task, c = self._task, self._task.c
-        each: Any = sa.func.pg_catalog.json_each_text if self._is_server else sa.func.json_each
-        lease = each(bind("leases")).table_valued("key", "value")
-
-        def is_lease(table: sa.FromClause) -> tuple[Condition, Condition]:
-            return (
-                table.c.id == sa.cast(lease.c.key, sa.BigInteger),
-                table.c.attempts == sa.cast(lease.c.value, sa.Integer),
-            )
-
-        def is_held(table: sa.FromClause) -> tuple[Condition, Condition, Condition]:
-            return _of_tube(table), table.c.state == TAKEN, table.c.owner == bind("owner")
-
+        task = self._task
+        is_lease = f"{task}.id = CAST(lease.key AS bigint) AND attempts = CAST(lease.value AS integer)"
+        is_held = f"{OF_TUBE} AND state = 't' AND owner = :owner"
+        ack = f"DELETE FROM {task}"
         if self._is_server:  # joined straight to its leases: no plan begins with all tasks, or all taken ones
-            ids = sa.select(sa.cast(sa.func.pg_catalog.json_object_keys(bind("leases")), sa.BigInteger))
-            ack = sa.delete(task).where(self._among(c.id, ids), *is_lease(task), *is_held(task))
+            ids = "SELECT CAST(pg_catalog.json_object_keys(:leases) AS bigint)"
+            leases = "pg_catalog.json_each_text(:leases) AS lease"
+            ack_leases = f"{ack} USING {leases} WHERE {self._among(ids)} AND {is_lease} AND {is_held}"
         else:
-            leased = sa.alias(task, "leased")
-            matching = sa.select(leased.c.id).select_from(lease).join(leased, sa.and_(*is_lease(leased)))
-            ack = sa.delete(task).where(c.id.in_(matching.where(*is_held(leased))))
-
-        in_range = sa.delete(task).where(_in_range(task), *is_held(task), c.attempts == bind("token"))
-        span = ("first", "last", "token", "tube", "owner")
-        self.ack_leases = self._make(ack.returning(c.id, c.ttl_ms, c.ttr_ms), "leases", "tube", "owner")
-        self.ack_range = self._make(in_range.returning(c.id, c.ttl_ms, c.ttr_ms), *span)
+            matching = f"SELECT {task}.id FROM json_each(:leases) AS lease JOIN {task} ON {is_lease}"
+            ack_leases = f"{ack} WHERE id IN ({matching} WHERE {is_held})"
+        in_range = f"{ack} WHERE id BETWEEN :first AND :last AND attempts = :token AND {is_held}"
+        times = " RETURNING id, ttl_ms, ttr_ms"
+        self.ack_leases = self._make(ack_leases + times)
+        self.ack_range = self._make(in_range + times)
         if not self._is_server:
-            self.ack_leases_unread = self._make(ack, "leases", "tube", "owner")
-            self.ack_range_unread = self._make(in_range, *span)
-        self.mark = self._make(sa.text("SAVEPOINT tubes_mark"))
-        self.back_to_mark = self._make(sa.text("ROLLBACK TO SAVEPOINT tubes_mark"))
-        self.end_mark = self._make(sa.text("RELEASE SAVEPOINT tubes_mark"))
+            self.ack_leases_unread = self._make(ack_leases)
+            self.ack_range_unread = self._make(in_range)
+        self.mark = self._make("SAVEPOINT tubes_mark")
+        self.back_to_mark = self._make("ROLLBACK TO SAVEPOINT tubes_mark")
+        self.end_mark = self._make("RELEASE SAVEPOINT tubes_mark")
 
     # Other changes
 
     def _write_changes(self) -> None:
-        task, c = self._task, self._task.c
+        task = self._task
         written = ("state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
-        self.update = self._make(
-            sa.update(task).where(c.id == bind("id")).values({name: bind(name) for name in written}),
-            *written,
-            "id",
+        values = ", ".join(f"{name} = :{name}" for name in written)
+        self.update = self._make(f"UPDATE {task} SET {values} WHERE id = :id")
+        self.ready = self._make(  # the triggers watch ttr_ms
+            f"UPDATE {task} SET state = 'r', front = :front, place = pri, due_ms = created_ms + ttl_ms,"
+            f" ttr_ms = ttr_ms, owner = NULL, updated_ms = :now WHERE {self._among(self._ids)}"
         )
-        self.ready = self._make(
-            sa.update(task)
-            .where(self._among(c.id, self._ids))
-            .values(
-                state=READY,
-                front=bind("front"),
-                place=c.pri,
-                due_ms=c.created_ms + c.ttl_ms,
-                ttr_ms=c.ttr_ms,  # the triggers watch it
-                owner=sa.null(),
-                updated_ms=bind("now"),
-            ),
-            "front",
-            "now",
-            "ids",
-        )
-
-        def ids(place: Condition, *, free: bool) -> Statement:
-            look = _limited(sa.select(c.id).where(place), bind("limit"))
-            return self._make(look.with_for_update(skip_locked=True) if free else look, "tube", "limit")
-
-        self.remove = self._make(sa.delete(task).where(self._among(c.id, self._ids)), "ids")
-        places = _behind(task), _aside(task), _in_front(task)
-        self.ids = [ids(place, free=False) for place in places]
+        self.remove = self._make(f"DELETE FROM {task} WHERE {self._among(self._ids)}")
+        ids = [f"SELECT id FROM {task} WHERE {place} LIMIT :limit" for place in (BEHIND, ASIDE, IN_FRONT)]
+        self.ids = [self._make(look) for look in ids]
         if not self._is_server:
             self.ids_free = self.ids
             return
-        self.ids_free = [ids(place, free=True) for place in places]
+        self.ids_free = [self._make(f"{look} FOR UPDATE SKIP LOCKED") for look in ids]
 
         # Fires no trigger, since it does not set ttr_ms
-        leave_front = sa.update(task).where(_in_front(task), c.utube.is_not(None)).values(front=sa.null())
-        self.leave_front = self._make(leave_front, "tube")
+        self.leave_front = self._make(
+            f"UPDATE {task} SET front = NULL WHERE {IN_FRONT} AND utube IS NOT NULL"
+        )
         self.remove_all = [
-            self._make(sa.delete(task).where(place), "tube")
-            for place in (_in_front(task), _behind(task), _aside(task))
+            self._make(f"DELETE FROM {task} WHERE {place}") for place in (IN_FRONT, BEHIND, ASIDE)
         ]
 
     # Locks, which only a server takes
 
     def _write_locks(self) -> None:
-        task, c = self._task, self._task.c
-        members = sa.alias(task, "members")
-        is_asked_for = self._among(members.c.id, self._ids)
+        task = self._task
+        asked = f"FROM {task} WHERE {self._among(self._ids)}"
 
         # Sub-queues are always locked in one order, before the rows of their tasks
 
-        key = self._key(members).label("key")
-        keys = sa.select(key).distinct().where(is_asked_for, members.c.utube.is_not(None)).order_by("key")
-        lock_groups = sa.select(sa.func.count(sa.func.pg_advisory_xact_lock(keys.subquery().c.key)))
+        keys = f"SELECT DISTINCT {self._key} AS key {asked} AND utube IS NOT NULL ORDER BY key"
+        self.lock_groups = self._make(f"SELECT count(pg_advisory_xact_lock(key)) FROM ({keys}) AS keys")
 
         # Materialised, or locks of other tasks' sub-queues might be tried too
 
-        asked = sa.select(members.c.id, members.c.tube, members.c.utube).where(is_asked_for)
-        asked_for = asked.cte("asked").prefix_with("MATERIALIZED", dialect="postgresql")
-        is_free = sa.func.pg_try_advisory_xact_lock(self._key(asked_for))
-        free = sa.select(asked_for.c.id).where(sa.or_(asked_for.c.utube.is_(None), is_free))
-
-        self.lock_tasks = self._make(sa.text(f'LOCK TABLE "{task.name}" IN SHARE ROW EXCLUSIVE MODE'))
-        self.set_lock_timeout = self._make(sa.text("SELECT set_config('lock_timeout', :ms, true)"), "ms")
-        self.vacuum_ends_after = self._make(
-            sa.text(
-                "SELECT CAST(setting AS bigint) FROM pg_settings WHERE name = 'deadlock_timeout' AND EXISTS ("
-                "SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
-                f"WHERE relation = to_regclass('\"{task.name}\"') AND datname = current_database()"
-                " AND mode = 'ShareUpdateExclusiveLock' AND granted)"
-            )
+        self.lock_free_groups = self._make(
+            f"WITH asked AS MATERIALIZED (SELECT id, tube, utube {asked})"
+            f" SELECT id FROM asked WHERE utube IS NULL OR pg_try_advisory_xact_lock({self._key})"
         )
-        self.lock_groups = self._make(lock_groups, "ids")
-        self.lock_free_groups = self._make(free, "ids")
-        stored = sa.select(c.id).where(self._among(c.id, self._ids)).order_by(c.id)
-        self.lock_ids = self._make(stored.with_for_update(), "ids")
+        self.lock_tasks = self._make(f"LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE")
+        self.set_lock_timeout = self._make("SELECT set_config('lock_timeout', :ms, true)")
+        self.vacuum_ends_after = self._make(
+            "SELECT CAST(setting AS bigint) FROM pg_settings WHERE name = 'deadlock_timeout' AND EXISTS ("
+            "SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+            f"WHERE relation = to_regclass('{task}') AND datname = current_database()"
+            " AND mode = 'ShareUpdateExclusiveLock' AND granted)"
+        )
+        self.lock_ids = self._make(f"SELECT id {asked} ORDER BY id FOR UPDATE")
 
     # Looks
 
-    def _write_looks_by_id(self) -> None:
-        """On SQLite the locking ones only look."""
-        task, c = self._task, self._task.c
-        one = sa.select(*self._raw).where(c.id == bind("id"), _of_tube(task))
-        some = sa.select(*self._raw).where(_of_tube(task), self._among(c.id, self._ids)).order_by(c.id)
-        self.peek = self._make(one, "id", "tube")
-        self.lock_one = self._make(one.with_for_update(), "id", "tube")
-        self.lock_some = self._make(some.with_for_update(), "tube", "ids")
-        self.lock_one_taken = self._make(one.where(c.state == TAKEN).with_for_update(), "id", "tube")
-
     def _write_looks(self) -> None:
-        task, c = self._task, self._task.c
-        in_front, aside = _in_front(task), _aside(task)
-        taken = sa.and_(_of_tube(task), _is_taken(task))
-        buried = sa.and_(aside, c.state == BURIED)
+        one, locked = f"{self._raw} WHERE id = :id AND {OF_TUBE}", self._locked  # on SQLite they only look
+        some = f"{self._raw} WHERE {OF_TUBE} AND {self._among(self._ids)} ORDER BY id"
+        self.peek = self._make(one)
+        self.lock_one = self._make(one + locked)
+        self.lock_some = self._make(some + locked)
+        self.lock_one_taken = self._make(f"{one} AND state = 't'{locked}")
+
+        self.can_take = self._make(f"SELECT 1 FROM {self._task} WHERE {IN_FRONT} AND state = 'r' LIMIT 1")
+        buried, taken = f"{ASIDE} AND state = '!'", f"{OF_TUBE} AND {IS_TAKEN}"
+        self.buried = self._passing(buried, "pri, id")
+        self.buried_newest = self._passing(buried, "pri DESC, id DESC")
+        self.due = self._passing(IS_DUE, "due_ms")
+        self.overdue = self._passing(IS_OVERDUE, "place")
+        self.taken = self._passing(taken, "place, id")
+        self.taken_by = self._passing(f"{taken} AND owner = :owner", "place, id")
+
+        def first(time: str, where: str) -> str:
+            """The earliest, by ORDER BY: min() reads all of them if a server expects few."""
+            where = f"{where} AND {time} IS NOT NULL"
+            return f"(SELECT {time} FROM {self._task} WHERE {where} ORDER BY {time} LIMIT 1)"
+
+        def dues(tube: str) -> str:
+            due = first("due_ms", f"tube = {tube} AND state != 't'")
+            return f"{due}, {first('place', f'tube = {tube} AND {IS_TAKEN}')}"
+
+        self.next_due = self._make(f"SELECT {dues(':tube')}")
+        self.next_dues = self._make(f"SELECT id, {dues('each.id')} FROM {self._tube} AS each")
+
+        # Who holds tasks of which tube: one index search per tube; else all of the index would be read
+
+        held = f"FROM {self._task} WHERE tube = each.id AND {IS_TAKEN}"
+        if self._is_server:
+            holders = f"SELECT each.id, owner FROM {self._tube} AS each, LATERAL (SELECT DISTINCT owner {held}) AS held"
+        else:
+            holders = (
+                f"SELECT DISTINCT each.id, owner FROM {self._tube} AS each, {self._task}"
+                f" WHERE tube = each.id + 0 AND {IS_TAKEN}"
+            )
+        self.holders = self._make(holders)
+
+    def _write_listings(self) -> None:
+        """Looks by state, in the order of ids, and how many there are."""
+        in_state = "state = :state"
 
         # No index of a tube is in id order: + 0 tells the planner so, or it would read what all tubes hold
 
-        in_state, id_ = c.state == bind("state"), c.id + ZERO
+        def by_state(*places: str) -> Statement:
+            found = " UNION ALL ".join(
+                f"SELECT id + 0 AS id FROM {self._task} WHERE {place} AND id + 0 > :after" for place in places
+            )
+            ids = f"SELECT id FROM ({found}) AS found ORDER BY id LIMIT :limit"
+            where = f"{self._among(ids)} AND {in_state}"
+            return self._make(f"{self._raw} WHERE {where} ORDER BY id")
 
-        def by_state(*places: Condition) -> Statement:
-            found = [sa.select(id_.label("id")).where(place, id_ > bind("after")) for place in places]
-            all_of_them = sa.union_all(*found).subquery()
-            ids = _limited(sa.select(all_of_them.c.id).order_by(all_of_them.c.id), bind("limit"))
-            query = sa.select(*self._raw).where(self._among(c.id, ids), in_state).order_by(c.id)
-            return self._make(query, "tube", "state", "after", "limit")
-
-        nearest = _limited(
-            sa.select(c.id).where(c.id > bind("after")).order_by(c.id), bind("near")
-        ).subquery()
-        until = sa.select(sa.func.max(nearest.c.id)).scalar_subquery()
-        of_tube = c.tube + ZERO == bind("tube")
-        near = self._in_order(sa.and_(of_tube, in_state, c.id > bind("after"), c.id <= until), (c.id,))
-
-        def count(place: Condition) -> sa.Select[Any]:
-            return sa.select(c.state, sa.func.count()).where(place).group_by(c.state)
-
-        self.can_take = self._make(_limited(sa.select(ONE).where(in_front, c.state == READY), ONE), "tube")
-        self.count = self._make(sa.union_all(count(in_front), count(_behind(task)), count(aside)), "tube")
-        self.by_state_front = by_state(sa.and_(in_front, in_state))
-        self.by_state_aside = by_state(sa.and_(aside, in_state))
-        self.by_state_ready = by_state(sa.and_(in_front, in_state), _behind(task))
-        self.by_state_near = self._make(near, "tube", "state", "after", "near", "limit")
-        self.buried = self._passing("tube", where=buried, by=(c.pri, c.id))
-        self.buried_newest = self._passing("tube", where=buried, by=(c.pri.desc(), c.id.desc()))
-        self.due = self._passing("tube", "now", where=_due(task), by=(c.due_ms,))
-        self.overdue = self._passing("tube", "now", where=_overdue(task), by=(c.place,))
-
-        def first(time: sa.ColumnElement[int], where: Condition) -> sa.ScalarSelect[int]:
-            """The earliest, by ORDER BY: min() reads all of them if a server expects few."""
-            look = sa.select(time).where(where, time.is_not(None)).order_by(time)
-            return _limited(look, ONE).correlate(self._tube).scalar_subquery()
-
-        def dues(tube: sa.ColumnElement[int]) -> list[sa.ScalarSelect[int]]:
-            return [
-                first(c.due_ms, sa.and_(c.tube == tube, c.state != TAKEN)),
-                first(c.place, sa.and_(c.tube == tube, _is_taken(self._task))),
-            ]
-
-        self.next_due = self._make(sa.select(*dues(bind("tube"))), "tube")
-        self.next_dues = self._make(sa.select(self._tube.c.id, *dues(self._tube.c.id)))
-        self.taken = self._passing("tube", where=taken, by=(c.place, c.id))
-        self.taken_by = self._passing(
-            "tube", "owner", where=sa.and_(taken, c.owner == bind("owner")), by=(c.place, c.id)
+        self.by_state_front = by_state(f"{IN_FRONT} AND {in_state}")
+        self.by_state_aside = by_state(f"{ASIDE} AND {in_state}")
+        self.by_state_ready = by_state(f"{IN_FRONT} AND {in_state}", BEHIND)
+        near = f"SELECT id FROM {self._task} WHERE id > :after ORDER BY id LIMIT :near"
+        self.by_state_near = self._make(
+            f"{self._raw} WHERE tube + 0 = :tube AND {in_state} AND id > :after"
+            f" AND id <= (SELECT max(id) FROM ({near}) AS near) ORDER BY id LIMIT :limit"
         )
-        self.holders = self._make(self._holders())
-
-    def _holders(self) -> sa.Select[Any]:
-        """Who holds tasks of which tube: one index search per tube; else all of the index would be read."""
-        tube, c = self._tube, self._task.c
-
-        def held(of: sa.ColumnElement[int], *columns: Any) -> sa.Select[Any]:
-            return sa.select(*columns, c.owner).distinct().where(c.tube == of, _is_taken(self._task))
-
-        if not self._is_server:
-            return held(tube.c.id + ZERO, tube.c.id)
-        of_each = held(tube.c.id).correlate(tube).lateral("held")
-        return sa.select(tube.c.id, of_each.c.owner).select_from(tube.join(of_each, sa.true()))
+        counts = (
+            f"SELECT state, count(*) FROM {self._task} WHERE {place} GROUP BY state"
+            for place in (IN_FRONT, BEHIND, ASIDE)
+        )
+        self.count = self._make(" UNION ALL ".join(counts))
 
     # The store's: tubes, sessions, connections, calls
 
     def _write_tubes(self) -> None:
-        tube, c = self._tube, self._tube.c
-        entry = sa.select(c.id, c.name, c.type, c.options, c.temporary)
-        self.tubes = self._make(entry.order_by(c.id))
-        self.tube_named = self._make(entry.where(c.name == bind("name")), "name")
-        self.has_tube = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
-        given = ("name", "type", "options", "temporary")
+        tube = self._tube
+        entry = f"SELECT id, name, type, options, temporary FROM {tube}"
+        self.tubes = self._make(f"{entry} ORDER BY id")
+        self.tube_named = self._make(f"{entry} WHERE name = :name")
+        self.has_tube = self._make(f"SELECT 1 FROM {tube} WHERE id = :id")
         self.add_tube = self._make(
-            sa.insert(tube).values({name: bind(name) for name in given} | {"stored": ZERO}), *given
+            f"INSERT INTO {tube} (name, type, options, temporary, stored)"
+            " VALUES (:name, :type, :options, :temporary, 0)"
         )
-        self.remove_tube = self._make(sa.delete(tube).where(c.id == bind("id")), "id")
+        self.remove_tube = self._make(f"DELETE FROM {tube} WHERE id = :id")
         self.make_room = self._make(
-            sa.update(tube)
-            .where(c.id == bind("tube"), c.stored + bind("wanted") <= bind("capacity"))
-            .values(stored=c.stored + bind("wanted")),
-            "tube",
-            "wanted",
-            "capacity",
+            f"UPDATE {tube} SET stored = stored + :wanted WHERE id = :tube AND stored + :wanted <= :capacity"
         )
-        self.give_room = self._make(
-            sa.update(tube).where(c.id == bind("tube")).values(stored=c.stored - bind("gone")), "tube", "gone"
-        )
+        self.give_room = self._make(f"UPDATE {tube} SET stored = stored - :gone WHERE id = :tube")
 
     def _write_sessions(self) -> None:
-        session, c = self._session, self._session.c
+        session = self._session
         self.add_session = self._make(
-            sa.insert(session).values(id=bind("id"), ttr_ms=bind("ttr_ms"), ends_ms=sa.null()), "id", "ttr_ms"
+            f"INSERT INTO {session} (id, ttr_ms, ends_ms) VALUES (:session, :ttr_ms, NULL)"
         )
-        self.sessions = self._make(sa.select(c.id))
-        self.set_session = self._make(
-            sa.update(session).where(c.id == bind("id")).values(ttr_ms=bind("ttr_ms")), "ttr_ms", "id"
-        )
+        self.sessions = self._make(f"SELECT id FROM {session}")
+        self.set_session = self._make(f"UPDATE {session} SET ttr_ms = :ttr_ms WHERE id = :session")
         self.revive_session = self._make(
-            sa.update(session)
-            .where(c.id == bind("id"), sa.or_(c.ends_ms.is_(None), c.ends_ms > bind("now")))
-            .values(ends_ms=sa.null())
-            .returning(c.ttr_ms),
-            "id",
-            "now",
+            f"UPDATE {session} SET ends_ms = NULL"
+            " WHERE id = :session AND (ends_ms IS NULL OR ends_ms > :now) RETURNING ttr_ms"
         )
-        given: sa.ColumnElement[Any] = bind("id")
+        given = ":session"
         if self._is_server:  # unless it is locked: a dead session may have left an open transaction
-            free = sa.alias(session, "free")
-            choice = sa.select(free.c.id).where(free.c.id == given).with_for_update(skip_locked=True)
-            given = choice.scalar_subquery()
-        self.remove_session = self._make(
-            sa.delete(session).where(c.id == given, c.ends_ms.is_not(None)), "id"
+            given = f"(SELECT id FROM {session} WHERE id = :session FOR UPDATE SKIP LOCKED)"
+        self.remove_session = self._make(f"DELETE FROM {session} WHERE id = {given} AND ends_ms IS NOT NULL")
+        is_over = "ends_ms <= :now"
+        self.ended = self._make(f"SELECT id FROM {session} WHERE {is_over} ORDER BY ends_ms, id")
+        is_lonely = (
+            f"ends_ms IS NULL AND NOT EXISTS (SELECT 1 FROM {self._connection} WHERE session = {session}.id)"
         )
-        self.ended = self._make(
-            sa.select(c.id).where(c.ends_ms <= bind("now")).order_by(c.ends_ms, c.id), "now"
-        )
-        has_connection = sa.exists(sa.select(ONE).where(self._connection.c.session == c.id))
-        is_lonely = sa.and_(c.ends_ms.is_(None), ~has_connection)
-        end_lonely = sa.update(session).where(is_lonely).values(ends_ms=bind("now") + c.ttr_ms)
-        is_over = c.ends_ms <= bind("now")
-        if self._is_server:  # two connections may leave one at once, and each still see the other
-            is_over = sa.or_(is_over, is_lonely)
-        self.over = self._make(sa.select(c.id).where(is_over), "now")
+        end_lonely = f"UPDATE {session} SET ends_ms = :now + ttr_ms WHERE {is_lonely}"
         if not self._is_server:
-            self.end_lonely = self._make(end_lonely, "now")
+            self.over = self._make(f"SELECT id FROM {session} WHERE {is_over}")
+            self.end_lonely = self._make(end_lonely)
             return
-        self.session = self._make(sa.select(c.ends_ms).where(c.id == bind("id")), "id")
-        self.lonely = self._make(sa.select(c.id).where(is_lonely).with_for_update(skip_locked=True))
-        among = c.id.in_(sa.select(sa.func.pg_catalog.json_array_elements_text(bind("ids"))))
-        self.end_if_lonely = self._make(end_lonely.where(among), "now", "ids")
+        # Two connections may leave a session at once, and each still see the other
+        self.over = self._make(f"SELECT id FROM {session} WHERE {is_over} OR {is_lonely}")
+        self.session = self._make(f"SELECT ends_ms FROM {session} WHERE id = :session")
+        self.lonely = self._make(f"SELECT id FROM {session} WHERE {is_lonely} FOR UPDATE SKIP LOCKED")
+        self.end_if_lonely = self._make(
+            f"{end_lonely} AND id IN (SELECT pg_catalog.json_array_elements_text(:ids))"
+        )
 
     def _write_connections(self) -> None:
-        connection, c = self._connection, self._connection.c
-        add: ClauseElement = sa.insert(connection).values(
-            session=bind("session"), host=bind("host"), pid=bind("pid"), started_ms=bind("now")
-        )
-        given = ["session", "host", "pid", "now"]
-        if self._is_server:
+        connection = self._connection
+        columns, values = "session, host, pid, started_ms", ":session, :host, :pid, :now"
+        if not self._is_server:
+            self.add_connection = self._make(f"INSERT INTO {connection} ({columns}) VALUES ({values})")
+        else:
             # A server may lose its last commits: an id given then, and given again, would belong to two
             # processes
-            add = sa.text(
-                f'INSERT INTO "{connection.name}" (id, session, host, pid, started_ms, beat_every_ms)'
-                f" OVERRIDING SYSTEM VALUE VALUES (CAST(floor(random() * CAST({2**52} AS float8)) AS bigint),"
-                " :session, :host, :pid, :now, :beat_every) RETURNING id"
+            id = f"CAST(floor(random() * CAST({2**52} AS float8)) AS bigint)"
+            self.add_connection = self._make(
+                f"INSERT INTO {connection} (id, {columns}, beat_every_ms) OVERRIDING SYSTEM VALUE"
+                f" VALUES ({id}, {values}, :beat_every) RETURNING id"
             )
-            given.append("beat_every")
-        self.add_connection = self._make(add, *given)
-        self.connections = self._make(sa.select(c.id, c.session).order_by(c.id))
-        self.has_connection = self._make(sa.select(ONE).where(c.id == bind("id")), "id")
-        self.move_connection = self._make(
-            sa.update(connection).where(c.id == bind("id")).values(session=bind("session")), "session", "id"
-        )
-        self.remove_connection = self._make(sa.delete(connection).where(c.id == bind("id")), "id")
+        self.connections = self._make(f"SELECT id, session FROM {connection} ORDER BY id")
+        self.has_connection = self._make(f"SELECT 1 FROM {connection} WHERE id = :id")
+        self.move_connection = self._make(f"UPDATE {connection} SET session = :session WHERE id = :id")
+        self.remove_connection = self._make(f"DELETE FROM {connection} WHERE id = :id")
 
     def _write_beats(self) -> None:
-        connection, c = self._connection, self._connection.c
-        beats: list[sa.ColumnElement[int]] = [sa.literal_column("beat"), sa.literal_column("beat_every_ms")]
-        self.beats = self._make(sa.select(c.id, *beats).order_by(c.id))
-        self.beat = self._make(
-            sa.text(f'UPDATE "{connection.name}" SET beat = beat + 1 WHERE id = :id'), "id"
-        )
-        self.call_roll = self._make(sa.text(_CALL_ROLL.format(table=connection.name)))
+        connection = self._connection
+        self.beats = self._make(f"SELECT id, beat, beat_every_ms FROM {connection} ORDER BY id")
+        self.beat = self._make(f"UPDATE {connection} SET beat = beat + 1 WHERE id = :id")
+        self.call_roll = self._make(_CALL_ROLL.format(table=connection))
         self.absent = self._make(
-            sa.text(
-                f'SELECT id, beat FROM "{connection.name}" WHERE absences >= :beats AND beat = called_beat'
-            ),
-            "beats",
+            f"SELECT id, beat FROM {connection} WHERE absences >= :beats AND beat = called_beat"
         )
-        self.remove_dead = self._make(sa.text(_REMOVE_DEAD.format(table=connection.name)), "id", "beat")
+
+        # Unless it has beaten since its silence was seen, or is locked just now
+
+        silent = f"SELECT id FROM {connection} WHERE id = :id AND beat = :beat FOR UPDATE SKIP LOCKED"
+        self.remove_dead = self._make(f"DELETE FROM {connection} WHERE id = ({silent})")
 
     def _write_calls(self) -> None:
-        calls, c = self._calls, self._calls.c
-        upserting: Any
-        if self._is_server:
-            from sqlalchemy.dialects.postgresql import insert as upserting
-        else:
-            from sqlalchemy.dialects.sqlite import insert as upserting
-        given = {name: sa.type_coerce(bind(name), c[name].type) for name in ("tube", "event", "count")}
-        tube = self._tube
-        there = sa.select(*given.values()).select_from(tube).where(tube.c.id == bind("tube"))
-        there = there.with_for_update(read=True, key_share=True)  # the tube may be dropped now, or gone
-        upsert: Any = upserting(calls).from_select(list(given), there)
-        upsert = upsert.on_conflict_do_update(
-            index_elements=["tube", "event"], set_={"count": c.count + upsert.excluded.count}
+        calls = self._calls
+        locked = " FOR KEY SHARE" if self._is_server else ""  # the tube may be dropped now, or gone
+        self.add_calls = self._make(
+            f"INSERT INTO {calls} (tube, event, count)"
+            f" SELECT :tube, :event, :count FROM {self._tube} WHERE id = :tube{locked}"
+            f" ON CONFLICT (tube, event) DO UPDATE SET count = {calls}.count + excluded.count"
         )
-        self.add_calls = self._make(upsert, *given)
-        self.calls = self._make(sa.select(c.event, c.count).where(c.tube == bind("tube")), "tube")
-        self.remove_calls = self._make(sa.delete(calls).where(c.tube == bind("tube")), "tube")
+        self.calls = self._make(f"SELECT event, count FROM {calls} WHERE {OF_TUBE}")
+        self.remove_calls = self._make(f"DELETE FROM {calls} WHERE {OF_TUBE}")
 
 
-# Where a task is
-
-
-def _of_tube(table: sa.FromClause) -> Condition:
-    return table.c.tube == bind("tube")
-
-
-def _in_front(table: sa.FromClause) -> Condition:
-    return sa.and_(_of_tube(table), table.c.front == ONE)
-
-
-def _behind(table: sa.FromClause) -> Condition:
-    return sa.and_(_of_tube(table), table.c.front == ZERO, table.c.utube.is_not(None))
-
-
-def _aside(table: sa.FromClause) -> Condition:
-    return sa.and_(_of_tube(table), table.c.front.is_(None))
-
-
-def _due(table: sa.FromClause) -> Condition:
-    not_taken = table.c.state != TAKEN
-    return sa.and_(_of_tube(table), not_taken, table.c.due_ms.is_not(None), table.c.due_ms <= bind("now"))
-
-
-def _overdue(table: sa.FromClause) -> Condition:
-    return sa.and_(_of_tube(table), _is_taken(table), table.c.place <= bind("now"))
-
-
-def _is_taken(table: sa.FromClause) -> Condition:
-    """A taken task stands in front; without saying so, no index would be used."""
-    return sa.and_(table.c.front == ONE, table.c.state == TAKEN)
-
-
-def _in_range(table: sa.FromClause) -> Condition:
-    return table.c.id.between(bind("first"), bind("last"))
-
-
-def _limited(query: sa.Select[Any], limit: sa.ColumnElement[int]) -> sa.Select[Any]:
-    """With a literal offset: otherwise SQLAlchemy makes it one more parameter on SQLite."""
-    return query.limit(limit).offset(ZERO)
-
-
-_REMOVE_DEAD = """
-DELETE FROM "{table}" WHERE id = (SELECT id FROM "{table}" WHERE id = :id AND beat = :beat FOR UPDATE SKIP LOCKED)
-"""
-"""Removes a dead connection, unless it has beaten since its silence was seen, or is locked just now."""
+_LEASE = "state = 't', owner = :owner, attempts = attempts + 1, updated_ms = :now"
+"""What a take changes in every type."""
 
 _CALL_ROLL = """
-UPDATE "{table}" AS c
+UPDATE {table} AS c
 SET absences = CASE WHEN beat = called_beat AND called_ms <= now THEN absences + 1 ELSE 0 END,
     called_beat = beat, called_ms = now
 FROM (
-    SELECT id, now FROM "{table}", CAST(extract(epoch FROM clock_timestamp()) * 1000.0 AS bigint) AS now
+    SELECT id, now FROM {table}, CAST(extract(epoch FROM clock_timestamp()) * 1000.0 AS bigint) AS now
     WHERE now NOT BETWEEN called_ms - beat_every_ms AND called_ms + beat_every_ms
-    ORDER BY id FOR UPDATE OF "{table}" SKIP LOCKED
+    ORDER BY id FOR UPDATE OF {table} SKIP LOCKED
 ) AS due
 WHERE c.id = due.id
 """
@@ -715,27 +584,3 @@ WHERE c.id = due.id
 Several may call it at once. One may then find a last call that is a moment later than its own time; that does
 not count as a clock that was put back.
 """
-
-_BATCH_TYPES = {
-    "state": "text", "utube": "text", "data": "text", "bytes": "bytea", "front": "smallint",
-}  # fmt: skip
-
-
-def _batch(namespace: str, table: str, values: dict[str, Any], names: tuple[str, ...]) -> sa.TextClause:
-    """Put many rows on PostgreSQL, given as arrays of columns; first lock their sub-queues, in one order."""
-    arrays = ", ".join(f"CAST(:{name} AS {_BATCH_TYPES.get(name, 'bigint')}[])" for name in names)
-    columns, chosen = [], []
-    for column, value in values.items():
-        columns.append(column)
-        chosen.append(f"item.{value.key}" if isinstance(value, sa.BindParameter) else str(value))
-    lock = "TRUE"
-    if "utube" in names:
-        lock = (
-            f'(SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT DISTINCT "{namespace}_key"(tube, utube) AS key'
-            " FROM item WHERE utube IS NOT NULL ORDER BY key) AS keys) >= 0"
-        )
-    return sa.text(
-        f"WITH item AS MATERIALIZED (SELECT * FROM unnest({arrays}) WITH ORDINALITY AS i({', '.join(names)}, n)) "
-        f'INSERT INTO "{table}" ({", ".join(columns)}) SELECT {", ".join(chosen)} FROM item WHERE {lock} '
-        f'AND EXISTS (SELECT 1 FROM "{namespace}_tube" WHERE id = item.tube) ORDER BY n RETURNING id'
-    )

@@ -1,6 +1,19 @@
 """The first schema: tubes, tasks, sessions, connections, calls.
 
-``tubes.drivers.sql.tables`` says what ``front`` and the indexes of a task are for.
+The central column is the task's ``front``. A task that may be taken now, or that is taken, stands in front
+(1); a ready task that waits behind another of its sub-queue does not (0); a buried or delayed one stands
+aside (NULL). At most one task of a sub-queue stands in front, and triggers keep it so: when a task leaves the
+front, they bring up the best one from behind. A take therefore costs the same however much lies in busy
+sub-queues. The indexes:
+
+* ``front``  (tube, state desc, place, id) where front = 1: the taken tasks of a tube, by the end of their
+  time (their ``place``), and right after them the ready ones, by ``pri`` (their ``place``): a take moves its
+  entry by a few places; on PostgreSQL, where an update moves no entry, the ready ones come first;
+* ``member`` (tube, utube, front desc, pri, id): a sub-queue, first the task in front, then those behind it;
+  on PostgreSQL two indexes, ``first``, which is unique, and ``behind``;
+* ``aside``  (tube, state, pri, id) where front is null: what a kick brings back;
+* ``due``    (tube, due_ms) of all that are not taken: what the sweeper looks for. A taken task's deadline is
+  its place.
 """
 
 from __future__ import annotations

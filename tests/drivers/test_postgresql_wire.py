@@ -159,7 +159,7 @@ def test_nothing_is_done_outside_a_transaction_whose_begin_was_refused(
     wire: Wire, db: psycopg.Connection, does: str
 ) -> None:
     """As by a cancel that comes just then: the next statement of the transaction sends the BEGIN again."""
-    insert = Statement(sa.text("INSERT INTO numbers (number) VALUES (:number)"), DIALECT, "number")
+    insert = Statement("INSERT INTO numbers (number) VALUES (:number)", DIALECT)
     wire.execute(insert.text, (0,))
     tx = PostgresTx(wire, "BEGIN AND BE REFUSED")
     tx.begin()

@@ -396,12 +396,11 @@ def test_a_child_that_ends_in_the_middle_of_a_call_does_not_cancel_that_of_its_p
     """A signal's handler forks, and ends the child by sys.exit."""
     code = """
 import os, signal, sys, tubes
-import sqlalchemy as sa
 from tubes.drivers.sql.postgresql import DIALECT
 from tubes.drivers.sql.statements import Statement
 
 queue = tubes.connect(sys.argv[1], sweep=False)
-slow = Statement(sa.text("SELECT 7, pg_sleep(0.5)"), DIALECT)
+slow = Statement("SELECT 7, pg_sleep(0.5)", DIALECT)
 children = []
 
 def fork(number, frame):
@@ -426,12 +425,11 @@ def test_a_child_that_goes_on_in_a_call_tries_it_again_in_a_session_of_its_own(
     """The parent would hold what the child took in the parent's session."""
     code = f"""
 import os, signal, sys, tubes
-import sqlalchemy as sa
 from tubes.drivers.sql.postgresql import DIALECT
 from tubes.drivers.sql.statements import Statement
 
 queue = tubes.connect(sys.argv[1], sweep=False)
-slow = Statement(sa.text("SELECT pg_sleep(0.5)"), DIALECT)
+slow = Statement("SELECT pg_sleep(0.5)", DIALECT)
 parent, children = queue.store.session, []
 signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
 signal.setitimer(signal.ITIMER_REAL, 0.2)

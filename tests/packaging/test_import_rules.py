@@ -92,7 +92,7 @@ RIGHT = {
     "a driver knows the driver API": (
         "drivers/sql/driver.py",
         "from tubes.driver import Change\nfrom tubes import errors\nfrom .statements import Statements\n"
-        "from tubes.drivers.sql.tables import tables\nimport sqlalchemy\nimport sqlite3",
+        "from tubes.drivers.sql.tx import SqlTx\nimport sqlalchemy\nimport sqlite3",
     ),
     "a store runs migrations": ("drivers/sql/sqlite.py", "from tubes.migrations import sqlite"),
     "a name that only begins alike is another": (

@@ -24,7 +24,6 @@ from docs.blocks import blocks
 from faults.harness import ended
 from psycopg import sql
 from servers import PostgresServer, conninfo
-from tubes.drivers.sql.tables import tables  # noqa: TID251  # what migrations are for
 from tubes.migrations import HEAD, LABEL, TABLES, include_object, postgresql
 from tubes.migrations.running import config, schema_sql
 
@@ -132,19 +131,6 @@ def test_the_second_time_there_is_nothing_to_do(postgres_db: str, db: psycopg.Co
     assert not bring_up(postgres_db, migrate=False)
     assert catalogue(db) == before
     assert len(fronts(db)) == 1
-
-
-def test_the_columns_are_those_that_the_statements_use(postgres_db: str) -> None:
-    bring_up(postgres_db)
-    inspector = sa.inspect(sa.create_engine(postgres_db, poolclass=sa.NullPool))
-    known = tables("tubes")
-    for table in (known.tube, known.task, known.temporary_task, known.session, known.connection, known.calls):
-        found = {column["name"]: column for column in inspector.get_columns(table.name)}
-        of_beats = {"beat", "beat_every_ms", "called_ms", "called_beat", "absences"}
-        assert found.keys() - of_beats == {column.name for column in table.columns}
-        for column in table.columns:
-            assert type(found[column.name]["type"]).__mro__[1] in type(column.type).__mro__, column
-            assert found[column.name]["nullable"] is column.nullable, column
 
 
 def test_four_at_once_make_one_schema(postgres_db: str, db: psycopg.Connection) -> None:
