@@ -33,6 +33,7 @@ class Patient(RedisPatient):
 
     server = ""
     unread: ClassVar[tuple[bytes, ...]] = (b"{tubes_hosted}",)
+    namespace = "tubes_hosted"
 
     def fill(self, dead_after: float = 2.5) -> tubes.Tube:
         """A tube in Redis with nine tasks."""
@@ -47,10 +48,6 @@ class Patient(RedisPatient):
     @cached_property
     def number(self) -> int:
         return int(self.opened[0].tube.jobs.record.options["number"])
-
-    def do(self, command: str, key: str, *given: Any) -> Any:
-        name = f"{{tubes_hosted}}{key}" if key.startswith(":") else f"{{tubes_hosted:{self.number}}}:{key}"
-        return self.client.execute_command(command, name, *given)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ class Patient(AnyPatient):
 
     client: redis.Redis
     unread: ClassVar[tuple[bytes, ...]] = (b"{tubes_hosted", b"{tubes}:roll")
+    namespace = "tubes"
 
     @cached_property
     def number(self) -> int:
@@ -68,7 +69,8 @@ class Patient(AnyPatient):
 
     def do(self, command: str, key: str, *given: Any) -> Any:
         """Run a command on a key of the tube, or of the queue if it begins with a colon."""
-        name = f"{{tubes}}{key}" if key.startswith(":") else f"{{tubes:{self.number}}}:{key}"
+        tag = self.namespace
+        name = f"{{{tag}}}{key}" if key.startswith(":") else f"{{{tag}:{self.number}}}:{key}"
         return self.client.execute_command(command, name, *given)  # type: ignore[no-untyped-call]
 
     def edit(self, number: int, **fields: Any) -> None:
