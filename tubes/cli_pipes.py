@@ -223,6 +223,7 @@ class Taking:
         return written
 
     def _finish(self, tasks: list[Task], written: int) -> None:
+        """Ack what was written, if that is asked for, and give back the others. It may be called again."""
         if self._acks and written:
             self._ack(tasks[:written])
         for task in tasks[written:]:

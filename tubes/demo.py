@@ -186,17 +186,17 @@ def _kill_held(crew: Sequence[_Worker], report: Report) -> str:
 
 
 def _outcome(tube: tubes.Tube, site: Site, crew: Sequence[_Worker], seconds: float) -> Outcome:
-    last = site.report()
+    last, reachable = site.report(), site.reachable()
     return Outcome(
         type=tube.type,
         workers=len(crew),
         hosts=len(site.seeds),
-        pages=len(site.reachable()),
+        pages=len(reachable),
         fetched=last.fetched,
         seconds=seconds,
         most_per_host=max(last.at_once.values()),
         most_hosts_busy=last.busy,
-        missed=len(site.missed()),
+        missed=len(site.missed(reachable)),
         left=tube.statistics()["tasks"]["total"],
         killed=sum(worker.was_killed for worker in crew),
         rerun=last.again,

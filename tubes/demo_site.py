@@ -264,9 +264,9 @@ class Site:
                 held_for=self._held_for,
             )
 
-    def missed(self) -> set[str]:
-        """The pages that can be reached and were never answered in full."""
-        return self.reachable() - self._answered
+    def missed(self, pages: set[str]) -> set[str]:
+        """Those of the pages that were never answered in full."""
+        return pages - self._answered
 
 
 def _is_gone(client: socket.socket, within: float = 0.0) -> bool:
