@@ -355,7 +355,7 @@ class Queue(processes.OfOneProcess):
         return UUID(self.store.session)
 
     def configure(self, **settings: Any) -> None:
-        """Change settings of this connection: ``session_ttr``, in seconds (Tarantool: ``queue.cfg``)."""
+        """Change settings of this session: ``session_ttr``, in seconds (Tarantool: ``queue.cfg``)."""
         checked.check_names(settings, (), ("session_ttr",), "configure")
         if "session_ttr" in settings:
             ttr_ms = checked.milliseconds("session_ttr", settings["session_ttr"])

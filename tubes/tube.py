@@ -412,7 +412,7 @@ class Tube(Takes):
     # Callbacks
 
     def on_task_change(self, callback: Listener | None) -> Listener | None:
-        """Call ``callback(task, event)`` after every change that this process makes; return the old one.
+        """Call ``callback(task, event)`` after every change made through this queue; return the old one.
 
         Callbacks run after the commit, outside every lock, one at a time in commit order, and may call the
         tube again. An error in one is logged and changes nothing (Tarantool: ``tube:on_task_change``).

@@ -12,7 +12,7 @@ import pytest
 from tubes.driver import Ref
 from tubes.errors import BadOption, LeaseLost, NoSuchSession, NotTaken
 from tubes.queue import Queue
-from tubes.task import State, Task
+from tubes.task import Event, State, Task
 from tubes.testing.atomicity import Stop
 from tubes.testing.children import Child, take_and_hold
 from tubes.testing.clock import FakeClock
@@ -338,6 +338,21 @@ class SharedOwnership(Suite):
         queue.sweep()
         assert take(tube).id == task.id
 
+    def test_a_grace_is_the_session_s_whichever_of_its_connections_sets_it(
+        self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
+    ) -> None:
+        one, two = make_queue(), make_queue()
+        two.identify(one.identify())
+        two.configure(session_ttr=5)
+        tube.put("x")
+        task = take(one.tube[tube.name])
+        two.close()
+        one.close()
+        assert tube.take(0) is None
+        clock.advance(5)
+        queue.sweep()
+        assert take(tube).id == task.id
+
     def test_a_session_that_is_joined_again_keeps_its_tasks_and_can_ack_them(
         self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
     ) -> None:
@@ -424,6 +439,14 @@ class SharedOwnership(Suite):
         other.ack(task)
         assert other.statistics() == tube.statistics()
         assert tube.statistics()["calls"]["ack"] == 1
+
+    def test_a_callback_hears_what_is_done_through_its_own_queue(self, tube: Tube, other: Tube) -> None:
+        seen: list[Event] = []
+        tube.on_task_change(lambda task, event: seen.append(event))
+        other.put("x")
+        other.ack(take(other))
+        tube.delete(tube.put("y"))
+        assert seen == [Event.PUT, Event.DELETE]
 
     def test_a_tube_that_somebody_dropped_and_made_anew_is_another(
         self, queue: Queue, make_tube: MakeTube, make_queue: Connect
