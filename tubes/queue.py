@@ -312,7 +312,7 @@ class Queue(processes.OfOneProcess):
         guarded(drop)
 
     def statistics(self, name: str | None = None) -> dict[str, Any]:
-        """Statistics of one tube, or of all open ones by name (Tarantool: ``queue.statistics``).
+        """Statistics of one tube, or by name of all whose type is known here (Tarantool: ``queue.statistics``).
 
         The statistics of all leave out tubes on a server of their own that is away, such as one of type
         ``redis``, and tubes whose driver fails.
