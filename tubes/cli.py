@@ -200,7 +200,9 @@ def command(function: F) -> F:
     help="An option specific to the type, such as url for redis.",
 )
 @click.option(
-    "--temporary", is_flag=True, help="Its tasks do not outlive the last process that uses the store."
+    "--temporary",
+    is_flag=True,
+    help="Its tasks do not outlive the last process that has the file open; on a server, a restart.",
 )
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if a tube of that name and type exists.")
 @as_json

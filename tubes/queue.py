@@ -202,7 +202,7 @@ class Queue(processes.OfOneProcess):
 
         Options, by type (seconds): ``ttl``, ``ttr``, ``pri``: defaults of its tasks; ``capacity``: the most
         stored tasks, 0 for no limit. ``temporary``: its tasks do not outlive the last process that has the
-        store open.
+        file open; on a server they do, but not a restart of the server.
 
         Raises TubeExists, UnknownDriver, NotSupported, BadOption (Tarantool: ``queue.create_tube``).
         """
