@@ -112,7 +112,7 @@ def with_target(command: F) -> F:
         expose_value=False,
         callback=_set("namespace"),
         metavar="NAME",
-        help="Prefix of the tables in the store.  [default: tubes]",
+        help="Prefix of the tables or keys in the store.  [default: tubes]",
     )
     return url(namespace(command))
 
