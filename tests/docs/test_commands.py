@@ -1,14 +1,22 @@
-"""README's two commands are the ones that the checks run."""
+"""README's two commands are the ones that the checks run, and ``tubes`` has those that the pages show."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+
+import click
+import pytest
+
+from tubes.cli import cli
 
 from .blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEMO = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/tubes demo"
 TEST = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest"
 
@@ -23,6 +31,33 @@ def test_the_checks_run_readmes_commands() -> None:
     assert f"{TEST} || exit 1" in lines
     assert f"{DEMO} || exit 1" in lines
     assert "set -euo pipefail" in lines
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The calls of ``tubes`` in a page's console blocks, in words; of what a shell would insert, each is a 1."""
+    for block in blocks(page, "console"):
+        for line in re.sub(r"\$\([^)]*\)", "1", block.text).splitlines():
+            for part in re.split(r" (?:\||>|;) ", line):
+                found = re.match(r"(?:\$ )?tubes (.*)", part)
+                if found:
+                    yield shlex.split(found[1], comments=True)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(commands(page))],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_the_commands_in_a_page_are_those_of_the_command_line(page: Path) -> None:
+    for name, *arguments in commands(page):
+        cli.commands[name].make_context(name, arguments)
+
+
+def test_a_command_without_such_an_option_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ cat x | tubes put jobs --dealy 5  # later\n```\n", encoding="utf-8")
+    with pytest.raises(click.NoSuchOption, match="dealy"):
+        test_the_commands_in_a_page_are_those_of_the_command_line(page)
 
 
 def test_the_checks_can_be_started() -> None:
