@@ -27,14 +27,17 @@ The error of a timeout is not among them: it must end the put.
 """
 
 
-def encode(data: Any) -> tuple[str | bytes, Any]:
-    """Return what is stored (JSON text or bytes) and what it will come back as, or raise TypeError."""
+def encode(data: Any, where: str = "data") -> tuple[str | bytes, Any]:
+    """Return what is stored (JSON text or bytes) and what it will come back as.
+
+    TypeError for what cannot be carried, with its place: ``where`` is that of ``data`` itself.
+    """
     if isinstance(data, (bytes, bytearray, memoryview)):
         try:
             # of a subclass, what it holds, and not what its methods say
             carried = data if type(data) is bytes else bytes(memoryview(data))
         except ValueError as error:  # a memoryview that was released
-            raise TypeError(f"data cannot be carried: {error}") from error
+            raise TypeError(f"{where} cannot be carried: {error}") from error
         return carried, carried
     try:
         encoded = _encode(data)
@@ -44,15 +47,15 @@ def encode(data: Any) -> tuple[str | bytes, Any]:
     except _FOREIGN:
         pass
     try:
-        _check(data, "data")
+        _check(data, where)
         text = json.dumps(data, allow_nan=False)
         return text, json.loads(text)
     except RecursionError:
         raise TypeError(
-            "data cannot be carried as JSON: it is nested too deeply, or contains itself"
+            f"{where} cannot be carried as JSON: it is nested too deeply, or contains itself"
         ) from None
     except ValueError as error:  # of a number with thousands of digits
-        raise TypeError(f"data cannot be carried as JSON: {error}") from error
+        raise TypeError(f"{where} cannot be carried as JSON: {error}") from error
 
 
 def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
@@ -64,7 +67,7 @@ def encode_many(datas: list[Any]) -> list[tuple[str | bytes, Any]]:
             return [*zip(map(bytes.decode, encoded), back, strict=True)]
     except _FOREIGN:  # encode, below, says what is wrong
         pass
-    return [encode(data) for data in datas]
+    return [encode(data, f"datas[{index}]") for index, data in enumerate(datas)]
 
 
 def decode(payload: str | bytes) -> Any:

@@ -154,6 +154,12 @@ def test_the_error_says_where() -> None:
         encode({"jobs": [1, {2}]})
 
 
+@pytest.mark.parametrize("bad", [{"x": {2}}, math.nan, LOOP, 10**5000], ids=["set", "nan", "loop", "digits"])
+def test_of_several_the_error_says_which(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"^datas\[2\](\['x'\])? cannot be carried"):
+        encode_many(["fine", {"fine": 1}, bad, bad])
+
+
 def test_data_that_contains_itself_or_is_too_deep_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
