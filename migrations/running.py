@@ -17,7 +17,6 @@ from tubes.errors import SchemaMismatch, StoreUnavailable
 from . import HEAD, LABEL
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
     from alembic.config import Config
 
 
@@ -46,18 +45,6 @@ def _own_alembic() -> Iterator[None]:
             for proxy in theirs:
                 if proxy is not None:
                     proxy._install_proxy()
-
-
-def upgrade(connection: sa.Connection, namespace: str, version: str | None, what: str) -> None:
-    """Upgrade from ``version`` in the connection's transaction; SchemaMismatch if we do not know it."""
-    from alembic import command
-
-    settings = config(namespace)
-    if version is not None:
-        _check_known(version, what)
-    settings.attributes["connection"] = connection
-    with _own_alembic():
-        command.upgrade(settings, f"{LABEL}@head")
 
 
 def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool) -> bool:

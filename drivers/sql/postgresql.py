@@ -23,7 +23,7 @@ except ImportError as error:
     raise ImportError(f"{error}; pip install 'tubes-queue[postgres]'") from error
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialects
-from tubes.migrations import HEAD
+from tubes.migrations import HEAD, version_table
 from tubes.migrations import postgresql as migrations
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
@@ -72,8 +72,7 @@ LOCK_WAIT = 0.1
 """Seconds that a drop waits for the table's lock before it lets those behind it pass."""
 
 ENDS_WITHIN = 1.0
-"""Seconds that a server may take to end a connection that we have closed, if it has room for no other; or to
-end an autovacuum, once it knows that somebody waits for it."""
+"""Seconds that a server may take to end an autovacuum, once it knows that somebody waits for it."""
 
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -171,35 +170,21 @@ class PostgresStore(SqlStore):
         self._begin_session()
 
     def _bring_up(self, migrate: bool) -> None:
-        with self._pool.lent() as wire, suppress(Refused):
+        with self._pool.lent() as wire:
             self._pooled = wire.pooled
-            if wire.execute(f'SELECT version_num FROM "{self._namespace}_version"', ()).rows == [(HEAD,)]:
-                return  # nearly always; the long way takes longer than all the rest
-        self._pool.forget_idle()  # the server may have room for only one
-        patience = {name: value for name, value in self._patience().items() if name not in self._url.query}
-        settings: dict[str, Any] = {"client_encoding": "utf8", **patience}
-        if self._pooled:
-            settings["prepare_threshold"] = None  # else psycopg prepares what it sees often
-        engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=settings)
-        try:
-            with _in_place_of_another(engine.connect) as connection:
-                lock_timeout = _milliseconds(self._busy_timeout)
-                migrations.bring_up(
-                    connection, self._namespace, self._what, migrate=migrate, lock_timeout=lock_timeout
-                )
-        except sa.exc.DBAPIError as error:
-            refused = refused_to_user(error)
-            if refused.code == LOCK_NOT_AVAILABLE:
-                raise translated(refused, self._what) from error
-            if refused.code in IN_THE_WAY:
+            with suppress(Refused):
+                version = f'SELECT version_num FROM "{version_table(self._namespace)}"'
+                if wire.execute(version, ()).rows == [(HEAD,)]:
+                    return  # nearly always; the long way takes longer than all the rest
+            try:
+                migrations.bring_up(wire, self._url, self._namespace, self._what, migrate=migrate)
+            except Refused as error:
+                if error.code not in IN_THE_WAY:
+                    raise
                 raise SchemaMismatch(
-                    f"{self._what} has tables that are in the way ({str(error.orig).splitlines()[0]}): "
+                    f"{self._what} has tables that are in the way ({str(error).splitlines()[0]}): "
                     f"give the queue a namespace other than {self._namespace!r}"
                 ) from error
-            raise StoreUnavailable(f"{self._what} cannot be used: {str(error.orig).strip()}") from error
-        except OSError as error:  # out of file descriptors
-            raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-        self._pool.give_back(_in_place_of_another(self._pool.borrow))  # so that it is there for what follows
 
     # Connections
 
@@ -590,19 +575,6 @@ class PostgresStore(SqlStore):
         cut_off()
         super().forked()
         self._share()  # if a signal handler has forked, a call under way goes on in the child
-
-
-def _in_place_of_another(connect: Callable[[], T]) -> T:
-    """Connect after closing another connection, which the server may still be busy ending."""
-    until, tries = real_monotonic() + ENDS_WITHIN, 0
-    while True:
-        try:
-            return connect()
-        except (sa.exc.OperationalError, StoreUnavailable):
-            if real_monotonic() >= until:
-                raise
-        tries += 1
-        pause_after(tries)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1911,17 +1911,17 @@ def test_a_network_that_is_silent_in_a_migration_is_noticed_as_soon(
     given: dict[str, str],
     expected: tuple[str, int, int],
 ) -> None:
-    """A migration has its own connection."""
+    """A migration uses a connection like any other."""
     migrations = importlib.import_module("tubes.migrations.postgresql")
     bring_up, found = migrations.bring_up, []
 
-    def look(connection: sa.Connection, *others: Any, **options: Any) -> bool:
-        lent: Any = connection.connection.driver_connection
+    def look(wire: Any, *others: Any, **options: Any) -> bool:
+        lent = wire._connection
         patience = lent.info.get_parameters().get("connect_timeout")
         with socket.socket(fileno=os.dup(lent.fileno())) as tcp:
             asked = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
             found.append((patience, *(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in asked)))
-        return bool(bring_up(connection, *others, **options))
+        return bool(bring_up(wire, *others, **options))
 
     monkeypatch.setattr(migrations, "bring_up", look)
     tubes.connect(changed(through(proxy, url), **given), namespace="new", migrate=True, sweep=False).close()
