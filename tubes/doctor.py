@@ -22,9 +22,9 @@ from tubes.errors import (
     NoSuchTube,
     NotSupported,
     StoreBusy,
-    StoreError,
     TubeError,
     UnknownDriver,
+    store_works,
 )
 from tubes.interrupts import guarded
 from tubes.open_tubes import apart_from_others
@@ -370,7 +370,7 @@ class Examination:
 
 def _is_of_damage(error: Exception) -> bool:
     """Whether an error comes from what is stored, such as text instead of a number, or too large a number."""
-    return not isinstance(error, TubeError) or type(error) is StoreError
+    return not isinstance(error, TubeError) or store_works(error)
 
 
 def _features(record: TubeRecord) -> Features | None:

@@ -167,6 +167,11 @@ class StoreError(TubeError):
     """
 
 
+def store_works(error: object) -> bool:
+    """Whether it is such a plain StoreError: a tube or a task is to blame, and others can go on."""
+    return type(error) is StoreError
+
+
 class StoreUnavailable(StoreError):
     """The store cannot be used: no such file, a full disk, a server that is down, a closed queue."""
 

@@ -15,6 +15,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     UnknownDriver,
+    store_works,
 )
 from tubes.interrupts import guarded, is_raised_by_handler
 from tubes.making import make_driver, start_driver, stop_driver
@@ -131,9 +132,7 @@ class OpenTubes:
         try:
             return cast("Mapping[int, Any]", self._store.read(lambda tx: ask(tx, asked)))
         except Exception as error:
-            if is_raised_by_handler(error) or (
-                isinstance(error, StoreError) and type(error) is not StoreError
-            ):
+            if is_raised_by_handler(error) or (isinstance(error, StoreError) and not store_works(error)):
                 raise
             return {}  # something is wrong with one of them: each will be asked by itself
 
@@ -150,7 +149,7 @@ class OpenTubes:
         except (UnknownDriver, IncompleteDriver, BadOption):
             return None
         except StoreError as error:
-            if type(error) is not StoreError:
+            if not store_works(error):
                 raise
             return None
 

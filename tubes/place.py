@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from tubes.driver import Driver, TubeRecord, TubeType
-from tubes.errors import StoreError, StoreUnavailable
+from tubes.errors import StoreError, StoreUnavailable, store_works
 from tubes.interrupts import guarded
 from tubes.registry import find_driver
 from tubes.store import Store
@@ -40,7 +40,7 @@ class Place:
 
     def fails_alone(self, error: StoreError) -> bool:
         """Whether an error must not affect other tubes: the place is unreachable, or its data is damaged."""
-        return self.is_apart or type(error) is StoreError
+        return self.is_apart or store_works(error)
 
     @property
     def server(self) -> Hashable:

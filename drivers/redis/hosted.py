@@ -28,7 +28,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from tubes.clock import SystemClock, real_monotonic
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
-from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
+from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable, store_works
 from tubes.interrupts import guarded
 from tubes.store import Store
 from tubes.task import State, Task
@@ -211,7 +211,7 @@ class RedisTube:
         try:
             rescued = self._rescue(now) if self._deaths_suspected() else ()
         except StoreError as error:
-            if type(error) is not StoreError:
+            if not store_works(error):
                 raise  # else a dead session's task is damaged, which must not hold up this take
         try:
             taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
@@ -477,7 +477,7 @@ class HostedStore(RedisStore):
                     if len(released) < STEP_LIMIT:
                         break
             except StoreError as error:
-                if type(error) is not StoreError:
+                if not store_works(error):
                     raise
                 damage = error
         if over:  # they are unknown to other tubes then, which is as good

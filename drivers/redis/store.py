@@ -25,6 +25,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     TubeError,
+    store_works,
 )
 from tubes.interrupts import guarded
 from tubes.logs import Log
@@ -647,7 +648,7 @@ class RedisStore(Renewable):
                 deltas.remove(each)  # sent again, it might be counted twice
                 raise
             except StoreError as error:  # of that tube alone?
-                if not (self._hub.nodes.is_cluster or type(error) is StoreError):
+                if not (self._hub.nodes.is_cluster or store_works(error)):
                     raise
                 failed = error
             else:

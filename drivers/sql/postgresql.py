@@ -37,6 +37,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     TubeError,
+    store_works,
 )
 from tubes.interrupts import guarded, interruptible
 from tubes.store import Unit
@@ -322,7 +323,7 @@ class PostgresStore(SqlStore):
             return self._within(tx, work)
         except BaseException as error:
             # The server knows nothing of such an error, and would commit what the step did before it
-            if tx.is_halfway and (type(error) is StoreError or not isinstance(error, TubeError)):
+            if tx.is_halfway and (store_works(error) or not isinstance(error, TubeError)):
                 tx.spoil()
             raise
 
