@@ -18,14 +18,14 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from tubes.clock import SystemClock, real_monotonic
+from tubes.clock import SystemClock
 from tubes.doctor import Check
 from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable, store_works
@@ -38,10 +38,11 @@ from . import scripts
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
 from .errors import translated
+from .hub import HOSTED, Hub
 from .listener import Source
-from .nodes import AWAY_FOR, Nodes
+from .nodes import Address, Nodes
 from .scripts import Keys
-from .store import HOSTED, RedisStore
+from .store import RedisStore
 from .urls import check_url, described, parsed, without_passwords
 from .wire import Refused, Wire
 
@@ -58,41 +59,6 @@ ALL = TubeType(Features(timed=True, priority=True, grouped=True, bounded=True))
 
 _given: dict[str, str] = {}
 """URLs with their passwords, by the URLs as stored. Passwords are kept in this process only."""
-
-
-class ServerHealth:
-    """Makes the calls on a tube, and knows whether one on any tube of the same server has just got no answer.
-
-    ``node`` returns the node of a Cluster that has the tube; ``None``: it is no Cluster, or not known yet.
-    """
-
-    _hangs_until: ClassVar[dict[tuple[str, Hashable], float]] = {}
-
-    def __init__(self, url: str, node: Callable[[], Hashable]) -> None:
-        self._url = url
-        self._node = node
-
-    def check(self) -> None:
-        """Raise StoreUnavailable if a call there has just got no answer.
-
-        Asked before work that no caller waits for: otherwise each tube there would cost a wait.
-        """
-        if real_monotonic() < self._hangs_until.get((self._url, self._node()), 0.0):
-            raise StoreUnavailable(f"{described(self._url)} cannot be used: it did not answer a moment ago")
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Do work that asks the server, and note whether an answer came."""
-        began = real_monotonic()
-        try:
-            done = work()
-        except StoreError:
-            ended = real_monotonic()
-            if ended - began > PATIENCE:
-                self._hangs_until[self._url, self._node()] = ended + AWAY_FOR
-            raise
-        if self._hangs_until:
-            self._hangs_until.pop((self._url, self._node()), None)
-        return done
 
 
 class RedisTube:
@@ -113,8 +79,6 @@ class RedisTube:
         self._host = store
         self._tube = tube
         self._url: str = tube.options["url"]
-        self._health = ServerHealth(self._url, self._node)
-        self.check_reachable = self._health.check
         self._tube_in_redis = replace(tube, id=tube.options["number"])
         """The same tube with its number in Redis; ``_tube`` has that of the queue's store."""
         self._redis = RedisDriver(
@@ -168,6 +132,11 @@ class RedisTube:
         if self._opened is not None:
             self._opened.forked()
 
+    def check_reachable(self) -> None:
+        """Raise StoreUnavailable if a call to its server, on any tube, has just got no answer."""
+        if Hub.away:
+            Hub.away.check(described(self._url), None if self._opened is None else self._opened.node)
+
     def waits_for(self) -> str:
         """The server: calls to it may hang while those to others go on."""
         return self._url
@@ -181,8 +150,7 @@ class RedisTube:
         self._store.follow(self._host.session)
 
     def own_store(self) -> HostedStore:
-        """What ``tubes doctor`` examines. StoreUnavailable if the server is away; one that hangs is noted."""
-        self._look(self._redis.look, scripts.TYPES)
+        """What ``tubes doctor`` examines. StoreUnavailable if the server is away."""
         return self._store
 
     def drop(self, tx: Any) -> None:
@@ -304,13 +272,10 @@ class RedisTube:
                     opened.close()
             return self._opened
 
-    def _node(self) -> Hashable:
-        return None if self._opened is None else self._opened.node
-
     def _open(self) -> HostedStore:
         url = _with_password(self._url)
         try:
-            return HostedStore(self._host, self._tube, self._redis, url, self._health)
+            return HostedStore(self._host, self._tube, self._redis, url)
         except StoreUnavailable as error:
             if url != self._url or "auth" not in str(error).lower():
                 raise
@@ -322,7 +287,7 @@ class RedisTube:
 
     def _do(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's in Redis."""
-        return self._health.call(lambda: self._store.transact(lambda tx: step(tx, *args, **kwargs)))
+        return self._store.transact(lambda tx: step(tx, *args, **kwargs))
 
     def _do_anew(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step; if the server has lost everything, make the tube again first, unless it was dropped."""
@@ -336,7 +301,7 @@ class RedisTube:
 
     def _look(self, step: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a step of the driver's that only reads."""
-        return self._health.call(lambda: self._store.read(lambda tx: step(tx, *args, **kwargs)))
+        return self._store.read(lambda tx: step(tx, *args, **kwargs))
 
     def _deaths_suspected(self, *, allow_recent: bool = False) -> bool:
         """Whether a session may have ended in Redis; once true, it stays so until the next rescue."""
@@ -352,11 +317,8 @@ class RedisTube:
 class HostedStore(RedisStore):
     """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
 
-    def __init__(
-        self, host: Store, tube: TubeRecord, driver: RedisDriver, url: str, health: ServerHealth
-    ) -> None:
+    def __init__(self, host: Store, tube: TubeRecord, driver: RedisDriver, url: str) -> None:
         self._host = host
-        self._health = health
         self._tube = tube
         self._driver = driver
         clock = host.clock
@@ -384,7 +346,7 @@ class HostedStore(RedisStore):
         super()._close()
 
     def _leave(self) -> None:
-        self._health.check()
+        self._hub.nodes.check_reachable(self._keys)
         super()._leave()
 
     def _beat(self) -> None:
@@ -394,7 +356,7 @@ class HostedStore(RedisStore):
             self.follow(self._host.session)
 
     @property
-    def node(self) -> Hashable:
+    def node(self) -> Address | None:
         """Which node of a Cluster has the tube; ``None``: it is no Cluster."""
         return self._hub.nodes.node_of(self._driver.keys)
 

@@ -14,10 +14,13 @@ from tubes.waiting import Waiters
 
 from .driver import RedisDriver
 from .listener import Listener
-from .nodes import Nodes
+from .nodes import Away, Nodes
 from .scripts import EMPTY
 from .sessions import Sessions
 from .wire import Wire
+
+HOSTED = "tubes_hosted"
+"""Namespace of all tubes of the type ``redis`` on a server: their sessions are not those of its stores."""
 
 
 class Server(NamedTuple):
@@ -34,6 +37,8 @@ class Hub:
     _all: ClassVar[dict[Server, Hub]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _process: ClassVar[int] = os.getpid()
+    away: ClassVar[Away] = Away()
+    """The servers of tubes of the type ``redis`` that do not answer: a queue has a store for each tube."""
 
     def __init__(self, server: Server, nodes: Nodes) -> None:
         self._server = server
@@ -53,7 +58,7 @@ class Hub:
         try:
             guarded(cls._enter, server, None, entered)
             if not entered:
-                nodes = Nodes(server.url, server.patience)
+                nodes = Nodes(server.url, server.patience, cls.away if server.namespace == HOSTED else None)
                 nodes.open()  # outside the lock: only its own users wait for a server that hangs
                 try:
                     guarded(cls._enter, server, nodes, entered)

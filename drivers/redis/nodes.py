@@ -37,14 +37,34 @@ ANSWERED = (*NOT_NOW, Lost, Refused)
 """Errors after which no answer is on its way."""
 
 AWAY_FOR = 5.0
-"""Seconds for which a node of a Cluster that did not answer is asked only what a caller waits for."""
+"""Seconds for which a server that did not answer is asked only what a caller waits for."""
+
+
+class Away(dict[tuple[str, Address | None], float]):
+    """Until when servers, or nodes of Clusters, count as away; one that answers is taken out."""
+
+    def note(self, what: str, address: Address | None) -> None:
+        self[what, address] = real_monotonic() + AWAY_FOR
+
+    def check(self, what: str, address: Address | None) -> None:
+        """Raise StoreUnavailable if it did not answer a moment ago.
+
+        Asked before work that no caller waits for: else each tube there would cost a wait.
+        """
+        if real_monotonic() < self.get((what, address), 0.0):
+            raise StoreUnavailable(f"{what} cannot be used: it did not answer a moment ago")
 
 
 class Nodes:
-    """``patience``: seconds to wait for a server, or for a Cluster that moves slots."""
+    """``patience``: seconds to wait for a server, or for a Cluster that moves slots.
 
-    def __init__(self, url: str, patience: float) -> None:
+    ``away``: where to note a server that does not answer. If not given, only a Cluster's nodes are noted.
+    """
+
+    def __init__(self, url: str, patience: float, away: Away | None = None) -> None:
         self.what = described(url)
+        self._away = Away() if away is None else away
+        self._notes_silence = away is not None
         self.patience = patience
         self.longest = patience + 1
         """Seconds to wait for an answer, except to a large batch."""
@@ -54,7 +74,6 @@ class Nodes:
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}
         self._replicas: set[Address] = set()
-        self._away: dict[Address | None, float] = {}
         self._is_closed = False
         self.is_cluster = False
 
@@ -64,6 +83,7 @@ class Nodes:
         def look(wire: Wire) -> None:
             self.is_cluster = wire.info("cluster").get("cluster_enabled") == "1"
             if self.is_cluster:
+                self._notes_silence = True
                 if "path" in self._settings:
                     raise BadOption(
                         "a node of a Cluster needs redis://host:port or rediss://, not a socket's path",
@@ -85,7 +105,7 @@ class Nodes:
         answers = []
         for address in self._all():
             try:
-                self._check_not_away(address)
+                self._away.check(self.what, address)
                 answers.append(self.call(None, use, is_repeatable=True, at=address))
             except StoreUnavailable:
                 if not self.is_cluster:
@@ -93,13 +113,9 @@ class Nodes:
         return answers
 
     def check_reachable(self, keys: Keys) -> None:
-        """Raise StoreUnavailable if the node of these keys, one of a Cluster, did not answer a moment ago.
-
-        Asked before work that no caller waits for: else each tube there would cost a wait. A call that
-        succeeds ends that.
-        """
+        """See ``Away.check``, for the node that has these keys."""
         if self._away:
-            self._check_not_away(self._address(keys))
+            self._away.check(self.what, self._address(keys))
 
     def node_of(self, keys: Keys) -> Address | None:
         """Which node of a Cluster has these keys, as far as is known; ``None``: it is no Cluster."""
@@ -157,15 +173,13 @@ class Nodes:
                 finally:
                     self._give_back(address, wire)
                 if self._away:
-                    self._away.pop(address, None)
+                    self._away.pop((self.what, address), None)
                 return answer
             except NOT_NOW as error:
                 failure: Exception = error
                 self._heed(error, address)
                 if isinstance(error, exceptions.ClusterDownError):  # or that node has left the Cluster
                     self._look_round(address)
-                if isinstance(error, exceptions.ClusterDownError | exceptions.BusyLoadingError):
-                    self._note_away(address, until)
             except Lost as error:
                 failure = error
                 losses += 1
@@ -181,6 +195,7 @@ class Nodes:
                 self._heed(error, address)
                 raise
             if real_monotonic() > until:
+                self._note_away(address, until)
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
             if tries > 1:
                 pause_after(tries)
@@ -216,15 +231,10 @@ class Nodes:
         if only_reads(error):
             self._forget_idle(address)
 
-    def _check_not_away(self, address: Address | None) -> None:
-        if real_monotonic() < self._away.get(address, 0.0):
-            raise StoreUnavailable(f"{self.what} cannot be used: a node of the Cluster is away")
-
     def _note_away(self, address: Address | None, until: float) -> None:
-        """Note that a node of a Cluster is away, if ``until`` has passed without its answer."""
-        now = real_monotonic()
-        if self.is_cluster and now > until:
-            self._away[address] = now + AWAY_FOR
+        """Note that it is away, if ``until`` has passed without its answer."""
+        if self._notes_silence and real_monotonic() > until:
+            self._away.note(self.what, address)
 
     def _borrow(self, address: Address | None, within: float | None = None) -> Wire:
         idle = self._idle.get(address)

@@ -42,7 +42,7 @@ from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri, due_ms
 from .errors import translated, wrong_key
 from .examiner import Examined, redis_checks
-from .hub import Hub, Server
+from .hub import HOSTED, Hub, Server
 from .nodes import Cursor
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
@@ -51,9 +51,6 @@ from .urls import described, parsed
 from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
 
 T = TypeVar("T")
-
-HOSTED = "tubes_hosted"
-"""Namespace of all tubes of the type ``redis`` on a server: their sessions are not those of its stores."""
 
 MOMENT = 0.05
 """Seconds for which a process's stores, which look at the sessions again and again, share one answer."""
