@@ -64,6 +64,13 @@ def must_upgrade(version: str | None, what: str, command: str, *, migrate: bool)
     return True
 
 
+def in_the_way(which: object, namespace: str, what: str) -> SchemaMismatch:
+    """The error for a database in which names of ours are taken."""
+    return SchemaMismatch(
+        f"{what} has tables that are in the way ({which}): give the queue a namespace other than {namespace!r}"
+    )
+
+
 def migrate_command(url: str, namespace: str) -> str:
     """The shell command that brings up the schema there."""
     words = ["tubes", "migrate", "--url", url]

@@ -32,7 +32,7 @@ def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *
             WHERE type IN ('table', 'view') AND name COLLATE NOCASE IN ({", ".join("?" * len(names))})
             AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE)"""
         if found := db.execute(query, (*names, version_table(namespace))).fetchone():
-            raise _in_the_way(found[0], namespace, what)
+            raise running.in_the_way(found[0], namespace, what)
     return behind
 
 
@@ -52,7 +52,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
                 raise
-            raise _in_the_way(error, namespace, what) from error
+            raise running.in_the_way(error, namespace, what) from error
 
     writer.transact(step)
 
@@ -65,13 +65,6 @@ def _statements(sql: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-
-
-def _in_the_way(which: object, namespace: str, what: str) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"{what} has tables that are in the way ({which}): give the queue a namespace other "
-        f"than {namespace!r}"
-    )
 
 
 def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | None:

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialects
 from tubes.migrations import HEAD, version_table
 from tubes.migrations import postgresql as migrations
+from tubes.migrations.running import in_the_way
 
 from tubes.clock import Clock, ServerClock, SystemClock, pause, real_monotonic
 from tubes.driver import TubeRecord
@@ -33,7 +34,6 @@ from tubes.errors import (
     Conflict,
     NoSuchSession,
     OutcomeUnknown,
-    SchemaMismatch,
     StoreError,
     StoreUnavailable,
     TubeError,
@@ -182,21 +182,16 @@ class PostgresStore(SqlStore):
             except Refused as error:
                 if error.code not in IN_THE_WAY:
                     raise
-                raise SchemaMismatch(
-                    f"{self._what} has tables that are in the way ({str(error).splitlines()[0]}): "
-                    f"give the queue a namespace other than {self._namespace!r}"
-                ) from error
+                raise in_the_way(str(error).splitlines()[0], self._namespace, self._what) from error
 
     # Connections
 
-    def _patience(self) -> dict[str, int]:
-        """How long libpq waits for a silent server."""
-        silent, third = int(self._dead_after * 1000), max(int(self._beats.every), 1)
-        over_tcp = {"tcp_user_timeout": silent, "keepalives_idle": third, "keepalives_interval": third}
-        return over_tcp if "PGCONNECT_TIMEOUT" in os.environ else over_tcp | {"connect_timeout": 10}
-
     def _connected(self, durability: str) -> Wire:
-        patience = " ".join(f"{name}={value}" for name, value in self._patience().items())
+        # How long libpq waits for a silent server
+        silent, third = int(self._dead_after * 1000), max(int(self._beats.every), 1)
+        patience = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
+        if "PGCONNECT_TIMEOUT" not in os.environ:
+            patience += " connect_timeout=10"
         return Wire(
             f"{patience} {self._conninfo}",  # the user's own come last, and win
             self._what,
