@@ -288,7 +288,7 @@ class Queue(processes.OfOneProcess):
             raise TubeBusy(dropped.name, "consumers are waiting")
 
         def empty(tx: Any) -> None:
-            taken = dropped.driver.count(tx).get(State.TAKEN, 0)
+            taken = dropped._checked.count(tx).get(State.TAKEN, 0)
             if taken:
                 raise TubeBusy(dropped.name, f"{taken} of its tasks are taken")
             dropped.driver.drop(tx)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tubes import options as checked
+from tubes.answers import Checked
 from tubes.driver import Change, Driver, Features, Ref, TubeRecord, new_ref
 from tubes.errors import BadOption, LeaseLost, NoSuchTube, NotSupported, NotTaken, StoreError
 from tubes.events import Listener
@@ -28,12 +29,6 @@ _READY_EVENTS = frozenset((Event.PUT, Event.RELEASE, Event.KICK, Event.DELAY, Ev
 _FREEING_EVENTS = frozenset((Event.ACK, Event.DELETE, Event.TTL))
 
 
-def _is_change(answer: object) -> bool:
-    if not isinstance(answer, Change) or not isinstance(answer.event, Event):
-        return False
-    return answer.due_ms is None or isinstance(answer.due_ms, int)
-
-
 class Steps(OfOneProcess):
     """The lowest layer of a ``Tube``: from a step to its changes, and from there to the listeners."""
 
@@ -46,6 +41,8 @@ class Steps(OfOneProcess):
         self._room = room(record.id)
         self.driver = driver
         self.place: Place = place_of(queue.store, record, driver)
+        self._checked = driver if self.place.is_realised else cast("Driver", Checked(driver, repr(self)))
+        """The driver, its answers checked unless it is the store's own: what a tube itself asks."""
         self._unknown = UnknownTakes(self._clock.monotonic)
         self._callback: Listener | None = None
         self._others: list[Listener] = []
@@ -92,7 +89,7 @@ class Steps(OfOneProcess):
     def _run(self, step: Step, unit: Unit | None = None) -> Sequence[Change]:
         """Run a step, commit, publish. In a unit, only run it: the unit publishes after its commit."""
         if unit is not None:
-            return unit.run(step if self.place.is_realised else self._checking(step), self)
+            return unit.run(step, self)
         return guarded(self._commit_and_deliver, step)
 
     def _read(self, look: Callable[[Any], T], unit: Unit | None = None) -> T:
@@ -101,26 +98,10 @@ class Steps(OfOneProcess):
 
     def _commit(self, step: Step) -> Sequence[Change]:
         """Run a step by itself, commit, publish. Callbacks are then in line; the caller delivers them."""
-        if not self.place.is_realised:
-            step = self._checking(step)
         is_heard = self._callback is not None or self._others
         changes = self.place.transact(step, self.line_up if is_heard else None)
         if changes:
             self.publish(changes)
-        return changes
-
-    def _checking(self, step: Step) -> Step:
-        """The step of a driver that is not the store's own, with its answer checked before the commit."""
-        return lambda tx: self._checked(step(tx))
-
-    def _checked(self, changes: Sequence[Change]) -> Sequence[Change]:
-        """Check a step's answer. A wrong one raises, which undoes the step if it runs in a transaction."""
-        is_list = isinstance(changes, Sequence)
-        wrong = [change for change in changes if not _is_change(change)] if is_list else [changes]
-        if wrong:
-            raise RuntimeError(
-                f"the driver of {self!r} must return a list of Change from a step, not {wrong[0]!r}"
-            )
         return changes
 
     def _commit_and_deliver(self, step: Step) -> Sequence[Change]:
@@ -199,7 +180,7 @@ class Steps(OfOneProcess):
         return unit
 
     def _task(self, raw: Any) -> Task:
-        return raw if type(raw) is Task else self.driver.normalize_task(raw)
+        return raw if type(raw) is Task else self._checked.normalize_task(raw)
 
     def _one(self, changes: Sequence[Change]) -> Task:
         return self._task(changes[0][1])

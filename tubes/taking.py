@@ -38,7 +38,7 @@ class Takes(Steps):
 
     def __init__(self, queue: Queue, record: TubeRecord, driver: Driver) -> None:
         super().__init__(queue, record, driver)
-        self._own_ack_and_take = ack_and_take_of(driver)
+        self._has_ack_and_take = ack_and_take_of(driver) is not None
         self.ended: set[str] = set()
         """Ended sessions whose tasks are still to be released here."""
 
@@ -122,8 +122,7 @@ class Takes(Steps):
         self, limit: int, kept: list[Task], to_ack: Ref | None, unit: Unit | None
     ) -> Sequence[Change]:
         """Run the step of a take, and commit it."""
-        driver, store, clock, queue = self.driver, self._store, self._clock, self._queue
-        is_realised = self.place.is_realised
+        driver, store, clock, queue = self._checked, self._store, self._clock, self._queue
         owner, now = "", 0
 
         def step(tx: Any) -> Sequence[Change]:
@@ -138,8 +137,6 @@ class Takes(Steps):
                 changes = driver.take(tx, limit, owner=owner, now=now)
             else:
                 changes = self._ack_and_take(tx, to_ack, limit, owner, now)
-            if not is_realised:
-                self._checked(changes)
             for event, raw, _ in changes:
                 if event is TAKE:
                     kept.append(self._task(raw))
@@ -160,17 +157,15 @@ class Takes(Steps):
 
     def _ack_and_take(self, tx: Any, ref: Ref, limit: int, owner: str, now: int) -> Sequence[Change]:
         """Ack, and take in the same step. A refused ack is not in the changes, and nothing is taken."""
-        driver = self.driver
-        if self._own_ack_and_take is not None:
-            return self._own_ack_and_take(tx, (ref,), limit, owner=owner, now=now)
+        driver: Any = self._checked
+        if self._has_ack_and_take:
+            changes: Sequence[Change] = driver.ack_and_take(tx, (ref,), limit, owner=owner, now=now)
+            return changes
         tx.begin()
-        acked = driver.ack(tx, (ref,), owner=owner, now=now)
+        acked: Sequence[Change] = driver.ack(tx, (ref,), owner=owner, now=now)
         if not acked:
             return acked
         taken = driver.take(tx, limit, owner=owner, now=now)
-        if not self.place.is_realised:
-            self._checked(acked)
-            self._checked(taken)
         return [*acked, *taken]
 
     # Waiting
@@ -242,7 +237,7 @@ class Takes(Steps):
 
     def _look(self) -> tuple[bool, int | None]:
         """Tell, without a write, whether a task is ready, and when the next task here is due."""
-        driver = self.driver
+        driver = self._checked
 
         def look(tx: Any) -> tuple[bool, int | None]:
             is_ready = driver.can_take(tx)
@@ -271,7 +266,7 @@ class Takes(Steps):
 
     def _give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
         def release(session: str, refs: Sequence[Ref], tx: Any) -> Sequence[Change]:
-            return self.driver.release(tx, refs, delay_ms=0, owner=session, now=self._clock.now_ms())
+            return self._checked.release(tx, refs, delay_ms=0, owner=session, now=self._clock.now_ms())
 
         of_session: dict[str, list[Ref]] = {}
         for task in tasks:
@@ -295,7 +290,7 @@ class Takes(Steps):
             after = tasks[-1].id
 
     def _taken_after(self, after: int, tx: Any) -> Sequence[Any]:
-        return self.driver.tasks_by_state(tx, State.TAKEN, after=after, limit=STEP_LIMIT)
+        return self._checked.tasks_by_state(tx, State.TAKEN, after=after, limit=STEP_LIMIT)
 
     # What is due, and what ended sessions hold
 
@@ -332,13 +327,13 @@ class Takes(Steps):
 
     def next_due_ms(self) -> int | None:
         """When the next task here is due."""
-        return self.place.read(self.driver.next_due) if self.features.timed else None
+        return self.place.read(self._checked.next_due) if self.features.timed else None
 
     def _release_some(self, owner: str | None) -> int:
         """Release up to ``STEP_LIMIT`` tasks that a session holds; ``None``: that any session holds."""
         return len(
-            self._run(lambda tx: self.driver.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms()))
+            self._run(lambda tx: self._checked.release_owner(tx, owner, STEP_LIMIT, now=self._clock.now_ms()))
         )
 
     def _expiry(self, tx: Any) -> Sequence[Change]:
-        return self.driver.expire(tx, STEP_LIMIT, now=self._clock.now_ms())
+        return self._checked.expire(tx, STEP_LIMIT, now=self._clock.now_ms())

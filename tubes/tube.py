@@ -88,7 +88,7 @@ class Tube(Takes):
         return timeout, self._unit(unit, connection)
 
     def _put(self, items: Sequence[NewTask], timeout: float | None, unit: Unit | None) -> Sequence[Change]:
-        driver, clock = self.driver, self._clock
+        driver, clock = self._checked, self._clock
 
         def step(tx: Any) -> Sequence[Change]:
             return driver.put(tx, items, now=clock.now_ms())
@@ -206,7 +206,7 @@ class Tube(Takes):
         unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(
-            lambda tx: self.driver.ack(tx, (ref,), owner=store.session, now=self._clock.now_ms()), unit
+            lambda tx: self._checked.ack(tx, (ref,), owner=store.session, now=self._clock.now_ms()), unit
         )
         return self._one(changes) if changes else self._refuse(ref, unit)
 
@@ -218,7 +218,7 @@ class Tube(Takes):
         unit = self._unit(unit, connection)
         store = self._store
         changes = self._run(
-            lambda tx: self.driver.ack(tx, refs, owner=store.session, now=self._clock.now_ms()), unit
+            lambda tx: self._checked.ack(tx, refs, owner=store.session, now=self._clock.now_ms()), unit
         )
         if refs and not changes:
             self._check_exists(unit)
@@ -235,7 +235,7 @@ class Tube(Takes):
         unit = self._unit(options.get("unit"), options.get("connection"))
         store = self._store
         changes = self._run(
-            lambda tx: self.driver.release(
+            lambda tx: self._checked.release(
                 tx, (ref,), delay_ms=delay_ms, owner=store.session, now=self._clock.now_ms()
             ),
             unit,
@@ -260,13 +260,15 @@ class Tube(Takes):
             raise NotSupported(f"{self._described()} does not support touch")
         store = self._store
         changes = self._run(
-            lambda tx: self.driver.touch(tx, (ref,), delta_ms, owner=store.session, now=self._clock.now_ms()),
+            lambda tx: self._checked.touch(
+                tx, (ref,), delta_ms, owner=store.session, now=self._clock.now_ms()
+            ),
             unit,
         )
         return self._one(changes) if changes else self._refuse(ref, unit)
 
     def _check_held(self, ref: Ref, unit: Unit | None) -> None:
-        for raw in self._read(lambda tx: self.driver.peek(tx, (ref.id,)), unit):
+        for raw in self._read(lambda tx: self._checked.peek(tx, (ref.id,)), unit):
             task = self._task(raw)
             is_ours = task.owner is not None and task.owner.hex == self._store.session
             if is_ours and ref.token in (None, task.token):
@@ -285,7 +287,7 @@ class Tube(Takes):
         unit = self._unit(unit, connection)
         for _ in range(BURY_TRIES):
             changes = self._run(
-                lambda tx: self.driver.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
+                lambda tx: self._checked.bury(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
             )
             if changes:
                 return self._one(changes)
@@ -304,7 +306,7 @@ class Tube(Takes):
         ref = self._ref(task)
         unit = self._unit(unit, connection)
         changes = self._run(
-            lambda tx: self.driver.delete(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
+            lambda tx: self._checked.delete(tx, (ref,), owner=None, now=self._clock.now_ms()), unit
         )
         if changes:
             return self._one(changes)
@@ -330,13 +332,13 @@ class Tube(Takes):
         return kicked
 
     def _kick_some(self, limit: int, unit: Unit | None) -> int:
-        return len(self._run(lambda tx: self.driver.kick(tx, limit, now=self._clock.now_ms()), unit))
+        return len(self._run(lambda tx: self._checked.kick(tx, limit, now=self._clock.now_ms()), unit))
 
     def peek(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""
         id = self._ref(task).id
         unit = self._unit(unit, connection)
-        raws = self._read(lambda tx: self.driver.peek(tx, (id,)), unit)
+        raws = self._read(lambda tx: self._checked.peek(tx, (id,)), unit)
         if not raws:
             self._check_exists(unit)
             raise TaskNotFound(self.name, id)
@@ -350,7 +352,7 @@ class Tube(Takes):
         wanted = State(state)
         after = checked.whole("after", after, least=-1)
         limit = checked.whole("limit", limit)
-        raws = self._read(lambda tx: self.driver.tasks_by_state(tx, wanted, after=after, limit=limit))
+        raws = self._read(lambda tx: self._checked.tasks_by_state(tx, wanted, after=after, limit=limit))
         if not raws:
             self._check_exists()
         return [self._task(raw) for raw in raws]
@@ -378,7 +380,7 @@ class Tube(Takes):
         return removed
 
     def _truncate_some(self) -> int:
-        count = self.place.transact(lambda tx: self.driver.truncate(tx, STEP_LIMIT))
+        count = self.place.transact(lambda tx: self._checked.truncate(tx, STEP_LIMIT))
         self._store.call(self._room, count)
         return count
 
@@ -394,7 +396,7 @@ class Tube(Takes):
         return guarded(self._statistics)
 
     def _statistics(self) -> dict[str, dict[str, int]]:
-        count = self.place.as_part(self.driver.count)
+        count = self.place.as_part(self._checked.count)
 
         def look(tx: Any) -> tuple[Mapping[State, int], Mapping[str, int]]:
             states = count(tx)

@@ -560,10 +560,48 @@ def test_a_step_that_answers_no_changes_is_told_and_undone(answer: str, is_liste
         for call in calls:
             clock.advance(1)  # else held is given back, as taken in the millisecond of a failed take
             driver.fails = True
-            with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* must return .*, not"):
+            with pytest.raises(RuntimeError, match=r"the driver of <Tube jobs .* from (put|take), not"):
                 call()
             driver.fails = False
         assert tube.statistics() == before and heard == []
+
+
+WRONG_LOOKS: dict[str, tuple[Any, Callable[[Queue, Tube], Any]]] = {
+    "truncate": (None, lambda queue, tube: tube.truncate()),
+    "peek": (None, lambda queue, tube: tube.peek(1)),
+    "tasks_by_state": (iter(()), lambda queue, tube: tube.tasks("r")),
+    "can_take": (None, lambda queue, tube: tube.take(1)),
+    "count": ({State.READY: "1"}, lambda queue, tube: tube.statistics()),
+    "next_due": ("soon", lambda queue, tube: queue.sweep()),
+    "normalize_task": (None, lambda queue, tube: tube.peek(1)),
+}
+
+
+@pytest.mark.parametrize("method", WRONG_LOOKS)
+def test_a_wrong_answer_of_another_method_is_told_and_undone(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a peek would say that there is no such task, a take wait for ever, and others fail within tubes."""
+    answer, call = WRONG_LOOKS[method]
+
+    def make(store: Any, tube: Any) -> Any:
+        return store.realise(TubeType(Features(timed=True)), tube)
+
+    tubes.register_driver(f"looks_wrongly_{method}", make)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        tube = queue.create_tube("jobs", f"looks_wrongly_{method}")
+        tube.put("x", delay=60 if method == "can_take" else 0)
+        right = getattr(tube.driver, method)
+
+        def wrong(*given: Any, **named: Any) -> Any:
+            right(*given, **named)
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tube.driver, method, wrong)
+            with pytest.raises(RuntimeError, match=rf"the driver of <Tube jobs .* from {method}, not"):
+                call(queue, tube)
+        assert tube.statistics()["tasks"]["total"] == 1
 
 
 # Entry points
