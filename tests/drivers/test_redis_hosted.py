@@ -641,6 +641,9 @@ def test_a_damaged_task_of_the_dead_is_in_the_way_of_no_other(tmp_path: Path, re
         cast(Any, tube.driver)._suspects = True
         assert sorted(task.data for task in tube.take_many(9, 0)) == [0, 2, 3]
         cast(Any, tube.driver)._suspects = True
+        tube.put("more", utube="more")
+        assert take(tube).data == "more", "though the damaged task is now all that there is to rescue"
+        cast(Any, tube.driver)._suspects = True
         with pytest.raises(tubes.StoreError, match="contradictory data"):
             queue.sweep()
 
