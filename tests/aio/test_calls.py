@@ -36,6 +36,24 @@ async def test_a_tube_is_opened_by_name_as_an_item_or_an_attribute(url: str) -> 
             list(queue.tube)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="'Tubes'"):
             assert "jobs" in queue.tube  # type: ignore[misc]
+        assert not hasattr(queue.tube, "__wrapped__"), "what Python asks for is no coroutine"
+
+
+@awaited
+async def test_a_tube_is_dropped_by_itself_or_by_name(url: str) -> None:
+    async with connect(url) as queue:
+        for is_named in (False, True):
+            jobs = await queue.create_tube("jobs", "fifo")
+            await jobs.put("x")
+            held = await jobs.take(0)
+            assert held is not None
+            with pytest.raises(tubes.TubeBusy):
+                await queue.drop_tube("jobs" if is_named else jobs)
+            await jobs.ack(held)
+            await queue.drop_tube("jobs" if is_named else jobs)
+            assert await queue.tubes() == []
+            with pytest.raises(tubes.NoSuchTube):
+                await jobs.put("y")
 
 
 @awaited
@@ -50,6 +68,14 @@ async def test_a_queue_that_was_awaited_is_closed_by_hand(url: str) -> None:
         with pytest.raises(tubes.StoreUnavailable, match="closed"):
             await call
     await until(lambda: not threads_since(before))
+
+
+@awaited
+async def test_a_queue_that_was_awaited_is_closed_by_its_block(url: str) -> None:
+    queue = await connect(url)
+    async with queue as entered:
+        assert entered is queue and not queue.is_closed
+    assert queue.is_closed
 
 
 @awaited
