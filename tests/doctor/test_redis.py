@@ -153,8 +153,9 @@ def taken(*numbers: int, owner: str | None = None) -> Callable[[Patient], object
     return lambda patient: patient.take(*numbers, owner=owner)
 
 
-def take_one(patient: Patient) -> object:
-    return patient.opened[0].tube.jobs.take(0)
+def take_one(patient: Patient) -> None:
+    patient.opened[0].tube.jobs.take(0)
+    patient.opened[0].flush_counts()  # or it would do so while it is looked at
 
 
 LISTED = do("SADD", "sessions", NOBODY)
