@@ -951,3 +951,23 @@ def test_many_findings_are_repaired_in_bounded_steps(file: Patient) -> None:
     first = tube.take(timeout=0)
     assert first is not None and first.data == 0
     assert tube.take(timeout=0) is None
+
+
+def test_all_is_looked_at_whatever_a_step_may_look_at(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sub-queues a few at a time, and payloads of any size, each by itself."""
+    monkeypatch.setattr("tubes.doctor.LOOK_LIMIT", 2)
+    monkeypatch.setattr("tubes.drivers.examining.MOST_PAYLOADS", 1)
+    queue = patient.opened[0]
+    jobs, mails = queue.create_tube("jobs", "utube"), queue.create_tube("mails", "fifo")
+    for name in "abcde":
+        jobs.put_many(["x", "y"], utube=name)
+    mails.put_many("xyz")
+    patient.sql(f"UPDATE tubes_task SET front = 0 WHERE tube = {jobs.record.id}")
+    patient.sql(f"UPDATE tubes_task SET data = '{{' WHERE tube = {mails.record.id}")
+    found = patient.examine(deep=True)
+    assert [finding.utube for finding in found if finding.kind is Kind.LINE] == [*"abcde"]
+    assert len({finding.task for finding in found if finding.kind is Kind.PAYLOAD}) == 3
+    assert patient.doctor("--deep", "--fix").kinds == {"line", "payload"}
+    assert patient.examine(deep=True) == []

@@ -1042,6 +1042,27 @@ def test_a_tube_that_is_dropped_before_an_owner_is_listed_ends_no_repair(
     assert patient.opened[0].tubes() == []
 
 
+def test_all_is_looked_at_whatever_a_step_may_look_at(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners a few at a time, and payloads of any size, each by itself."""
+    for module in ("tubes.doctor", "tubes.drivers.redis.examiner"):
+        monkeypatch.setattr(f"{module}.LOOK_LIMIT", 2)
+    monkeypatch.setattr("tubes.drivers.examining.MOST_PAYLOADS", 1)
+    tube = fill(patient.opened[0], "fifo")
+    owners = [letter * 32 for letter in "bcdef"]
+    for number, owner in enumerate(owners, 1):
+        patient.take(number, owner=owner)
+    for number in (7, 8, 9):
+        patient.do("HSET", "tasks", f"{id(number)}=", "{")
+    found = patient.examine(deep=True)
+    assert [finding.session for finding in found if finding.kind is Kind.OWNER] == owners
+    assert {finding.task for finding in found if finding.kind is Kind.PAYLOAD} == {7, 8, 9}
+    assert patient.doctor("--deep", "--fix").status == 0
+    assert patient.examine(deep=True) == []
+    assert len(drain(tube)) == 9
+
+
 @pytest.mark.slow
 def test_a_dead_owner_that_is_on_no_list_is_told_of_once_and_rescued_in_one_repair(patient: Patient) -> None:
     tube = fill(patient.opened[0], "fifo")
