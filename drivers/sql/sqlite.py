@@ -276,14 +276,17 @@ class SqliteStore(SqlStore):
 
     def join_transaction(self, connection: Any, open: Callable[[Any], Unit]) -> Unit:
         def begin(joined: sa.Connection) -> SqliteJoinedTx:
-            if self.path is None or self._shared is None:
+            if self.path is None:
                 raise BadOption(
                     "a queue in memory has no connection but its own: use queue.transaction()",
                     option="connection",
                 )
             about_to_lock = self.writer.refuse_to_wait_for_oneself
             tx = sqlite_joined.begin(joined, self.path, self._namespace, self._what, about_to_lock)
-            self._shared.joined.add(tx)
+            shared = self._shared
+            if shared is None:  # another thread has closed it since the call began
+                raise StoreUnavailable("this queue is closed")
+            shared.joined.add(tx)
             return tx
 
         return join(connection, "sqlite", self, begin, open, sqlite_joined.stands)

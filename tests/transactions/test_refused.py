@@ -198,6 +198,17 @@ def test_a_closed_queue_joins_nothing(place: Place) -> None:
     assert [task.data for task in place.connect().tube.jobs.tasks("r")] == ["before"]
 
 
+def test_a_queue_that_is_closed_while_it_joins_is_unavailable(place: Place) -> None:
+    """Another thread may do that at any moment; here it is done between two statements of the call."""
+    tube = place.tube()
+    with place.engine.connect() as connection:
+        sa.event.listen(connection, "before_cursor_execute", lambda *_: place.queue.close())
+        with pytest.raises(tubes.StoreUnavailable, match="closed"):
+            tube.put("x", connection=connection)
+        connection.rollback()
+    assert place.connect().tube.jobs.tasks("r") == []
+
+
 def test_a_session_that_must_be_rolled_back_is_refused(place: Place) -> None:
     tube = place.tube()
     with orm.Session(place.engine) as session:
