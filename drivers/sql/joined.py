@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-from tubes.errors import BadOption, StoreUnavailable, shown
+from tubes.errors import BadOption, StoreError, StoreUnavailable, shown
 from tubes.interrupts import guarded, is_raised_by_handler
 from tubes.logs import Log
 from tubes.store import Store, Unit
@@ -220,6 +220,8 @@ def connection_of(given: Any) -> sa.Connection:
                 option="connection",
             ) from error
         except sa.exc.DBAPIError as error:
+            if error.statement and not error.connection_invalidated:  # that of a begin_nested, begun only now
+                raise StoreError(f"this Session cannot begin its savepoint: {error.orig}") from error
             raise StoreUnavailable(f"this Session cannot connect: {error.orig}") from error
         except (sa.exc.TimeoutError, OSError) as error:  # no free connection; from asyncpg, if nobody answers
             raise StoreUnavailable(f"this Session cannot connect: {error}") from error

@@ -621,6 +621,20 @@ def test_a_transaction_that_has_failed_commits_nothing(postgres_place: Place) ->
     assert postgres_place.changes == [("put", "b")]
 
 
+def test_a_savepoint_in_a_session_s_failed_transaction_is_refused_as_such(postgres_place: Place) -> None:
+    """The session makes it only when it is asked for its connection; the server is there."""
+    tube = postgres_place.tube()
+    with orm.Session(postgres_place.engine) as session:
+        with pytest.raises(sa.exc.ProgrammingError):
+            session.execute(sa.text("SELECT * FROM nowhere"))
+        session.begin_nested()
+        with pytest.raises(tubes.StoreError, match="savepoint: current transaction is aborted") as refusal:
+            tube.put("never", connection=session)
+        assert refusal.type is tubes.StoreError
+        session.rollback()
+    assert tube.tasks("r") == []
+
+
 @pytest.mark.parametrize("setting", ["array_nulls", "standard_conforming_strings"])
 def test_settings_that_change_what_arrays_mean_change_no_task(postgres_place: Place, setting: str) -> None:
     tube, given = postgres_place.tube(), ["text", b"a\\b\x00c", "NULL", {"a": "\\"}]
