@@ -367,7 +367,7 @@ class Queue(processes.OfOneProcess):
         for tube in self._open_tubes:
             follow = getattr(tube.driver, "follow_session", None)
             if follow is not None:
-                with suppress(StoreError):  # its server is away, and learns of it later
+                with suppress(StoreError, NoSuchTube):  # away: learns of it later; dropped: need not
                     follow()
 
     # Transactions
