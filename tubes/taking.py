@@ -11,6 +11,7 @@ from tubes import options as checked
 from tubes.driver import STEP_LIMIT, Change, Driver, Ref, TasksLocked, TubeRecord, ack_and_take_of
 from tubes.errors import (
     BadOption,
+    Conflict,
     NoSuchTube,
     OutcomeUnknown,
     StoreBusy,
@@ -143,7 +144,12 @@ class Takes(Steps):
             return changes
 
         try:
-            changes = self._commit(step) if unit is None else self._run(step, unit)
+            try:
+                changes = self._commit(step) if unit is None else self._run(step, unit)
+            except Conflict:
+                if unit is not None or owner == store.session:
+                    raise
+                changes = self._commit(step)  # for the session that another thread has joined since
         except Exception as error:
             # A one-statement step has committed what it took even if something later failed, such as decoding
             if isinstance(error, OutcomeUnknown):

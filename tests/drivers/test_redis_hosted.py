@@ -344,6 +344,50 @@ def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
         assert left.hex not in driver._store._sessions().connected()
 
 
+def test_a_take_goes_on_in_the_session_that_the_queue_joins_meanwhile(
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may join it at any moment; here it does just before the script is sent."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        tube = one.create_tube("jobs", "redis", url=redis_db)
+        tube.put_many("ab", utube="held")
+        held = two.tube.jobs.take(0)
+        assert held is not None
+        driver: Any = tube.driver
+        ack_and_take = driver._redis.ack_and_take
+
+        def overtaken(*given: Any, **options: Any) -> Any:
+            monkeypatch.setattr(driver._redis, "ack_and_take", ack_and_take)
+            one.identify(two.identify())
+            return ack_and_take(*given, **options)
+
+        monkeypatch.setattr(driver._redis, "ack_and_take", overtaken)
+        task = tube.take(0, ack=held.id)
+        assert task is not None and task.data == "b" and task.owner == two.identify()
+
+
+def test_a_session_is_changed_while_another_thread_drops_a_tube(
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that changes it is not about that tube, and what comes after the tube hears of it, too."""
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
+        drivers: list[Any] = [
+            one.create_tube(name, "redis", url=redis_db).driver for name in ("dropped", "kept")
+        ]
+        follow_session = type(drivers[0]).follow_session
+
+        def dropped_first(driver: Any) -> None:
+            if "dropped" in one.tubes():
+                one.drop_tube("dropped")
+            follow_session(driver)
+
+        monkeypatch.setattr(type(drivers[0]), "follow_session", dropped_first)
+        assert one.identify(two.identify()) == two.identify()
+        assert drivers[1]._store.session == two.identify().hex
+
+
 def test_who_has_joined_a_session_keeps_what_it_holds_there_when_the_other_ends(
     tmp_path: Path, redis_db: str
 ) -> None:
