@@ -147,7 +147,7 @@ class RedisTube:
 
     def follow_session(self) -> None:
         """The queue's session has changed, or its ttr has."""
-        self._store.follow(self._host.session)
+        self._store.follow()
 
     def own_store(self) -> HostedStore:
         """What ``tubes doctor`` examines. StoreUnavailable if the server is away."""
@@ -174,7 +174,7 @@ class RedisTube:
         """Ack, and take in the same step; do neither if the ack is refused."""
         now = self._now(now)
         if owner is not None:
-            self._store.follow(owner)
+            self._store.follow()
         rescued: Sequence[Change] = ()
         try:
             rescued = self._rescue(now) if self._deaths_suspected() else ()
@@ -353,7 +353,7 @@ class HostedStore(RedisStore):
         """Also follow the host's session, which may have changed while the server was away."""
         super()._beat()
         if not (self._left or self._is_closed or self._is_stale):
-            self.follow(self._host.session)
+            self.follow()
 
     @property
     def node(self) -> Address | None:
@@ -394,14 +394,16 @@ class HostedStore(RedisStore):
 
     # Its session
 
-    def follow(self, session: str) -> None:
+    def follow(self) -> None:
         """Move to the host's session, if that has changed, or its ttr has."""
-        if session != self.session or self._host.session_ttr_ms != self.session_ttr_ms:
-            self.transact(lambda tx: self._follow(session))
+        host = self._host
+        if (host.session, host.session_ttr_ms) != (self.session, self.session_ttr_ms):
+            self.transact(lambda tx: self._follow())
 
-    def _follow(self, session: str) -> None:
-        with self._resuming:
-            left, ttr_ms = self._connection, self._host.session_ttr_ms
+    def _follow(self) -> None:
+        with self._resuming:  # the session is read inside: nobody may go back to one that was left meanwhile
+            session, ttr_ms = self._host.session, self._host.session_ttr_ms
+            left = self._connection
             if session == self.session:
                 self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
                 self.session_ttr_ms = ttr_ms

@@ -344,27 +344,32 @@ def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
         assert left.hex not in driver._store._sessions().connected()
 
 
+@pytest.mark.parametrize("part", ["driver", "step"])
 def test_a_take_goes_on_in_the_session_that_the_queue_joins_meanwhile(
-    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Another thread may join it at any moment; here it does just before the script is sent."""
+    """Another thread may join it at any moment. What that session holds stays its own."""
     file = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(file, sweep=False) as one, tubes.connect(file, sweep=False) as two:
         tube = one.create_tube("jobs", "redis", url=redis_db)
-        tube.put_many("ab", utube="held")
-        held = two.tube.jobs.take(0)
+        for name in "ab":
+            tube.put(name, utube=name)
+        held, joined = two.tube.jobs.take(0), two.identify()
         assert held is not None
         driver: Any = tube.driver
-        ack_and_take = driver._redis.ack_and_take
+        overtaken = {"driver": driver, "step": driver._redis}[part]
+        go_on = overtaken.ack_and_take
 
-        def overtaken(*given: Any, **options: Any) -> Any:
-            monkeypatch.setattr(driver._redis, "ack_and_take", ack_and_take)
-            one.identify(two.identify())
-            return ack_and_take(*given, **options)
+        def join_first(*given: Any, **options: Any) -> Any:
+            monkeypatch.setattr(overtaken, "ack_and_take", go_on)
+            one.identify(joined)
+            two.close()
+            return go_on(*given, **options)
 
-        monkeypatch.setattr(driver._redis, "ack_and_take", overtaken)
-        task = tube.take(0, ack=held.id)
-        assert task is not None and task.data == "b" and task.owner == two.identify()
+        monkeypatch.setattr(overtaken, "ack_and_take", join_first)
+        task = tube.take(0)
+        assert task is not None and task.data == "b" and task.owner == joined
+        assert tube.ack(held).data == "a"
 
 
 def test_a_session_is_changed_while_another_thread_drops_a_tube(
