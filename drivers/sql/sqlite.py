@@ -33,7 +33,7 @@ from .joined import join
 from .sqlite_errors import base_code, is_busy, translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import InMemoryLocks, LockFile
-from .sqlite_names import check_one_name, warn_of_other_hosts
+from .sqlite_names import check_beside, check_one_name, warn_of_other_hosts
 from .sqlite_shared import SharedFile, file_at
 from .sqlite_statistics import notes
 from .sqlite_tx import ReadTx, SqliteTx
@@ -153,6 +153,7 @@ class SqliteStore(SqlStore):
                 must_upgrade(None, self._what, command, migrate=False)
             SharedFile.check_usable(self.path)
             check_one_name(self.path, self._what)
+            check_beside(self.path, self._what)
             _check_writable(self.path, self._what)
         db = self._connect()
         file = None if self.path is None else file_at(self.path)

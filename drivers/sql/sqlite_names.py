@@ -46,6 +46,21 @@ def check_one_name(path: str, what: str) -> None:
         )
 
 
+def check_beside(path: str, what: str) -> None:
+    """Raise StoreUnavailable if one of SQLite's files beside a database is a FIFO or has a second name.
+
+    SQLite follows no symbolic link there. But it would wait at a FIFO for ever, deaf to signals, and write into
+    whatever file else has that name, for anybody with write access to the folder.
+    """
+    for file in (f"{path}-{kind}" for kind in ("wal", "shm", "journal")):
+        try:
+            status = os.lstat(file)
+        except OSError:  # it is not there, or SQLite says why it cannot be used
+            continue
+        if stat.S_ISFIFO(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
+            raise StoreUnavailable(f"{what} cannot be used: {file} is a FIFO, or has a hard link")
+
+
 def _is_mounted(path: str) -> bool:
     name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(path))
     return any(mount[4] == name for mount in _mounts())

@@ -189,6 +189,26 @@ def test_what_is_no_file_is_no_lock_file(connect: Connect, db: Path) -> None:
     assert connect().create_tube("jobs", "fifo").put(1).id == 1
 
 
+@pytest.mark.parametrize("kind", ["wal", "shm", "journal"])
+def test_what_would_hold_up_sqlite_or_be_overwritten_by_it_is_refused(
+    process: Callable[..., Any], connect: Connect, db: Path, kind: str
+) -> None:
+    """SQLite opens a FIFO and waits for ever, deaf to signals. The error names the file; without it, all works."""
+    connect().close()
+    beside, victim = Path(f"{db}-{kind}"), db.with_name("victim")
+    victim.write_bytes(b"precious")
+    beside.unlink(missing_ok=True)
+    other = process(TRIES, db)
+    os.mkfifo(beside)
+    assert f"{beside} is a FIFO, or has a hard link" in asked(other, "2")
+    beside.unlink()
+    beside.hardlink_to(victim)
+    assert f"{beside} is a FIFO, or has a hard link" in asked(other, "2")
+    beside.unlink()
+    assert victim.read_bytes() == b"precious"
+    assert asked(other, "2") == "[]"
+
+
 def test_a_hard_link_is_refused(connect: Connect, db: Path) -> None:
     """A process that used the other name would see neither the others' tasks nor their locks."""
     connect().create_tube("jobs", "fifo").put(1)
