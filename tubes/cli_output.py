@@ -31,7 +31,7 @@ class Closed(Exception):
 
 _secrets: set[str] = set()
 
-_BEFORE_HOST = re.compile(r"://[^:/@]*:(.+)@", re.DOTALL)
+_BEFORE_HOST = re.compile(r":///*[^:/@]*:(.+)@", re.DOTALL)
 _IN_QUERY = re.compile(r"(?:password|scram_client_key|scram_server_key|oauth_client_secret)=([^&]+)")
 """Where a URL has a password, or what is as good as one."""
 

@@ -90,8 +90,8 @@ def connect(
     if not scheme or ":" not in url:
         is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL prints like a str, but is not one
         given = shown(url) if is_text else f"a value of type {type(url).__name__}"
-        if "@" in given:
-            given = "this"  # there may be a password in it
+        if "@" in given or "=" in given:
+            given = "this"  # there may be a password in it, as in what libpq connects by
         raise BadOption(f"pass a store's URL, such as sqlite:///tasks.db, not {given}", option="url")
     if durability not in (None, *get_args(Durability)):
         raise BadOption(

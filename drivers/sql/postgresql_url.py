@@ -20,6 +20,9 @@ OURS = ("dead_after", "pooled")
 _TORN = re.compile(r"[^:]*://[^:/@]*:[^@]*\?[^@]*=[^@]*@")
 """A URL with an @ in its query, such as a password's: SQLAlchemy takes all before it for credentials."""
 
+_TOO_FAR = re.compile(r"[^:]*:///[^?]*@")
+"""One with three slashes, as SQLite's have, before a user: all that follows would pass for a database's name."""
+
 
 def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
     """Return the URL without our options; ``dead_after``, in seconds; ``pooled``, ``None`` for auto."""
@@ -27,6 +30,8 @@ def parsed(url: str) -> tuple[sa.URL, float, bool | None]:
         if url.partition("?")[0].count("@") > 1:  # a part of the password would pass for a name
             raise ValueError
         if _TORN.match(url):  # its end would pass for the host, which is looked up and shown
+            raise ValueError
+        if _TOO_FAR.match(url):
             raise ValueError
         if "\0" in unquote(url):  # libpq would read no further, and connect to another place
             raise ValueError

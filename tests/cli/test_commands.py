@@ -521,6 +521,7 @@ def test_a_file_that_is_no_database_is_told(tubes_: Command, tmp_path: Path) -> 
         "nosql://me:s3%40cret@host/x",
         "me:s3%40cret@[host",
         "host/x?password=s3cret",
+        "postgresql+psycopg:///me:s3cret@host/x",
         "postgresql://me:s3%40cret@host/x?no_such=1",
     ],
 )
@@ -536,6 +537,7 @@ def test_a_password_is_never_printed(url: str, tubes_: Command) -> None:
         ("redis://me:s3cret@host/0",),
         ("ls", "jobs", "redis://me:s3cret@host/0"),
         ("ls", "--state", "redis://me:s3cret@host/0"),
+        ("ls", "--state", "redis:///me:s3cret@host/0"),
         ("migrate", "--sql", "--namespace", "redis://host/0?password=s3cret"),
         ("kick", "jobs", "redis://me:s3/cret@host/0"),
         ("create", "hot", "redis://me:s3?cret@host/0"),
