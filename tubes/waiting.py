@@ -161,8 +161,8 @@ class Waiters:
 
     def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
         """Before a look, clear the signal; return whether it is first in line, and whether it was called."""
+        signal.clear()  # without the lock: gevent lets other greenlets run here, and may interrupt this one
         with self._lock:
-            signal.clear()
             called = signal in self._called
             self._called.discard(signal)
             return self.line[key][0] is signal, called

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from faults.harness import EventfulClock, eventually
+from faults.harness import EventfulClock, ended, eventually
 
 import tubes
+from tubes.clock import Signal
 from tubes.testing import FakeClock
 from tubes.testing.suite import Waiting, take
 from tubes.waiting import LEASES_KEPT, Waiters, room, seconds_until
@@ -54,6 +56,25 @@ def test_each_key_has_a_line_of_its_own() -> None:
     waiters.call(room(JOBS))
     assert (consumer.is_set, putter.is_set) == (False, True)
     assert waiters.keys() == [JOBS, room(JOBS)]
+
+
+def test_a_waiter_that_gets_ready_for_a_look_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gevent lets other greenlets run there; one that had to wait could be interrupted before it has left."""
+
+    class Cleared(Signal):
+        def clear(self) -> None:
+            assert waiters.keys() == [JOBS]
+            super().clear()
+
+    monkeypatch.setattr("tubes.waiting.Signal", Cleared)
+    waiters = Waiters()
+    first = waiters.enter(JOBS)
+    waiters.call(JOBS)
+    looking = threading.Thread(target=lambda: heeded.append(waiters.heed(JOBS, first)), daemon=True)
+    heeded: list[tuple[bool, bool]] = []
+    looking.start()
+    ended(looking)
+    assert heeded == [(True, True)] and not first.is_set
 
 
 def test_who_has_left_is_not_woken() -> None:
