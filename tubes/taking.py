@@ -150,8 +150,9 @@ class Takes(Steps):
                 if unit is not None or owner == store.session:
                     raise
                 changes = self._commit(step)  # for the session that another thread has joined since
-        except Exception as error:
-            # A one-statement step has committed what it took even if something later failed, such as decoding
+        except BaseException as error:
+            # A one-statement step has committed what it took even if something later failed, such as decoding.
+            # An interrupt elsewhere than in the main thread, such as a gevent.Timeout, may come before the answer
             if isinstance(error, OutcomeUnknown):
                 self._unknown.add(owner, now if error.at_ms is None else error.at_ms)
             elif unit is None and not isinstance(error, TubeError):
@@ -265,10 +266,12 @@ class Takes(Steps):
             return
         try:
             self._give_back(tasks, unit)
-        except StoreError:
+        except BaseException as error:
             if unit is None:
                 for task in tasks:
                     self._unknown.add(*taken_by(task))
+            if not isinstance(error, StoreError):
+                raise
 
     def _give_back(self, tasks: Sequence[Task], unit: Unit | None = None) -> None:
         def release(session: str, refs: Sequence[Ref], tx: Any) -> Sequence[Change]:

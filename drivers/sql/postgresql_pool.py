@@ -142,8 +142,13 @@ class Pool:
             wire = self._idle.pop()
         except IndexError:
             return None
-        if wire.is_connected():
-            return wire
+        try:
+            if wire.is_connected():
+                return wire
+        except BaseException:  # an interrupt, such as a gevent.Timeout
+            wire.close()
+            self._places.pop()
+            raise
         self._places.pop()
         self.forget_idle()
         return None

@@ -1,0 +1,73 @@
+"""Programs in which gevent or eventlet runs greenlets as threads, and interrupts them wherever they wait."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from faults.harness import Connect, Struck, ended
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+def url(request: pytest.FixtureRequest, db: Path) -> str:
+    """A queue in each store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{db}"
+    found: str = request.getfixturevalue("postgres_db" if request.param == "postgresql" else "redis_db")
+    return found
+
+
+def interrupted(call: Callable[[], object], at: int) -> bool:
+    """Call it in a thread, with an interrupt in its ``at``-th wait; tell whether it got that far.
+
+    A greenlet is interrupted where it waits for a socket, as by a ``gevent.Timeout``. The main thread never is.
+    """
+    waits = 0
+
+    def count(frame: FrameType, event: str, what: Any) -> None:
+        nonlocal waits
+        if event == "c_call" and what.__name__ in ("poll", "recv", "recv_into"):
+            waits += 1
+            if waits == at:
+                raise Struck
+
+    def work() -> None:
+        sys.setprofile(count)
+        try:
+            call()
+        except Struck:
+            pass
+        finally:
+            sys.setprofile(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ended(thread)
+    return waits >= at
+
+
+def test_a_take_that_is_interrupted_wherever_it_waits_strands_no_task(connect: Connect) -> None:
+    """Even if the server has done it, and its answer is never read."""
+    tube = connect(sweep=False, migrate=True).create_tube("jobs", "fifo")
+    tube.put("x")
+    at = 1
+    while interrupted(lambda: tube.take(timeout=0), at):
+        task = tube.take(timeout=0)
+        assert task is not None, f"it is still taken after an interrupt in wait {at}"
+        tube.release(task)
+        at += 1
+
+
+def test_calls_that_are_interrupted_wherever_they_wait_keep_no_connection(connect: Connect) -> None:
+    """Otherwise there would be none left after a few of them."""
+    tube = connect(sweep=False, migrate=True, busy_timeout=0.5).create_tube("jobs", "fifo")
+    for at in range(1, 4):
+        for _ in range(20):
+            interrupted(lambda: tube.statistics(), at)
+            tube.put("x")
+    assert tube.statistics()["tasks"]["ready"] == 60
