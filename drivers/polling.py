@@ -1,13 +1,22 @@
-"""A thread that sleeps in a poll, and what wakes it."""
+"""A thread that sleeps in a poll, what wakes it, and whether there are polls."""
 
 from __future__ import annotations
 
 import os
+import select
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from tubes.interrupts import guarded
+
+
+def check_poll() -> None:
+    """Raise RuntimeError where eventlet has taken ``select.poll`` away."""
+    if not hasattr(select, "poll"):
+        raise RuntimeError(
+            "a queue on a server needs select.poll, which monkey patching by eventlet removes: gevent keeps it"
+        )
 
 
 class WakePipe:

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from tubes.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from tubes.interrupts import check_stack
+from tubes.interrupts import check_thread
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
@@ -42,7 +42,7 @@ class Renewable(ABC):
         """Close all that is open."""
 
     def refresh(self) -> None:
-        check_stack()
+        check_thread()
         if self._is_closed:
             raise StoreUnavailable("this queue is closed")
         if self._is_stale:

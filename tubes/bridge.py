@@ -26,6 +26,7 @@ from greenlet import getcurrent, greenlet
 
 from tubes.clock import Signal, parking, real_monotonic
 from tubes.errors import StoreUnavailable
+from tubes.interrupts import ARE_GREENLETS
 from tubes.logs import Log
 
 T = TypeVar("T")
@@ -63,6 +64,11 @@ class Crew:
     """
 
     def __init__(self, most: int) -> None:
+        if ARE_GREENLETS:  # each would have to be a greenlet in another, and would miss its wake-ups
+            raise RuntimeError(
+                "tubes.aio needs Python's own threads, which monkey patching by gevent or eventlet has "
+                "replaced: use tubes.connect in your greenlets"
+            )
         self.is_closed = False
         self._most = most
         self._workers: dict[Hashable, list[Worker]] = {}

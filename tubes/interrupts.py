@@ -9,7 +9,7 @@ are ``interruptible``: there, signals get through at once.
 
 A RecursionError, too, can come anywhere, and again in each ``finally`` that calls something, so that what has
 begun could not be ended. A call that might run out of stack is therefore refused before it begins: see
-``check_stack``.
+``check_thread``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 from sys import _getframe, getrecursionlimit
 from threading import get_ident
-from types import FrameType
+from types import BuiltinFunctionType, FrameType
 from typing import Any, TypeVar, TypeVarTuple
 
 try:
@@ -39,6 +39,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 NOTED = tuple(map(int, (SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD)))
 """The signals that programs handle: to raise, as a timeout around a piece of work does, or to call a verb."""
+
+ARE_GREENLETS: bool = not isinstance(get_ident, BuiltinFunctionType)
+"""Whether gevent or eventlet has replaced Python's threads by greenlets."""
 
 NEEDED_CALLS = 100
 """Nested calls that a store's work may need: a driver's step, its commit, and a new connection for it."""
@@ -146,8 +149,17 @@ def _restore(given: Mapping[int, Handler]) -> None:
             pass
 
 
-def check_stack() -> None:
-    """Raise RecursionError if the stack has too little room for a call to a store. Nothing has begun yet."""
+def check_thread() -> None:
+    """Raise what makes a call to a store impossible here; nothing has begun yet.
+
+    RecursionError: the stack has too little room. RuntimeError: threads are not what they were when this was
+    imported, so a wait might block all greenlets, or be taken for one of the call that it waits for.
+    """
+    if threading.get_ident is not get_ident:
+        raise RuntimeError(
+            "Python's threads were replaced, as monkey patching by gevent or eventlet does, after tubes was "
+            "imported: patch before that"
+        )
     try:
         _getframe(getrecursionlimit() - NEEDED_CALLS)
     except ValueError:  # the stack is not that deep; to ask costs 0.2 µs

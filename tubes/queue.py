@@ -29,7 +29,7 @@ from tubes.errors import (
 )
 from tubes.events import Deliveries, Listener, check_listener
 from tubes.feature_options import differing_options
-from tubes.interrupts import guarded, is_interrupted, is_raised_by_handler
+from tubes.interrupts import check_thread, guarded, is_interrupted, is_raised_by_handler
 from tubes.logs import Log
 from tubes.making import make_driver, options_to_store, start_driver, stop_driver
 from tubes.open_tubes import OpenTubes, apart_from_others
@@ -86,6 +86,7 @@ def connect(
 
     Raises StoreUnavailable if the store cannot be used, SchemaMismatch if its schema is another version's.
     """
+    check_thread()
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if not scheme or ":" not in url:
         is_text = url is None or isinstance(url, str)  # SQLAlchemy's URL prints like a str, but is not one

@@ -34,6 +34,7 @@ from tubes.store import Unit
 from tubes.waiting import Key, Lease
 
 from ..examining import FeaturesOf
+from ..polling import check_poll
 from ..renewal import Renewable
 from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, Beats, Watch
@@ -104,6 +105,7 @@ class RedisStore(Renewable):
         migrate: bool | None,
         busy_timeout: float,
     ) -> None:
+        check_poll()
         super().__init__()
         self._url, self._dead_after = parsed(url)
         self._what = described(self._url)

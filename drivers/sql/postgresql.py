@@ -43,6 +43,7 @@ from tubes.interrupts import guarded, interruptible
 from tubes.store import Unit
 
 from ..forks import cut_off
+from ..polling import check_poll
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import postgresql_joined
@@ -103,6 +104,7 @@ class PostgresStore(SqlStore):
         migrate: bool | None,
         busy_timeout: float,
     ) -> None:
+        check_poll()
         super().__init__()
         self._url, self._dead_after, self._pooled = parsed(url)
         self._what = f"PostgreSQL database {migrations.shown(self._url)}"

@@ -20,7 +20,7 @@ from tubes.migrations.running import migrate_command, must_upgrade
 from tubes.clock import Clock, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
-from tubes.interrupts import check_stack, guarded
+from tubes.interrupts import check_thread, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
@@ -268,7 +268,7 @@ class SqliteStore(SqlStore):
     def transact(self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None = None) -> T:
         if self._is_closed or self._is_stale or self._is_gone:  # what refresh asks, without its call
             self.refresh()
-        check_stack()
+        check_thread()
         return self.writer.transact(work, on_commit)
 
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:

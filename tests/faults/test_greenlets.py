@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -10,7 +11,17 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from faults.harness import Connect, Struck, ended
+from faults.harness import Connect, Struck, ended, run
+
+import tubes
+
+REPLACE = """
+import threading
+
+get_ident = threading.get_ident
+threading.get_ident = lambda: get_ident()
+"""
+"""One of the functions that monkey patching replaces."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
@@ -71,3 +82,54 @@ def test_calls_that_are_interrupted_wherever_they_wait_keep_no_connection(connec
             interrupted(lambda: tube.statistics(), at)
             tube.put("x")
     assert tube.statistics()["tasks"]["ready"] == 60
+
+
+def test_a_queue_says_so_if_threads_were_replaced_after_its_import(db: Path) -> None:
+    """It would work in part, and hang in others: some of its locks know of greenlets, and some do not."""
+    said = run(
+        f"""import sys
+import tubes
+
+url = sys.argv[1]
+queue = tubes.connect(url)
+tube = queue.create_tube("jobs", "fifo")
+tube.put("x")
+{REPLACE}
+for call in (lambda: tubes.connect(url), lambda: tube.put("y"), lambda: tube.take(0), tube.statistics):
+    try:
+        call()
+    except RuntimeError as error:
+        print("patch before that" in str(error))
+threading.get_ident = get_ident
+print(tube.take(0).data)
+""",
+        f"sqlite:///{db}",
+    )
+    assert said.split() == ["True"] * 4 + ["x"]
+
+
+def test_asyncio_s_queue_says_that_it_needs_threads() -> None:
+    code = f"""{REPLACE}
+import asyncio
+import tubes.aio
+
+async def connect():
+    await tubes.aio.connect("sqlite://")
+
+try:
+    asyncio.run(connect())
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "needs Python's own threads" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://nobody@localhost/none", "redis://localhost:1/0"])
+def test_a_queue_on_a_server_says_that_it_needs_poll(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """eventlet removes it. A file needs none."""
+    monkeypatch.delattr("select.poll")
+    with pytest.raises(RuntimeError, match=r"select\.poll"):
+        tubes.connect(url)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        queue.create_tube("jobs", "fifo").put("x")
