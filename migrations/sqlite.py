@@ -54,6 +54,9 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
                 raise
             raise running.in_the_way(error, namespace, what) from error
 
+    seen = schema_version(writer.db, namespace, what)
+    if running.must_upgrade(seen, what, "", migrate=True):
+        running.schema_sql(namespace, "sqlite", seen)  # kept: it loads Alembic, for which nobody waits here
     writer.transact(step)
 
 

@@ -101,6 +101,24 @@ def test_a_queue_in_memory_leaves_nothing_behind() -> None:
     assert atexit._ncallbacks() == before
 
 
+def test_a_new_file_is_not_locked_while_its_tables_are_thought_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading Alembic takes long on a busy machine, and others that open the file would wait in vain."""
+    upgrade, written = command.upgrade, []
+
+    def write_and_upgrade(*given: Any, **named: Any) -> None:
+        with closing(sqlite3.connect(tmp_path / "queue.db", timeout=0)) as db, db:
+            db.execute("CREATE TABLE theirs (id INTEGER)")
+        written.append(True)
+        upgrade(*given, **named)
+
+    monkeypatch.setattr(command, "upgrade", write_and_upgrade)
+    with tubes.connect(f"sqlite:///{tmp_path / 'queue.db'}", namespace="unhurried", sweep=False) as queue:
+        queue.create_tube("jobs", "fifo").put("x")
+    assert written == [True]
+
+
 def test_contributors_find_the_migrations_through_pyproject() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "alembic", "heads"], cwd=ROOT, capture_output=True, text=True, timeout=60
