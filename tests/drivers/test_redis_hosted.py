@@ -583,6 +583,27 @@ def test_a_server_that_hangs_is_waited_for_once_by_what_nobody_waits_for(
         assert queue.statistics().keys() == names
 
 
+def test_a_server_that_hangs_while_a_put_opens_the_tube_s_store_is_noted_too(
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.nodes"), "AWAY_FOR", 600.0)
+    server, url = own_redis_server(), f"sqlite:///{tmp_path / 'jobs.db'}"
+    with tubes.connect(url, sweep=False) as queue:
+        queue.create_tube("hot", "redis", url=server.url)
+    server.stop()
+    with tubes.connect(url, sweep=False) as queue:
+        hot = queue.tube.hot
+        server.start()
+        with server.hung():
+            with pytest.raises(tubes.StoreUnavailable, match="Timeout"):
+                hot.put("x")
+            with pytest.raises(tubes.StoreUnavailable, match="did not answer a moment ago"):
+                queue.sweep()
+        hot.put("x")
+        assert queue.sweep() == 0
+
+
 @pytest.mark.slow
 def test_a_server_that_hangs_is_waited_for_once_by_a_close(
     own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
