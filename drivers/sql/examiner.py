@@ -32,7 +32,7 @@ from ..examining import (
     portions,
 )
 from .examiner_statements import Looks, looks, rebuilding
-from .rules import Facts, Wrong, no_numbers, wrongs
+from .rules import LAST_ID, Facts, Wrong, no_numbers, wrongs
 from .sqlite_errors import base_code
 from .statements import Statement, Statements, statements
 from .tx import SqlTx
@@ -170,11 +170,12 @@ class StrayTubes(SqlCheck):
 
 def stray_tube(number: object) -> Finding:
     """Tasks of a tube that is not in the catalogue."""
+    what = f"there are tasks of tube number {number!r}, which"
     if not isinstance(number, int):
-        return Finding(
-            Kind.ORPHAN, f"there are tasks of tube number {number!r}, which is not a number", None, key=number
-        )
-    what = f"there are tasks of tube number {number}, which is not in the catalogue"
+        return Finding(Kind.ORPHAN, f"{what} is not a number", None, key=number)
+    if number > LAST_ID:
+        return Finding(Kind.ORPHAN, f"{what} leaves none to later tubes", None, key=number)
+    what += " is not in the catalogue"
     return Finding(Kind.ORPHAN, what, f"add it, as lost_{number}", key=number)
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from sqlalchemy.engine import Dialect
 
-from .rules import COLUMNS
+from .rules import COLUMNS, LAST_ID
 from .statements import Statement, Texts
 
 WORKS = "state IN ('r', 't')"
@@ -192,12 +192,13 @@ class Looks(Texts):
             f" ON c.relnamespace = p.pronamespace WHERE c.oid IN ({tables})"
             f" UNION ALL SELECT 'SEQUENCE', CAST(relname AS text) FROM pg_class WHERE oid = {task_id}"
         )
-        tasks = (f"(SELECT max(id) FROM {name})" for name in names)
+        usable = f"WHERE id <= {LAST_ID}"
+        tasks = (f"(SELECT max(id) FROM {name} {usable})" for name in names)
         sequences = (
             f"SELECT 'task' AS name, {task_id} AS sequence,"
             f" greatest({', '.join(tasks)}) AS highest"
             f" UNION ALL SELECT 'tube', CAST(pg_get_serial_sequence('{tube}', 'id') AS regclass),"
-            f" (SELECT max(id) FROM {tube})"
+            f" (SELECT max(id) FROM {tube} {usable})"
         )
         behind = (
             f"FROM ({sequences}) AS s WHERE highest > coalesce(pg_sequence_last_value(sequence), 0)"

@@ -19,6 +19,9 @@ FARTHEST_MS = 2**61
 The sum of two such values still fits into a column; with larger ones, every take can fail.
 """
 
+LAST_ID = 2**62
+"""The highest id that others can follow: soon after a higher one, a sequence has none left to give."""
+
 MOST_ATTEMPTS = 2_000_000_000
 """The column for the number of takes holds 147 million more."""
 
@@ -102,6 +105,8 @@ def wrongs(row: Facts, features: Features | None, now: int) -> list[Wrong]:
 
 def _impossible(row: Facts, now: int) -> Iterator[Wrong]:
     """Numbers that no verb can have made."""
+    if row.id > LAST_ID:
+        yield Wrong("id", Kind.STATE, "has an id that no put gives")
     right = min(now, LAST_MS - 1)  # counted from an earlier time, its ttl might be over at once
     for name, ms, verb in (("created_ms", row.created_ms, "put"), ("updated_ms", row.updated_ms, "changed")):
         if not FIRST_MS <= ms < LAST_MS:

@@ -809,6 +809,25 @@ def test_a_sequence_that_is_behind_goes_on_after_the_last(
     tubes.connect(database.url, sweep=False).close()
 
 
+@pytest.mark.parametrize("store", ["file", "database"])
+def test_an_id_that_none_can_follow_takes_a_person_and_ends_no_put(
+    store: str, request: pytest.FixtureRequest
+) -> None:
+    """What went on after it, a task or a tube, would soon find no id left."""
+    patient: Patient = request.getfixturevalue(store)
+    queue = patient.opened[0]
+    last, lost, *_ = (task.id for task in fill(queue, "fifo").tasks("r"))
+    patient.sql(f"UPDATE tubes_task SET id = {2**63 - 1} WHERE id = {last}")
+    patient.sql(f"UPDATE tubes_task SET tube = {2**63 - 1} WHERE id = {lost}")
+    for options in ([], ["--fix"], []):
+        said = patient.doctor("--deep", *options)
+        assert {(finding["what"].split(", which ")[-1], finding["remedy"]) for finding in said.findings} == {
+            (f"task {2**63 - 1} has an id that no put gives", None),
+            ("leaves none to later tubes", None),
+        }
+    assert queue.create_tube("another", "fifo").put("more")
+
+
 @pytest.mark.parametrize(
     "strange",
     [
