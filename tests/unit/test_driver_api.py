@@ -1049,6 +1049,29 @@ def test_a_driver_is_stopped_of_a_tube_that_is_open_already_and_of_one_that_was_
         assert stopped == [tube.driver]
 
 
+def test_a_driver_is_not_stopped_while_somebody_waits_in_a_tube_that_others_dropped(tmp_path: Path) -> None:
+    """The sweep leaves it to the next one: who waits finds out by asking the driver."""
+    stopped: list[Any] = []
+
+    def make(store: Any, tube: TubeRecord) -> Any:
+        driver = store.realise(TubeType(), tube)
+        driver.stop = lambda: stopped.append(driver)
+        return driver
+
+    tubes.register_driver("is_waited_for", make)
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with tubes.connect(url, sweep=False) as queue, tubes.connect(url, sweep=False) as other:
+        tube = queue.create_tube("jobs", "is_waited_for")
+        other.drop_tube("jobs")
+        waiters, key = queue.store.waiters, tube.record.id
+        signal = waiters.enter(key)
+        queue.sweep()
+        assert tube.driver not in stopped
+        waiters.leave(key, signal)
+        queue.sweep()
+        assert tube.driver in stopped
+
+
 @pytest.mark.parametrize("fails_later", [False, True])
 def test_every_driver_that_is_made_is_stopped(tmp_path: Path, fails_later: bool) -> None:
     """Also one that only checks a new tube's options, and those of a tube that each sweep fails to open."""
