@@ -221,6 +221,9 @@ class Wire:
 
     def clean_up(self) -> None:
         """Undo what was not committed, and what users have set on it, for the next use."""
+        if self._pg.transaction_status == pq.TransactionStatus.ACTIVE:
+            self.close()  # another thread has raised an exception in this one, before it read the answer
+            return
         if self.in_transaction:
             self.simple("ROLLBACK")
         if self._was_lent and self._set_up:
