@@ -13,10 +13,8 @@ import pytest
 
 from tubes.cli import cli
 
-from .blocks import blocks
+from .blocks import PAGES, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEMO = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/tubes demo"
 TEST = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest"
 

@@ -21,10 +21,7 @@ import tubes.aio
 from tubes.testing import FakeClock
 
 from . import blocks as runner
-from .blocks import blocks
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+from .blocks import PAGES, ROOT, blocks
 
 
 def run(page: Path, folder: Path, *redis: str) -> subprocess.CompletedProcess[str]:

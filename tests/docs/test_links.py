@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += [ROOT / "benchmarks" / "README.md"]
+from . import blocks
+from .blocks import ROOT
+
+PAGES = [*blocks.PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
 LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
