@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,8 +21,9 @@ from tubes.cli_output import Closed, keep_secret, line, printable, say, without_
 from tubes.cli_pipes import Putting, Taking, base64_payload, json_value, task_as_json
 from tubes.cli_process import Terminated, set_up, stop_sending_again
 from tubes.cli_tables import add_row, print_table, print_tasks, short, table_of
+from tubes.clock import pause
 from tubes.errors import suggestion
-from tubes.options import tube_name
+from tubes.options import seconds, tube_name
 from tubes.registry import find_store
 from tubes.task import STORED, State
 
@@ -591,8 +592,14 @@ def drop(name: str, as_json: bool) -> None:
 
 @command
 @name_if_any
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1, 86_400),
+    metavar="SECONDS",
+    help="Look again every so many seconds, until Ctrl-C.",
+)
 @as_json
-def stats(name: str | None, as_json: bool) -> None:
+def stats(name: str | None, every: float | None, as_json: bool) -> None:
     """Show counts of tasks and calls.
 
     How many tasks are in each state, and how many calls of each kind there were: of all tubes, or of NAME.
@@ -600,20 +607,37 @@ def stats(name: str | None, as_json: bool) -> None:
 
     \b
       tubes stats jobs --json | jq .tasks.ready
+      tubes stats --every 2
+
+    With --every, a terminal shows a table that is kept up to date: how many tasks are in each state, how many were
+    put, taken and done per second since the last look, and a curve of how many there were.
     """
-    with target.connect() as queue:
-        if name is None:
-            chosen, missing = statistics_of_all(queue)
+    pause_for = None if every is None else seconds("every", every)
+
+    def show(chosen: Mapping[str, Any]) -> None:
+        if as_json:
+            write_line(line(chosen if name is None else chosen[name]))
         else:
-            chosen, missing = {name: queue.statistics(name)}, {}
-    if as_json:
-        write_line(line(chosen if name is None else chosen[name]))
-    else:
-        print_statistics(chosen)
+            print_statistics(chosen)
+
+    showing: AbstractContextManager[Callable[[Mapping[str, Any]], None]] = nullcontext(show)
+    if every is not None and not as_json:
+        from tubes.cli_watch import shown_live
+
+        showing = shown_live(show)
+    with target.connect(sweep=every is None) as queue, showing as on_look:
+        while True:
+            chosen, missing = (
+                statistics_of_all(queue) if name is None else ({name: queue.statistics(name)}, {})
+            )
+            on_look(chosen)
+            if pause_for is None:
+                break
+            pause(pause_for)
     exit_if_away(missing)
 
 
-def print_statistics(chosen: dict[str, dict[str, Any]]) -> None:
+def print_statistics(chosen: Mapping[str, Mapping[str, Any]]) -> None:
     for part, title in (("tasks", "Tasks"), ("calls", "Calls")):
         keys = [
             key
