@@ -97,11 +97,12 @@ def sql_checks(
     task stands in front of each sub-queue, and what is counted. Once all that is right, the tasks of dead
     sessions go back.
     """
+    looks = store.looks()
     if deep and not store.is_server:
         yield File(store)
     yield Schema(store, sql)
     if store.is_server:
-        yield Sequences(store)
+        yield Rows(store, "ids", looks.behind, sequence_behind, looks.catch_up)
     yield UnknownSessions(store)
     yield CatalogueCheck(store.tubes)
     for temporary in store.kinds():
@@ -114,9 +115,9 @@ def sql_checks(
     yield Counts(store)
     yield Owners(store, is_alive, watch)
     yield LonelySessions(store)
-    yield Calls(store)
+    yield Rows(store, "calls", looks.calls, calls_of_no_tube, looks.remove_calls)
     if not store.is_server:
-        yield Uncounted(store)
+        yield Rows(store, "calls", looks.uncounted, uncounted_calls, looks.count_anew)
 
 
 # Who holds tasks
@@ -232,42 +233,43 @@ class Counts(SqlCheck):
         return True
 
 
-class Calls(SqlCheck):
-    """Counted calls of tubes that are not there."""
+class Rows(SqlCheck):
+    """What one statement finds, a finding a row. Another looks again and mends one, given the finding's key."""
 
-    name = "calls"
-
-    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        rows = tx.rows(self._store.looks().calls)
-        return Look([self._finding(tube) for (tube,) in rows], seen=len(rows))
-
-    def _finding(self, tube: int) -> Finding:
-        what = f"calls were counted for tube number {tube}, which does not exist"
-        return Finding(Kind.ORPHAN, what, "remove the counts", rule="calls", key=tube)
-
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
-        return bool(tx.run(self._store.looks().remove_calls, finding.key))
-
-
-class Uncounted(SqlCheck):
-    """Counts of calls that are no number: SQLite stores what it is given."""
-
-    name = "calls"
+    def __init__(
+        self, store: Examined, name: str, look: Statement, finding: Callable[..., Finding], mend: Statement
+    ) -> None:
+        super().__init__(store)
+        self.name = name
+        self._look = look
+        self._finding = finding
+        self._mend = mend
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        names = {tube.id: tube.name for tube in self._store.tubes(tx)}
-        found = [(names.get(tube), tube, event) for tube, event in tx.rows(self._store.looks().uncounted)]
-        return Look([self._finding(*each) for each in found], seen=len(found))
-
-    def _finding(self, name: str | None, tube: int, event: str) -> Finding:
-        what = f"the count of {event!r} calls is not a number"
-        return Finding(Kind.COUNT, what, "count from 0 again", tube=name, rule=event, key=tube)
+        rows = tx.rows(self._look)
+        return Look([self._finding(*row) for row in rows], seen=len(rows))
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
-        is_so = (finding.key, finding.rule) in tx.rows(self._store.looks().uncounted)
-        if is_so:
-            tx.run(self._store.looks().count_anew, finding.key, finding.rule)
-        return is_so
+        return bool(tx.run(self._mend, *finding.key))
+
+
+def calls_of_no_tube(tube: int) -> Finding:
+    """Counted calls of a tube that is not there."""
+    what = f"calls were counted for tube number {tube}, which does not exist"
+    return Finding(Kind.ORPHAN, what, "remove the counts", rule="calls", key=(tube,))
+
+
+def uncounted_calls(tube: int, event: str, name: object) -> Finding:
+    """A count of calls that is no number: SQLite stores what it is given."""
+    what = f"the count of {event!r} calls is not a number"
+    of = None if name is None else str(name)
+    return Finding(Kind.COUNT, what, "count from 0 again", tube=of, rule=event, key=(tube, event))
+
+
+def sequence_behind(name: str, highest: int) -> Finding:
+    """An id given last that is too low, after a restore say: puts or new tubes fail."""
+    what = f"{name} {highest} exists, but new ones would get lower ids"
+    return Finding(Kind.COUNT, what, "go on after it", rule=name, key=(name,))
 
 
 # Sub-queues
@@ -521,22 +523,6 @@ class Schema(SqlCheck):
             f"{kind.lower()} {name} is missing, or does not work; `tubes migrate --sql` shows what makes it"
         )
         return Finding(Kind.DAMAGE, what, None, rule=f"{kind} {name}")
-
-
-class Sequences(SqlCheck):
-    """The ids given last. A sequence that is behind, after a restore say, makes puts or new tubes fail."""
-
-    name = "ids"
-
-    def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        rows = tx.rows(self._store.looks().behind)
-        what = "{} {} exists, but new ones would get lower ids"
-        return Look(
-            [Finding(Kind.COUNT, what.format(*row), "go on after it", rule=str(row[0])) for row in rows]
-        )
-
-    def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
-        return bool(tx.rows(self._store.looks().catch_up, finding.rule))
 
 
 class File(SqlCheck):

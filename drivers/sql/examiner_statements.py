@@ -174,8 +174,13 @@ class Looks(Texts):
             f"DELETE FROM {calls} WHERE tube = :tube AND tube NOT IN (SELECT id FROM {tube})"
         )
         if not self._is_server:
-            self.uncounted = self._make(f"SELECT tube, event FROM {calls} WHERE typeof(count) <> 'integer'")
-            self.count_anew = self._make(f"DELETE FROM {calls} WHERE tube = :tube AND event = :event")
+            is_uncounted = "typeof(count) <> 'integer'"
+            self.uncounted = self._make(
+                f"SELECT tube, event, name FROM {calls} LEFT JOIN {tube} ON id = tube WHERE {is_uncounted}"
+            )
+            self.count_anew = self._make(
+                f"DELETE FROM {calls} WHERE tube = :tube AND event = :event AND {is_uncounted}"
+            )
 
     def _write_schema(self) -> None:
         """What there must be on a server, and the sequences that give its ids."""
