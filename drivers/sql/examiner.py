@@ -110,10 +110,14 @@ def sql_checks(
     if deep:
         for temporary in store.kinds():
             yield Tasks(store, temporary)
-    for tube in read(store.tubes):
+    tubes: Sequence[TubeRecord] = read(store.tubes)
+    for tube in tubes:
         yield Lines(store, tube)
-    yield Counts(store)
-    yield Owners(store, is_alive, watch)
+    for tube in tubes:
+        if (features := store.features(tube)) and features.bounded and tube.options.get("capacity"):
+            yield Count(store, tube)
+    for tube in tubes:
+        yield Owners(store, tube, is_alive, watch)
     yield LonelySessions(store)
     yield Rows(store, "calls", looks.calls, calls_of_no_tube, looks.remove_calls)
     if not store.is_server:
@@ -124,14 +128,16 @@ def sql_checks(
 
 
 class Owners(DeadOwners[Examined]):
-    """Looks at who holds tasks, one tube per step."""
+    """Looks at who holds tasks of a tube."""
+
+    def __init__(
+        self, store: Examined, tube: TubeRecord, is_alive: IsAlive, watch: Callable[[], float]
+    ) -> None:
+        super().__init__(store, is_alive, watch)
+        self._tube = tube
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        left = [tube for tube in self._store.tubes(tx) if after is None or tube.id > after]
-        if not left:
-            return Look(())
-        tube, *further = left
-        looks = self._store.looks(tube.temporary)
+        tube, looks = self._tube, self._store.looks(self._tube.temporary)
         findings: list[Finding] = []
         holders = tx.rows(looks.holders, tube.id)
         connections: dict[str, list[int]] = {}
@@ -140,7 +146,7 @@ class Owners(DeadOwners[Examined]):
         for owner, count, known, ends_ms in holders:
             session = None if known is None else (ends_ms, connections.get(owner, ()))
             findings += self._held(tx, tube, owner, count, session, now)
-        return Look(findings, tube.id if further else None)
+        return Look(findings)
 
 
 # Tubes
@@ -193,43 +199,34 @@ def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool) -> bool:
     return True
 
 
-class Counts(SqlCheck):
+class Count(SqlCheck):
     """How many tasks a bounded tube holds, as counted with every put."""
 
     name = "counts"
 
+    def __init__(self, store: Examined, tube: TubeRecord) -> None:
+        super().__init__(store)
+        self._tube = tube
+
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        """One tube per step."""
-        bounded = [tube for tube in self._store.tubes(tx) if self._is_counted(tube)]
-        left = [tube for tube in bounded if after is None or tube.id > after]
-        if not left:
+        stored, counted = self._counted(tx, self._store.looks().stored)
+        if stored == counted:
             return Look(())
-        tube, *further = left
-        stored, counted = self._counted(tx, tube.id, tube.temporary)
-        findings = []
-        if stored != counted:
-            what = f"its count says {stored} tasks, but it holds {counted}"
-            key = (tube.id, tube.temporary)
-            findings.append(Finding(Kind.COUNT, what, "count them", tube=tube.name, key=key))
-        return Look(findings, tube.id if further else None, seen=1)
+        what = f"its count says {stored} tasks, but it holds {counted}"
+        return Look([Finding(Kind.COUNT, what, "count them", tube=self._tube.name)])
 
-    def _is_counted(self, tube: TubeRecord) -> bool:
-        features = self._store.features(tube)
-        return features is not None and features.bounded and bool(tube.options.get("capacity"))
-
-    def _counted(self, tx: SqlTx, tube: int, temporary: bool, *, locks: bool = False) -> tuple[int, int]:
+    def _counted(self, tx: SqlTx, look: Statement) -> tuple[int, int]:
         """The noted count and the real one. Puts and removals write the first, too, so it can be locked."""
-        looks = self._store.looks()
-        noted = tx.rows(looks.lock_stored if locks else looks.stored, tube)
-        counted = sum(number for _, number in tx.rows(self._store.steps(temporary).count, tube))
+        noted = tx.rows(look, self._tube.id)
+        count = self._store.steps(self._tube.temporary).count
+        counted = sum(number for _, number in tx.rows(count, self._tube.id))
         return (noted[0][0], counted) if noted else (counted, counted)
 
     def mend(self, tx: SqlTx, finding: Finding, *, now: int) -> bool:
-        tube, temporary = finding.key
-        stored, counted = self._counted(tx, tube, temporary, locks=True)
+        stored, counted = self._counted(tx, self._store.looks().lock_stored)
         if stored == counted:
             return False
-        tx.run(self._store.looks().set_stored, counted, tube)
+        tx.run(self._store.looks().set_stored, counted, self._tube.id)
         return True
 
 
