@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 try:
     import psycopg
@@ -63,6 +63,7 @@ from .statements import SESSION_ENDED, Row, Statement, Statements, statements
 from .store import SqlStore
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 IN_THE_WAY = ("42P07", "42723", "42710", "42703")
 """SQLSTATEs that say that a table, a function or a table's type of ours cannot be made: the name is taken.
@@ -217,16 +218,21 @@ class PostgresStore(SqlStore):
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
         self.refresh()
-        return guarded(self._transact, work, on_commit)
+        return guarded(self._insist, self._try, work, on_commit)
 
-    def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
+    def read(self, work: Callable[[Any], T]) -> T:
+        self.refresh()
+        return guarded(self._insist, self._look, work)
+
+    def _insist(self, attempt: Callable[[*Ts], T], *given: *Ts) -> T:
+        """Make an attempt, and make it again after a conflict or on another connection."""
         tries = losses = 0
         while True:
             tries += 1
             if tries > 1:
                 self.refresh()  # a signal handler may have forked meanwhile
             try:
-                return self._try(work, on_commit)
+                return attempt(*given)
             except Refused as error:
                 if error.code not in (*RETRIED, SESSION_ENDED):
                     raise translated(error, self._what) from error
@@ -240,6 +246,15 @@ class PostgresStore(SqlStore):
                     raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
                 self._pool.forget_idle()
             pause_after(tries)
+
+    def _look(self, work: Callable[[Any], T]) -> T:
+        """Run ``work``, which only reads, on one snapshot."""
+        with self._pool.lent() as wire:
+            tx = PostgresTx(wire, SNAPSHOT)
+            result = work(tx)
+            if tx.is_open:
+                tx.commit()
+            return result
 
     def _try(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
         """Run ``work`` and commit it, once. If it raises Refused or Lost, nothing was done."""
@@ -346,31 +361,6 @@ class PostgresStore(SqlStore):
             return unit.tx.connection
         lent: sa.Connection = self.within(unit.tx, lambda tx: tx.open_lender().lend(self, unit))
         return lent
-
-    def read(self, work: Callable[[Any], T]) -> T:
-        self.refresh()
-        return guarded(self._read, work)
-
-    def _read(self, work: Callable[[Any], T]) -> T:
-        tries = 0
-        while True:
-            tries += 1
-            if tries > 1:
-                self.refresh()
-            try:
-                with self._pool.lent() as wire:
-                    tx = PostgresTx(wire, SNAPSHOT)
-                    result = work(tx)
-                    if tx.is_open:
-                        tx.commit()
-                    return result
-            except Refused as error:
-                raise translated(error, self._what) from error
-            except Lost as error:
-                if tries >= MOST_LOSSES:
-                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-                self._pool.forget_idle()
-                pause_after(tries)
 
     def _sql_of(self, tube: TubeRecord) -> Statements:
         return self._sql_temporary if tube.temporary else self._sql
