@@ -12,7 +12,7 @@ from tubes.clock import real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
 from tubes.interrupts import guarded, interruptible, is_interrupted
 
-from ..retries import MOST_LOSSES, Lost
+from ..retries import Lost
 from .postgresql_shared import Kind, Shared
 from .postgresql_wire import Refused, Wire
 
@@ -79,16 +79,14 @@ class Pool:
         """Whether one may be given back, if no more can be had: others of ours stand, or are being opened."""
         is_full = IS_FULL.search(str(error)) is not None
         known = [wire for wire in self._wires.copy() if not wire.is_lost]
-        if any(wire.seems_connected() for wire in known):
-            return is_full or not isinstance(error.__cause__, Lost)
-        return is_full and len(self._places) > len(known)
+        return any(wire.seems_connected() for wire in known) or (is_full and len(self._places) > len(known))
 
     def _one_more(self) -> Wire:
         """Open one, or take a spare one, in the place that is kept for it."""
         try:
             wire = guarded(self._shared.take_spare, self._kind)
             if wire is None or not wire.is_connected():
-                wire = self._new_wire()
+                wire = self._open()
             self._wires.difference_update([other for other in self._wires.copy() if other.is_lost])
             self._wires.add(wire)
             return wire
@@ -189,14 +187,3 @@ class Pool:
         """Wake the first in line: there may be a connection for it."""
         with suppress(IndexError, RuntimeError):  # nobody is, or it was woken and has not looked yet
             self._line[0].release()
-
-    def _new_wire(self) -> Wire:
-        """Open one more connection; try again if it is lost at once."""
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return self._open()
-            except Lost as error:
-                if tries >= MOST_LOSSES:
-                    raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
