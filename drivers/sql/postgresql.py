@@ -32,7 +32,6 @@ from tubes.driver import TubeRecord
 from tubes.errors import (
     BadOption,
     Conflict,
-    NoSuchSession,
     OutcomeUnknown,
     StoreError,
     StoreUnavailable,
@@ -435,27 +434,13 @@ class PostgresStore(SqlStore):
         return int(id)
 
     def join(self, session: str) -> None:
-        def step(tx: Any) -> tuple[int, int]:
-            now = self.clock.now_ms()
-            if session == self.session:
-                return self._connection, self.session_ttr_ms
-            tx.begin()
-            self._end_lonely(tx, now)
-            # This locks it before anybody can find it without a connection
-            revived = tx.rows(self._sql.revive_session, session, now)
-            if not revived:
-                raise NoSuchSession(uuid.UUID(session))
-            is_known = tx.run(self._sql.move_connection, session, self._connection)  # 0: taken for dead
-            connection = self._connection if is_known else self._add_connection(tx, session)
-            self._end_lonely(tx, now)
-            return connection, int(revived[0][0])
-
-        def joined(found: tuple[int, int]) -> None:
-            self.session, (self._connection, self.session_ttr_ms) = session, found
-
         self._remove_dead()
         with self._resuming:  # else _resume could find that the old session is over, and begin a new one
-            self.transact(step, joined)
+            super().join(session)
+
+    def _move_connection(self, tx: Any, session: str) -> int:
+        is_known = tx.run(self._sql.move_connection, session, self._connection)  # 0: taken for dead
+        return self._connection if is_known else self._add_connection(tx, session)
 
     def prove_life(self) -> None:
         if self._is_closed or self._is_stale or self._left:

@@ -19,7 +19,7 @@ from tubes.migrations.running import migrate_command, must_upgrade
 
 from tubes.clock import Clock, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
-from tubes.errors import BadOption, NoSuchSession, StoreBusy, StoreError, StoreUnavailable
+from tubes.errors import BadOption, StoreBusy, StoreError, StoreUnavailable
 from tubes.interrupts import check_thread, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
@@ -372,24 +372,7 @@ class SqliteStore(SqlStore):
 
     def join(self, session: str) -> None:
         self.prove_life()  # if it was taken for dead, that gives it a connection to join with
-
-        def step(tx: SqliteTx) -> int:
-            now = self.clock.now_ms()
-            if session == self.session:
-                return self.session_ttr_ms
-            tx.begin()
-            self._notice_the_dead(tx, now)
-            revived = tx.rows(self._sql.revive_session, session, now)
-            if not revived:
-                raise NoSuchSession(uuid.UUID(session))
-            tx.run(self._sql.move_connection, session, self._connection)
-            self._end_lonely(tx, now)
-            return int(revived[0][0])
-
-        def joined(ttr_ms: int) -> None:  # before anybody else's step can run
-            self.session, self.session_ttr_ms = session, ttr_ms
-
-        self.transact(step, joined)
+        super().join(session)
 
     def prove_life(self) -> None:
         """Take the locks again, in case this process has lost them; notice if others took it for dead.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -14,6 +15,7 @@ from tubes.migrations.running import schema_sql
 from tubes.clock import Clock
 from tubes.doctor import Check
 from tubes.driver import Driver, TubeRecord, TubeType
+from tubes.errors import NoSuchSession
 from tubes.options import check_stored_options
 from tubes.stats import Deltas
 from tubes.waiting import Key, Lease
@@ -147,6 +149,31 @@ class SqlStore(Renewable):
             self.session_ttr_ms = self._own_ttr_ms = ttr_ms
 
         self.transact(lambda tx: int(tx.run(self._sql.set_session, ttr_ms, self.session)), stored)
+
+    def join(self, session: str) -> None:
+        def step(tx: Any) -> tuple[int, int]:
+            now = self.clock.now_ms()
+            if session == self.session:
+                return self._connection, self.session_ttr_ms
+            tx.begin()
+            self._notice_the_dead(tx, now)
+            # On a server, this locks it before anybody can find it without a connection
+            revived = tx.rows(self._sql.revive_session, session, now)
+            if not revived:
+                raise NoSuchSession(uuid.UUID(session))
+            connection = self._move_connection(tx, session)
+            self._end_lonely(tx, now)
+            return connection, int(revived[0][0])
+
+        def joined(found: tuple[int, int]) -> None:  # before anybody else's step can run
+            self.session, (self._connection, self.session_ttr_ms) = session, found
+
+        self.transact(step, joined)
+
+    def _move_connection(self, tx: Any, session: str) -> int:
+        """Make this store's connection part of a session; return its number."""
+        tx.run(self._sql.move_connection, session, self._connection)
+        return self._connection
 
     def ended_sessions(self, now: int, *, thoroughly: bool) -> Sequence[str]:
         def step(tx: Any) -> list[str]:
