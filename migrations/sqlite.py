@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tubes.errors import SchemaMismatch
@@ -47,7 +46,8 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
         if version is None:  # Alembic leaves it, empty, when it takes the schema down
             writer.db.execute(f'DROP TABLE IF EXISTS "{version_table(namespace)}"')
         try:
-            for statement in _statements(running.schema_sql(namespace, "sqlite", version)):
+            # One by one, since executescript would end the transaction. Only between them is a line empty
+            for statement in running.schema_sql(namespace, "sqlite", version).split("\n\n"):
                 writer.db.execute(statement)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
@@ -58,16 +58,6 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
     if running.must_upgrade(seen, what, "", migrate=True):
         running.schema_sql(namespace, "sqlite", seen)  # kept: it loads Alembic, for which nobody waits here
     writer.transact(step)
-
-
-def _statements(sql: str) -> Iterator[str]:
-    """The statements of a script, which ``executescript`` would run outside of the transaction."""
-    statement = ""
-    for line in sql.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | None:
