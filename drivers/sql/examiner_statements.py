@@ -16,7 +16,7 @@ WORKS = "state IN ('r', 't')"
 class Looks(Texts):
     """The statements of the examiner. Some exist for one database only, since nothing runs them on the other."""
 
-    def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
+    def __init__(self, dialect: Dialect, namespace: str, temporary: bool = False) -> None:
         super().__init__(dialect, namespace, temporary)
         if self._is_server:
             sizes = "octet_length(data), octet_length(bytes)"
@@ -223,10 +223,8 @@ class Looks(Texts):
         self.check_indexes = [self._make(f"PRAGMA integrity_check({table})") for table in tables]
 
 
-@lru_cache(maxsize=64)
-def looks(dialect: Dialect, namespace: str, temporary: bool = False) -> Looks:
-    """All statements, built and compiled once."""
-    return Looks(dialect, namespace, temporary)
+looks = lru_cache(maxsize=64)(Looks)
+"""All statements of the examiner for a dialect and a namespace, made once."""
 
 
 def rebuilding(dialect: Dialect, index: str) -> Statement:

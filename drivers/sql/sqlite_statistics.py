@@ -13,26 +13,26 @@ from sqlalchemy.engine import Dialect
 from tubes.migrations.sqlite import MADE
 
 from .sqlite_tx import ReadTx, SqliteTx
-from .statements import Statement
+from .statements import Texts
 
 
-class Notes:
+class Notes(Texts):
     """The statements that look for the notes on a namespace's tables, and remove them."""
 
     def __init__(self, dialect: Dialect, namespace: str) -> None:
-        def make(text: str) -> Statement:
-            return Statement(text, dialect)
-
+        super().__init__(dialect, namespace)
         ours = ", ".join(f"'{namespace}_{table}'" for table in (*MADE, "version"))
         kept = ("sqlite_stat1", "sqlite_stat4")
-        self._kept = make(f"SELECT name FROM sqlite_master WHERE name IN {kept}")
-        self._looks = {name: make(f"SELECT 1 FROM {name} WHERE tbl IN ({ours}) LIMIT 1") for name in kept}
-        self._removals = {name: make(f"DELETE FROM {name} WHERE tbl IN ({ours})") for name in kept}
+        self._kept = self._make(f"SELECT name FROM sqlite_master WHERE name IN {kept}")
+        self._looks = {
+            name: self._make(f"SELECT 1 FROM {name} WHERE tbl IN ({ours}) LIMIT 1") for name in kept
+        }
+        self._removals = {name: self._make(f"DELETE FROM {name} WHERE tbl IN ({ours})") for name in kept}
         # When the schema changes, all other connections read again what is left; this one must be told to
         self._make_known = [
-            make(f"CREATE VIEW {namespace}_notes_are_gone AS SELECT 1"),
-            make(f"DROP VIEW {namespace}_notes_are_gone"),
-            make("ANALYZE sqlite_schema"),
+            self._make(f"CREATE VIEW {namespace}_notes_are_gone AS SELECT 1"),
+            self._make(f"DROP VIEW {namespace}_notes_are_gone"),
+            self._make("ANALYZE sqlite_schema"),
         ]
 
     def are_there(self, tx: ReadTx | SqliteTx) -> bool:
@@ -47,7 +47,5 @@ class Notes:
             tx.run(statement)
 
 
-@lru_cache(maxsize=64)
-def notes(dialect: Dialect, namespace: str) -> Notes:
-    """All statements, built once."""
-    return Notes(dialect, namespace)
+notes = lru_cache(maxsize=64)(Notes)
+"""All of these for a dialect and a namespace, made once."""

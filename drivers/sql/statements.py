@@ -106,7 +106,7 @@ class Passing(NamedTuple):
 class Texts:
     """What makes statements for one dialect and namespace; ``temporary``: for the table of temporary tubes' tasks."""
 
-    def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
+    def __init__(self, dialect: Dialect, namespace: str, temporary: bool = False) -> None:
         self._dialect = dialect
         self._namespace = namespace
         self._is_server = dialect.name == "postgresql"
@@ -142,19 +142,13 @@ def _typed(parameter: re.Match[str]) -> str:
     return rf"{parameter[0]}\:\:{type}" if type else parameter[0]
 
 
-@lru_cache(maxsize=64)
-def statements(dialect: Dialect, namespace: str, temporary: bool = False) -> Statements:
-    """All statements, made once."""
-    return Statements(dialect, namespace, temporary)
-
-
 class Statements(Texts):
     """All statements of the verbs and of the stores.
 
     Some exist for one database only, since nothing runs them on the other.
     """
 
-    def __init__(self, dialect: Dialect, namespace: str, temporary: bool) -> None:
+    def __init__(self, dialect: Dialect, namespace: str, temporary: bool = False) -> None:
         super().__init__(dialect, namespace, temporary)
         self.is_shared = self._is_server
         """Whether others can write during a step: then it locks what it writes, and looks again."""
@@ -564,6 +558,9 @@ class Statements(Texts):
         self.calls = self._make(f"SELECT event, count FROM {calls} WHERE {OF_TUBE}")
         self.remove_calls = self._make(f"DELETE FROM {calls} WHERE {OF_TUBE}")
 
+
+statements = lru_cache(maxsize=64)(Statements)
+"""All statements of a dialect and a namespace, made once."""
 
 _LEASE = "state = 't', owner = :owner, attempts = attempts + 1, updated_ms = :now"
 """What a take changes in every type."""
