@@ -132,17 +132,9 @@ class PostgresStore(SqlStore):
         self.set_aside: set[str] = set()
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
         try:
-            try:
-                self._get_ready(migrate)
-            except Lost:  # another queue's spare connection, which the server has since ended
-                self._pool.forget_idle()
-                self._get_ready(migrate)
-        except BaseException as error:
+            self._insist(self._get_ready, migrate)
+        except BaseException:
             self._pool.forget_idle()
-            if isinstance(error, Lost):
-                raise StoreUnavailable(f"{self._what} cannot be used: {error}") from error
-            if isinstance(error, Refused):
-                raise translated(error, self._what) from error
             raise
         try:
             self._listener = Listener(
