@@ -31,8 +31,8 @@ class Checkpoints:
     """
 
     def __init__(self) -> None:
-        self._hold: Hold | None = None
-        self._pages = 0
+        self._hold: Hold
+        self._pages: int
         self._left: float = math.inf
         """Commits until the next after which the log may be copied. Without a file, that never comes."""
         self._may_copy = False
@@ -65,7 +65,7 @@ class Checkpoints:
 
     def _copying(self, db: sqlite3.Connection) -> Iterator[None]:
         """The first step: copy the log after the commit if it is long."""
-        seen, written = _commits_of_others(db), self._written()
+        seen, written = _commits_of_others(db), self._hold.written()
         try:
             with suppress(sqlite3.Error):  # it was closed: the commit finds that, too
                 db.execute(f"PRAGMA wal_autocheckpoint={self._pages}")
@@ -73,7 +73,7 @@ class Checkpoints:
         finally:
             with suppress(sqlite3.Error):
                 db.execute("PRAGMA wal_autocheckpoint=0")
-        if self._may_copy and self._written() != written:
+        if self._may_copy and self._hold.written() != written:
             self._seen, self._left = seen, 0
 
     def _copying_rest(self, db: sqlite3.Connection, seen: int) -> Iterator[None]:
@@ -95,17 +95,13 @@ class Checkpoints:
     def alone(self) -> Iterator[bool]:
         """Keep all others from copying the log meanwhile; yield whether that succeeded."""
         try:
-            yield self._hold is not None and self._hold.claim(self)
+            yield self._hold.claim(self)
         finally:
             self._disclaim()
 
     def _disclaim(self) -> None:
         self._may_copy = False
-        if self._hold is not None:
-            self._hold.disclaim(self)
-
-    def _written(self) -> int:
-        return 0 if self._hold is None else self._hold.written()
+        self._hold.disclaim(self)
 
 
 def checkpoint_all(db: sqlite3.Connection, how: str, patience: float) -> bool:
