@@ -242,6 +242,18 @@ def driver_connection(dialect: Any, pooled: Any) -> Any:
     return dialect.get_driver_connection(pooled.dbapi_connection)
 
 
+def autocommits() -> BadOption:
+    """The error for a connection whose statements are committed one by one."""
+    return BadOption(
+        "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
+    )
+
+
+def read_only(what: str) -> BadOption:
+    """The error for a connection that cannot write."""
+    return BadOption(f"this connection is read-only: it cannot change {what}", option="connection")
+
+
 def unusable(error: sa.exc.InvalidRequestError) -> BadOption:
     """Our error for what SQLAlchemy refuses to do with the user's connection in its present state."""
     return BadOption(f"this connection cannot be used: {error}", option="connection")
@@ -343,29 +355,28 @@ def _end(
 def watch_savepoints(dialect: Dialect) -> None:
     """Have a dialect tell our units of savepoints."""
 
-    def told(does: Callable[[sa.Connection, str], None], tell: Callable[[Joined, str], object]) -> Any:
+    def told(
+        does: Callable[[sa.Connection, str], None],
+        tell: Callable[[Joined, str], object],
+        *,
+        may_commit: bool = False,
+    ) -> Any:
         def do(connection: sa.Connection, name: str) -> None:
             does(connection, name)
             joined: Joined | None = connection.info.get(KEY)
-            if joined is not None:
-                tell(joined, name)
+            if joined is None:
+                return
+            tell(joined, name)
+            if may_commit and joined.is_over(connection.connection):
+                del connection.info[KEY]
+                guarded(partial(joined.ended, committed=True))
 
         return do
-
-    release = dialect.do_release_savepoint
-
-    def do_release_savepoint(connection: sa.Connection, name: str) -> None:
-        release(connection, name)
-        joined: Joined | None = connection.info.get(KEY)
-        if joined is None:
-            return
-        joined.release(name)
-        if dialect.name == "sqlite" and joined.is_over(connection.connection):
-            del connection.info[KEY]
-            guarded(partial(joined.ended, committed=True))
 
     vars(dialect).update(
         do_savepoint=told(dialect.do_savepoint, Joined.savepoint),
         do_rollback_to_savepoint=told(dialect.do_rollback_to_savepoint, Joined.undo_to),
-        do_release_savepoint=do_release_savepoint,
+        do_release_savepoint=told(
+            dialect.do_release_savepoint, Joined.release, may_commit=dialect.name == "sqlite"
+        ),
     )

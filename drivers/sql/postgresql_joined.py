@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tubes.errors import BadOption
 
-from .joined import JoinedTx, driver_connection
+from .joined import JoinedTx, autocommits, driver_connection, read_only
 from .postgresql_errors import translated
 from .postgresql_wire import FAILED_BEFORE, FAILING, HAS_TRIGGERS, LOST_CODES, Refused, without_triggers
 from .statements import Row, Statement
@@ -112,9 +112,7 @@ def _in_style(text: str, style: str) -> tuple[str, list[int] | None]:
 def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[PostgresJoinedTx, Identity]:
     """Join the transaction on a connection, or raise BadOption; return what it is connected to, too."""
     if connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection):  # type: ignore[arg-type]
-        raise BadOption(
-            "an AUTOCOMMIT connection has no transaction to join: leave out connection=", option="connection"
-        )
+        raise autocommits()
     try:
         asked = f"{IS_READ_ONLY}, {A_BYTE}, {HAS_TRIGGERS}, {TAKES_ARRAYS}, {HAS_SNAPSHOT}"
         row = connection.exec_driver_sql(f"{identity_query(namespace)}, {asked}").one()
@@ -122,7 +120,7 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
         raise translated(refused_to_user(error), what) from error
     started, database, table, is_read_only, byte, has_triggers, takes_arrays, has_snapshot = row
     if is_read_only == "on":
-        raise BadOption(f"this connection is read-only: it cannot change {what}", option="connection")
+        raise read_only(what)
     if bytes(byte) != b"a":
         raise BadOption(
             "this connection's driver reads bytes only if its bytea_output is hex", option="connection"

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tubes.errors import BadOption, StoreError, TubeError
 
-from .joined import KEY, Joined, JoinedTx, driver_connection, unusable
+from .joined import KEY, Joined, JoinedTx, autocommits, driver_connection, read_only, unusable
 from .sqlite_errors import ENDED, base_code, translated
 from .sqlite_shared import SharedFile
 from .sqlite_tx import in_savepoint
@@ -76,10 +76,7 @@ def begin(
         was_open = raw.in_transaction
         if not was_open:
             if _is_autocommit(raw):
-                raise BadOption(
-                    "an AUTOCOMMIT connection has no transaction to join: leave out connection=",
-                    option="connection",
-                )
+                raise autocommits()
             if not connection.dialect.is_async:  # else another thread waits, and this one runs other tasks
                 about_to_lock()
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would put it off until an INSERT
@@ -122,10 +119,6 @@ def user_error(error: sa.exc.DBAPIError, what: str) -> TubeError:
     if base_code(original) == sqlite3.SQLITE_READONLY:
         return read_only(what)
     return translated(original, what)
-
-
-def read_only(what: str) -> BadOption:
-    return BadOption(f"this connection is read-only: it cannot change {what}", option="connection")
 
 
 def _raw(connection: sa.Connection) -> Any:
