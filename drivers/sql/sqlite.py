@@ -162,7 +162,7 @@ class SqliteStore(SqlStore):
         self._reading = threading.RLock()  # reentrant: a fork's hook may call during the fork, and is refused
         self._resuming = threading.RLock()  # reentrant: a signal handler may call while one begins
         self._is_gone = False
-        self._connection = 0
+        self._connection = 0  # until a session has begun, which the listener must not look at before
         try:
             is_behind = migrations.is_behind(db, self._namespace, self._what, command, migrate=migrate)
             self.writer = SqliteWriter(
@@ -184,14 +184,11 @@ class SqliteStore(SqlStore):
                 self.writer.log.use(shared.hold, CHECKPOINT_PAGES[self._durability])
                 self._locks = shared.locks
                 self.waiters, self.counts = shared.waiters, shared.counts
-                shared.writers.add(self.writer)
                 self.writer.check_not_locked_here = shared.check_not_locked_here
                 sqlite_joined.watch_first_savepoints()
             self._call_others = self._locks.call
             self.set_aside: set[str] = set()
             guarded(self._begin_session)
-            if self._shared is not None:  # only now: it looks at the session
-                self._shared.listener.add_check(self._suspects_deaths_waiting)
         except BaseException as error:
             if self._connection:  # its session has begun, and another queue may keep the lock file open
                 self._locks.let_go(self._connection)
@@ -203,7 +200,7 @@ class SqliteStore(SqlStore):
             raise
 
     def _share(self, path: str) -> SharedFile:
-        self._shared = shared = SharedFile.open(path, namespace=self._namespace)
+        self._shared = shared = SharedFile.open(path, self._namespace, self)
         return shared
 
     def _connect(self) -> sqlite3.Connection:
@@ -414,7 +411,7 @@ class SqliteStore(SqlStore):
         Otherwise each would look at the locks of all others, and hundreds of processes would do nothing else.
         """
         shared = self._shared
-        if shared is None or self._is_closed or self._is_stale:
+        if shared is None or self._is_closed or self._is_stale or not self._connection:
             return False
         self.prove_life()
         if self._is_gone:
@@ -434,10 +431,6 @@ class SqliteStore(SqlStore):
             return self.read(look)
         except StoreUnavailable:
             return False
-
-    def _suspects_deaths_waiting(self) -> bool:
-        """What the listener asks from time to time while anybody waits."""
-        return self.deaths_suspected(allow_recent=True)
 
     def _notice_the_dead(self, tx: SqliteTx, now: int) -> None:
         for id, _ in tx.rows(self._sql.connections):
@@ -531,7 +524,6 @@ class SqliteStore(SqlStore):
     def _release(self, shared: SharedFile | None) -> None:
         """Leave the file, as one of its users."""
         if shared is not None:
-            shared.listener.remove_check(self._suspects_deaths_waiting)
             shared.release(self)
 
     def before_fork(self) -> None:

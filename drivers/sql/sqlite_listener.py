@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tubes.clock import pause
@@ -21,6 +22,9 @@ from tubes.waiting import Waiters
 from .sqlite_bell import FLOOR, Bell
 from .sqlite_lock_file import LockFile
 
+if TYPE_CHECKING:
+    from .sqlite import SqliteStore
+
 log = Log("tubes.sqlite")
 
 NAP = 0.001
@@ -30,11 +34,12 @@ NAP = 0.001
 class Listener:
     """Its thread starts with the first waiter."""
 
-    def __init__(self, path: str, locks: LockFile) -> None:
+    def __init__(self, path: str, locks: LockFile, users: Sequence[SqliteStore]) -> None:
         self.waiters = Waiters(self._on_wait, self._on_nobody)
         self.is_over = False
         self._path = path
         self._locks = locks
+        self._users = users
         self._thread: threading.Thread | None = None
         self._entering = threading.Lock()
         """Held while a wait begins or the last one ends: what these use is not closed meanwhile."""
@@ -43,15 +48,6 @@ class Listener:
         self._db: sqlite3.Connection | None = None
         self._version = -1
         self._asking = threading.RLock()
-        self._checks: list[Callable[[], bool]] = []
-
-    def add_check(self, check: Callable[[], bool]) -> None:
-        """While consumers wait, ``check`` is asked at every floor whether a session may have ended."""
-        self._checks.append(check)
-
-    def remove_check(self, check: Callable[[], bool]) -> None:
-        with suppress(ValueError):
-            self._checks.remove(check)
 
     def stop(self) -> None:
         """End the thread, and wait for it unless it is the caller."""
@@ -155,9 +151,9 @@ class Listener:
                 self._locks.call(key, 1)
 
     def _is_death_suspected(self) -> bool:
-        for check in list(self._checks):
+        for user in list(self._users):
             with suppress(StoreError):  # its queue is being closed, or cannot look just now
-                if check():
+                if user.deaths_suspected(allow_recent=True):
                     return True
         return False
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tubes.clock import pause, real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
@@ -17,7 +17,10 @@ from tubes.stats import Counts
 from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lock_file import LockFile
-from .sqlite_writer import SqliteWriter, stays_inside
+from .sqlite_writer import stays_inside
+
+if TYPE_CHECKING:
+    from .sqlite import SqliteStore
 
 T = TypeVar("T")
 
@@ -54,25 +57,24 @@ class SharedFile:
             self.locks.close()
             raise
         self.counts = Counts()
-        self.listener = Listener(path, self.locks)
+        self.users: list[SqliteStore] = []
+        """The queues' stores. One that is opened again is in it twice until that is done."""
+        self.listener = Listener(path, self.locks, self.users)
         self.waiters = self.listener.waiters
         self.joined: weakref.WeakSet[Any] = weakref.WeakSet()
         """The users' own transactions that these queues have joined."""
-        self.writers: weakref.WeakSet[SqliteWriter] = weakref.WeakSet()
-        """The queues' writers."""
-        self._users = 0
         self._closing: set[object] = set()
-        """The queues that are closing their connections."""
+        """Those users that are closing their connections."""
 
     @classmethod
-    def open(cls, path: str, namespace: str) -> SharedFile:
-        """Return the one for this file, which must exist, and for the tables of this namespace."""
+    def open(cls, path: str, namespace: str, user: SqliteStore) -> SharedFile:
+        """Return the one for this file, which must exist, and for the tables of this namespace, to its user."""
         with cls._all_lock:
             key = _file_of(os.stat(path)), namespace
             shared = cls._all.get(key)
             if shared is None or not shared.is_in_place():  # its folder was renamed: its path is dead
                 shared = cls._all[key] = SharedFile(path, *key)
-            shared._users += 1
+            shared.users.append(user)
             shared.hold.take()
             return shared
 
@@ -107,8 +109,8 @@ class SharedFile:
 
     def _is_held_here(self) -> bool:
         thread = get_ident()
-        writers = (writer for shared in self._of_this_file() for writer in _all_of(shared.writers))
-        return any(writer.is_held_by(thread) for writer in writers)
+        users = (user for shared in self._of_this_file() for user in list(shared.users))
+        return any(user.writer.is_held_by(thread) for user in users)
 
     def _of_this_file(self) -> list[SharedFile]:
         """Those of all namespaces in this file."""
@@ -133,19 +135,19 @@ class SharedFile:
             if not self.listener.is_over:
                 self.locks.renew()
 
-    def about_to_close(self, user: object) -> None:
+    def about_to_close(self, user: SqliteStore) -> None:
         """A queue is about to close its connections. If all are, let go, so that SQLite removes the log."""
         with self._all_lock:
             self._closing.add(user)
-            if len(self._closing) == self._users:
+            if len(self._closing) == len(self.users):
                 self.hold.let_go()
 
-    def release(self, user: object) -> None:
+    def release(self, user: SqliteStore) -> None:
         """One queue leaves; the last to leave closes it."""
         with self._all_lock:
             self._closing.discard(user)
-            self._users -= 1
-            if self._users:
+            self.users.remove(user)
+            if self.users:
                 return
             if self._all.get(self._key) is self:
                 del self._all[self._key]

@@ -213,7 +213,7 @@ def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
     """When each looked at all the others, the cost of a waiting process grew with their number."""
     queues = [tubes.connect(f"sqlite:///{tmp_path}/queue.db", sweep=False) for _ in range(3)]
     store: Any = queues[0].store
-    checks = list(store._shared.listener._checks)
+    stores = list(store._shared.users)
     looks: list[int] = []
     dead: set[int] = set()
 
@@ -223,7 +223,7 @@ def test_of_those_who_wait_one_at_a_time_looks_whether_the_others_live(
 
     def looked() -> tuple[list[bool], int]:
         looks.clear()
-        return [check() for check in checks], len(looks)
+        return [each.deaths_suspected(allow_recent=True) for each in stores], len(looks)
 
     monkeypatch.setattr(LockFile, "is_alive", is_alive)
     now = real_monotonic()

@@ -458,18 +458,19 @@ def test_who_listens_goes_on_when_a_store_cannot_look(
     tube = queue.create_tube("jobs", "fifo")
     looks: list[float] = []
 
-    def cannot() -> bool:
+    def cannot(**_: bool) -> bool:
         looks.append(time.monotonic())
         raise error
 
     store: Any = queue.store
-    store._shared.listener.add_check(cannot)
+    store._shared.users.append(SimpleNamespace(deaths_suspected=cannot))
     taken: list[tubes.Task | None] = []
     waiter = threading.Thread(target=lambda: taken.append(tube.take(60)))
     waiter.start()
     eventually(lambda: len(looks) >= 3)
     tube.put("x")
     ended(waiter)
+    store._shared.users.pop()
     assert taken and taken[0] is not None and taken[0].data == "x"
     assert ("the listener failed, and tries again" in caplog.text) == isinstance(error, OSError)
 
