@@ -62,13 +62,7 @@ class Vacuum:
 
 def _in_time(wire: Wire, text: str) -> None:
     """Execute a statement, and cancel it if it takes too long."""
-    cancelled = threading.Event()
-
-    def cancel() -> None:
-        cancelled.set()
-        wire.cancel()
-
-    timer = threading.Timer(LONGEST, cancel)
+    began, timer = real_monotonic(), threading.Timer(LONGEST, wire.cancel)
     timer.daemon = True
     timer.start()
     try:
@@ -76,5 +70,5 @@ def _in_time(wire: Wire, text: str) -> None:
     finally:
         timer.cancel()
         timer.join()
-        if cancelled.is_set():  # the cancel may come too late, and end the next statement
+        if real_monotonic() - began >= LONGEST:  # the cancel may come too late, and end the next statement
             wire.close()
