@@ -18,7 +18,7 @@ from tubes.driver import (
     new_change,
     put_change,
 )
-from tubes.errors import BadOption, NoSuchTube, NotSupported, StoreError, TubeBusy
+from tubes.errors import BadOption, NotSupported, StoreError, TubeBusy
 from tubes.options import sub_queue_name
 from tubes.payload import decode_json
 from tubes.task import ACK, STATES, Event, State, Task, done, make_task, session_id, with_times
@@ -26,7 +26,7 @@ from tubes.task import ACK, STATES, Event, State, Task, done, make_task, session
 from . import scripts
 from .scripts import OF_PLAIN, PLAIN_KEYS, Argument, Keys, Script
 from .tx import RedisTx
-from .wire import NO_TUBE, Refused
+from .wire import NoTube, Refused
 
 HIGHEST_PRI = 2**53
 """Redis sorts by floating-point numbers, which are exact up to here."""
@@ -135,12 +135,7 @@ class RedisDriver:
             for item in items:
                 given.append(_record(item, now))
                 given.append(item.payload)
-        try:
-            last: int = self._write(tx, scripts.PUT, now, given)
-        except Refused as error:
-            if error.code == NO_TUBE:
-                raise NoSuchTube(self.name) from error
-            raise
+        last: int = self._write(tx, scripts.PUT, now, given)
         if not last:
             return ()
         name, timed, first = self.name, self._is_timed, last - len(items) + 1
@@ -210,10 +205,8 @@ class RedisDriver:
     def can_take(self, tx: RedisTx) -> bool:
         try:
             is_ready, due = self.look(tx, scripts.LOOK)
-        except Refused as error:
-            if error.code == NO_TUBE:
-                return False
-            raise
+        except NoTube:
+            return False
         tx.looked[self.number] = due_ms(due) if due else None
         return bool(is_ready)
 
@@ -255,10 +248,8 @@ class RedisDriver:
         """Run a script that answers changes; none if the tube is gone, which the Tube then finds out."""
         try:
             changes: list[Any] = self._write(tx, script, now, given, most)
-        except Refused as error:
-            if error.code == NO_TUBE:
-                return []
-            raise
+        except NoTube:
+            return []
         return changes
 
     def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0) -> Any:

@@ -9,7 +9,7 @@ from tubes.errors import NoSuchTube, StoreError, StoreUnavailable, TubeError
 
 from .nodes import Nodes
 from .scripts import Keys
-from .wire import FAILED, NO_TUBE, WRONG_TYPE, Refused, Wire
+from .wire import Failed, NoTube, Refused, Wire, WrongType
 
 _NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
 """What a server says when it cannot add to a stored value."""
@@ -18,13 +18,13 @@ _NO_NUMBER = re.compile(r"not an integer|not a valid float|would overflow")
 def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
     """Return our error for a server's refusal; the keys are those of the queue."""
     what, said = nodes.what, str(error)
-    if error.code == NO_TUBE:
+    if isinstance(error, NoTube):
         return NoSuchTube("(dropped)")
     if "multibulk length" in said:
         return StoreError(f"the batch is larger than {what} accepts at once: split it ({said})")
     if "bulk length" in said:
         return StoreError(f"the payload is larger than {what} accepts (see proto-max-bulk-len): {said}")
-    if error.code == WRONG_TYPE:
+    if isinstance(error, WrongType):
         return wrong_key(nodes, keys) or StoreError(
             f"{what} has keys of the wrong type, which `tubes doctor` names: {said}"
         )
@@ -32,7 +32,7 @@ def translated(error: Refused, nodes: Nodes, keys: Keys) -> TubeError:
         return StoreError(
             f"{what} has something other than a number where one must be, which `tubes doctor` names: {said}"
         )
-    if error.code == FAILED:
+    if isinstance(error, Failed):
         return StoreError(f"{what} has contradictory data, which `tubes doctor --deep` names: {said}")
     return StoreUnavailable(f"{what} refused: {said}")
 

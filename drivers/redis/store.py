@@ -49,7 +49,7 @@ from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
 from .urls import described, parsed
-from .wire import NO_SESSION, NO_TUBE, WRONG_TYPE, Refused, Wire
+from .wire import NoSession, NoTube, Refused, Wire, WrongType
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class RedisStore(Renewable):
             guarded(self._hub.listener.remove_beat, self._beat)
             self._hub.leave()
             if isinstance(error, Refused):
-                damage = wrong_key(self._hub.nodes, self._keys) if error.code == WRONG_TYPE else None
+                damage = wrong_key(self._hub.nodes, self._keys) if isinstance(error, WrongType) else None
                 raise damage or StoreUnavailable(f"{self._what} cannot be used: {error}") from error
             raise
 
@@ -221,10 +221,8 @@ class RedisStore(Renewable):
         try:
             # opening a tube again changes nothing, so it may be repeated; yet a new tube must be on the disk
             return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable or script is scripts.OPEN)
-        except Refused as error:
-            if error.code == NO_SESSION:
-                raise NotAdmitted(driver) from error
-            raise
+        except NoSession as error:
+            raise NotAdmitted(driver) from error
 
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
         self.refresh()
@@ -376,9 +374,7 @@ class RedisStore(Renewable):
             return True
         try:
             self._run_on(tube.id, scripts.LOOK)
-        except Refused as error:
-            if error.code != NO_TUBE:
-                raise
+        except NoTube:
             self._finish_drop(tube)
             return False
         return True
@@ -453,9 +449,9 @@ class RedisStore(Renewable):
         """Let this session take from a tube, if it is alive; if not, the next try is a new session's."""
         try:
             self._admit_if_alive(driver)
+        except NoTube as error:
+            raise NoSuchTube(driver.name) from error
         except Refused as error:
-            if error.code == NO_TUBE:
-                raise NoSuchTube(driver.name) from error
             raise translated(error, self._hub.nodes, self._keys) from error
 
     def _admit_if_alive(self, driver: RedisDriver) -> None:
@@ -596,9 +592,8 @@ class RedisStore(Renewable):
             except StoreUnavailable:
                 if not self._hub.nodes.is_cluster:
                     raise
-            except Refused as error:
-                if error.code != WRONG_TYPE:
-                    raise
+            except WrongType:
+                pass
         return holders
 
     def _orphans(self, tx: Any) -> list[str]:

@@ -38,29 +38,37 @@ NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, exceptions.Inva
 
 
 class Refused(Exception):
-    """The server did not do it, and said why. ``code``: what our own scripts said, WRONG_TYPE or FAILED."""
+    """The server did not do it, and said why."""
 
     def __init__(self, error: exceptions.RedisError) -> None:
         self.error = error
-        message = str(error)
-        self.code = next((code for code in (NO_TUBE, NO_SESSION, WRONG_TYPE) if code in message), "")
-        if not self.code and _LUA.search(message):
-            self.code = FAILED
-        super().__init__(message)
+        super().__init__(str(error))
         self.__cause__ = error
 
 
-NO_TUBE, NO_SESSION = "NOTUBE", "NOSESSION"
-"""What our scripts say; see tube.lua."""
+class NoTube(Refused):
+    """What a script says of a tube that was dropped."""
 
-WRONG_TYPE = "WRONGTYPE"
-"""What a server says of a key of the wrong type, mostly one of a single tube."""
 
-FAILED = "FAILED"
-"""A script met what cannot be: something is missing that the rest implies, say."""
+class NoSession(Refused):
+    """What a script says of a session that may not take there; see admit.lua."""
 
-_LUA = re.compile(r"(?<!@)\buser_script:\d+: ")
-"""How Lua names the place of an error; a server names that of a failed command so too, after an @."""
+
+class WrongType(Refused):
+    """What a server says of a key of the wrong type, mostly one of a single tube."""
+
+
+class Failed(Refused):
+    """A script met what cannot be: something is missing that the rest implies, say."""
+
+
+_KINDS = {
+    "NOTUBE": NoTube,
+    "NOSESSION": NoSession,
+    "WRONGTYPE": WrongType,
+    r"(?<!@)\buser_script:\d+: ": Failed,  # Lua's place of an error; that of a failed command is after an @
+}
+"""Refusals by what the server says."""
 
 IS_FULL = "max number of clients"
 """What a server says when it takes no more connections: one that is in use may soon be given back."""
@@ -254,7 +262,9 @@ def _refused(error: exceptions.RedisError) -> Exception:
     """Errors that say where to go instead, or to come again, stay what they are."""
     if str(error).startswith("BUSY "):  # a script runs for too long
         return exceptions.TryAgainError(str(error))
-    return error if isinstance(error, NOT_NOW) else Refused(error)
+    if isinstance(error, NOT_NOW):
+        return error
+    return next((kind for said, kind in _KINDS.items() if re.search(said, str(error))), Refused)(error)
 
 
 def _is_number(word: object) -> bool:
