@@ -44,7 +44,7 @@ from .nodes import Address, Nodes
 from .scripts import Keys
 from .store import RedisStore
 from .urls import check_url, described, parsed, without_passwords
-from .wire import Refused, Wire
+from .wire import Refused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -457,11 +457,7 @@ _LAST = re.compile(rb"[0-9]{1,15}")
 
 def _last_given(nodes: Nodes, keys: Keys) -> int:
     """The last id that a dropped tube gave, by the keys of its queue: a new tube's ids begin after it."""
-
-    def ask(wire: Wire) -> bytes:
-        return bytes(wire.command("HGET", keys.named("last"), "task") or b"")
-
-    stored = nodes.call(keys, ask, is_repeatable=True)
+    stored = nodes.ask(keys, "HGET", keys.named("last"), "task") or b""
     return int(stored) if _LAST.fullmatch(stored) else 0
 
 

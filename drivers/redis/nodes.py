@@ -18,7 +18,7 @@ from tubes.clock import real_monotonic
 from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
 
 from ..retries import MOST_LOSSES, Lost, pause_after
-from .scripts import Keys
+from .scripts import Argument, Keys
 from .urls import OURS, described, no_url
 from .wire import NOT_NOW, Refused, Wire, only_reads
 
@@ -125,12 +125,7 @@ class Nodes:
         """Look at about ``count`` keys; return those that match, and where to go on, ``None`` at the end."""
         nodes = self._all()
         address, cursor = after or (nodes[0], b"0")
-        cursor, keys = self.call(
-            None,
-            lambda wire: wire.command("SCAN", cursor, "MATCH", pattern, "COUNT", count),
-            is_repeatable=True,
-            at=address,
-        )
+        cursor, keys = self.ask(None, "SCAN", cursor, "MATCH", pattern, "COUNT", count, at=address)
         if cursor != b"0":
             return keys, (address, cursor)
         further = [node for node in nodes if address is not None and node is not None and node > address]
@@ -199,6 +194,10 @@ class Nodes:
                 raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
             if tries > 1:
                 pause_after(tries)
+
+    def ask(self, keys: Keys | None, *command: Argument, at: Address | None = None) -> Any:
+        """Return the answer to a command that only reads; where it is sent: see ``call``."""
+        return self.call(keys, lambda wire: wire.command(*command), is_repeatable=True, at=at)
 
     def connect(self, keys: Keys, patience: float) -> Wire:
         """Open one more connection to that node, which the caller keeps; Lost if that fails.

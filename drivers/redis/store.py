@@ -414,18 +414,18 @@ class RedisStore(Renewable):
 
     def _finish_drop(self, tube: TubeRecord) -> None:
         """Take a tube out of the catalogue if a process dropped it, and then died, or got no answer."""
-        keys = Keys.of_tube(self._namespace, tube.id)
-
-        def is_marked(wire: Wire) -> Any:
-            return wire.command("HEXISTS", keys.named("meta"), "dropped")
-
-        if self._hub.nodes.call(keys, is_marked, is_repeatable=True):
+        if self._look_at(tube.id, "meta", "HEXISTS", "dropped"):
             self.remove_tube(None, tube)
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
         """Run a tube's script that may be run twice, and does not depend on the tube's type."""
         keys = Keys.of_tube(self._namespace, tube)
         return self._evaluate(keys, script, ("", self.clock.now_ms(), 0, *given))
+
+    def _look_at(self, tube: int, key: str, command: str, *given: Argument) -> Any:
+        """Return a command's answer for one key of a tube."""
+        keys = Keys.of_tube(self._namespace, tube, key)
+        return self._hub.nodes.ask(keys, command, *keys, *given)
 
     # Sessions
 
@@ -604,7 +604,7 @@ class RedisStore(Renewable):
 
     def _admitted(self, tube: int) -> set[str]:
         """The sessions that may take there."""
-        return _texts(self._run_on(tube, scripts.ADMITTED))
+        return _texts(self._look_at(tube, "sessions", "SMEMBERS"))
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
         self._ask(scripts.FORGET_SESSIONS, *sessions)
@@ -661,7 +661,7 @@ class RedisStore(Renewable):
         self.read(add)  # which translates what is refused
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        counts = pairs(self._run_on(tube, scripts.CALLS))
+        counts = pairs(self._look_at(tube, "calls", "HGETALL"))
         return {event: int(count) for event, count in counts if _COUNT.fullmatch(count)}
 
     # Examining
