@@ -8,13 +8,12 @@ mislead it, or looks twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tubes.doctor import LOOK_LIMIT, Check, Finding, Kind, Look
-from tubes.driver import Features, TubeRecord, TubeType
+from tubes.driver import Features, TubeRecord
 from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
 
@@ -29,11 +28,13 @@ from ..examining import (
     name_of_lost,
     portions,
 )
+from ..watch import Watch
 from . import scripts
 from .driver import RedisDriver
-from .nodes import Cursor
-from .sessions import Sessions
 from .tx import RedisTx
+
+if TYPE_CHECKING:
+    from .store import RedisStore
 
 SCAN_LIMIT = 100
 """About how many things one script looks at: the server serves nobody else meanwhile."""
@@ -132,83 +133,37 @@ class Survey(NamedTuple):
         return bool(self.gave) and not self.has_keys
 
 
-@dataclass(frozen=True)
-class Examined:
-    """The store as the checks see it. A session is in the store before any tube admits it.
-
-    ``is_hosted``: it has one tube of the type ``redis``, whose catalogue is in the queue's own store.
-    ``add_tube`` adds a tube to the catalogue, and tells whether its name was free. ``remove_dropped`` removes
-    one from it that gave ids up to that one. ``numbers`` scans the database's keys for the numbers of tubes.
-    ``after`` returns the id after which a tube's ids begin, by the tube's number. ``ask`` runs a script of
-    the queue.
-    """
-
-    namespace: str
-    is_hosted: bool
-    features: FeaturesOf
-    tubes: Callable[[Any], Sequence[TubeRecord]]
-    add_tube: Callable[[TubeRecord], bool]
-    remove_dropped: Callable[[TubeRecord, bytes], None]
-    numbers: Callable[[Cursor | None, int], tuple[set[int], Cursor | None]]
-    after: Callable[[int], int]
-    ask: Callable[..., Any]
-    sessions: Callable[[], Sessions]
-
-    def tube(self, tx: RedisTx, number: int) -> TubeRecord | None:
-        """The tube of that number, if it is still in the catalogue."""
-        return next((tube for tube in self.tubes(tx) if tube.id == number), None)
-
-    def driver(self, tube: TubeRecord) -> RedisDriver:
-        """The driver of a tube whose type may be unknown here."""
-        type = TubeType(self.features(tube) or Features())
-        return RedisDriver(type, tube, self.namespace, lambda: 0, self.after(tube.id))
-
-    def unknown_sessions(self, tx: RedisTx) -> Sequence[str]:
-        sessions = self.sessions()
-        return sorted(sessions.connected() - sessions.ends.keys())
-
-    def add_session(self, tx: RedisTx, session: str) -> bool:
-        return bool(self.ask(scripts.ADD_SESSION, session, 0))
-
-    def lonely_sessions(self, tx: RedisTx) -> Sequence[str]:
-        return self.sessions().lonely()
-
-
-RedisCheck = StoreCheck[Examined]
+RedisCheck = StoreCheck["RedisStore"]
 
 
 def redis_checks(
-    store: Examined,
-    read: Callable[[Callable[[Any], Any]], Any],
-    *,
-    deep: bool,
-    is_alive: Callable[[Any, str], bool],
-    watch: Callable[[], float],
+    store: RedisStore, features_of: FeaturesOf, watch: Watch[str], *, deep: bool, is_hosted: bool
 ) -> Iterator[Check]:
-    """The checks of a store. ``watch``: seconds until it is known which processes live.
+    """The checks of a store. ``is_hosted``: its tube is in the catalogue of another store, the queue's own.
 
     Sessions come first, or their tasks would seem to belong to dead ones; then tubes, their tasks, and the
-    heads of sub-queues. When all that is right, the tasks of the dead are given back.
+    heads of sub-queues. When all that is right, the tasks of the dead are given back. Only a deep look finds
+    beats that stand still: that takes time.
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
     yield Types(store)
-    if not store.is_hosted:
+    if not is_hosted:
         yield CatalogueCheck(store.tubes)
         yield Last(store)
         yield StrayTubes(store)
     yield Starts(store)
-    for tube in read(store.tubes):
-        features = store.features(tube)
+    for tube in store.read(store.tubes):
+        features = features_of(tube)
         if features is None:
             continue
         told: dict[tuple[str, int | None], str] = {}
         if not deep:
             yield Counts(store, tube, features)
         for where in places(features, deep=deep):
-            yield Things(store, tube, where, told)
+            yield Things(store, tube, features, where, told)
     yield Admissions(store)
-    yield Owners(store, is_alive, watch)
+    yield Owners(store, watch.is_alive if deep else lambda tx, connection: True, watch.seconds)
     yield LonelySessions(store)
 
 
@@ -292,7 +247,7 @@ class OwnersCheck(RedisCheck):
         raise NotImplementedError
 
     def _holdings(self, tx: RedisTx, tube: TubeRecord, limit: int) -> Iterator[Holding]:
-        driver, after = self._store.driver(tube), b""
+        driver, after = self._store.examined(tube), b""
         if driver.look(tx, scripts.TYPES):
             return  # Types reports it
         while True:
@@ -322,16 +277,16 @@ class Admissions(OwnersCheck):
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         assert finding.session is not None
-        tube = self._store.tube(tx, finding.key)
+        tube = self._store.tube_numbered(tx, finding.key)
         if tube is None:
             return False
         is_so = finding in self._findings(tx, tube, [*self._holdings(tx, tube, LOOK_LIMIT)], now)
         if is_so:
-            self._store.driver(tube).do(tx, scripts.ADMIT, finding.session)
+            self._store.examined(tube).do(tx, scripts.ADMIT, finding.session)
         return is_so
 
 
-class Owners(DeadOwners[Examined], OwnersCheck):
+class Owners(DeadOwners["RedisStore"], OwnersCheck):
     """Sessions on a tube's list that will never give back what they hold."""
 
     def _findings(
@@ -357,7 +312,7 @@ class StrayTubes(RedisCheck):
 
     name = "keys"
 
-    def __init__(self, store: Examined) -> None:
+    def __init__(self, store: RedisStore) -> None:
         super().__init__(store)
         self._seen: set[int] = set()
 
@@ -371,7 +326,7 @@ class StrayTubes(RedisCheck):
         return Look(findings, after, seen=limit if after else 1)
 
     def _findings(self, tx: RedisTx, number: int) -> Iterator[Finding]:
-        driver = self._store.driver(_unnamed(number))
+        driver = self._store.examined(_unnamed(number))
         whose = f"tube number {number} is not in the catalogue, and its"
         wrong = list(_wrong_types(tx, driver, whose, tube=None))
         yield from wrong
@@ -384,11 +339,11 @@ class StrayTubes(RedisCheck):
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         tubes = self._store.tubes(tx)
-        survey = Survey.of(tx, self._store.driver(_unnamed(finding.key)))
+        survey = Survey.of(tx, self._store.examined(_unnamed(finding.key)))
         if not survey.has_keys or finding.key in {tube.id for tube in tubes}:
             return False
         name = name_of_lost(finding.key, {tube.name for tube in tubes})
-        return self._store.add_tube(TubeRecord(finding.key, name, type_of(survey), {}, False))
+        return self._store.add_if_free(TubeRecord(finding.key, name, type_of(survey), {}, False))
 
 
 def _unnamed(number: int) -> TubeRecord:
@@ -413,7 +368,7 @@ class Types(RedisCheck):
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
         tubes, findings = self._store.tubes(tx), list[Finding]()
         for tube in tubes:
-            findings += _wrong_types(tx, self._store.driver(tube), "its", tube.name)
+            findings += _wrong_types(tx, self._store.examined(tube), "its", tube.name)
         return Look(findings, seen=len(tubes))
 
 
@@ -436,7 +391,7 @@ class Starts(RedisCheck):
         tubes = [tube for tube in self._store.tubes(tx) if tube.id]  # whose number is known
         findings = []
         for tube in tubes:
-            driver = self._store.driver(tube)
+            driver = self._store.examined(tube)
             if driver.look(tx, scripts.TYPES):
                 continue  # Types reports it
             survey = Survey.of(tx, driver)
@@ -452,10 +407,10 @@ class Starts(RedisCheck):
 
     def mend(self, tx: RedisTx, finding: Finding, *, now: int) -> bool:
         _, _, number = finding.key
-        tube = self._store.tube(tx, number)
+        tube = self._store.tube_numbered(tx, number)
         if tube is None:
             return False
-        driver = self._store.driver(tube)
+        driver = self._store.examined(tube)
         if finding.rule != "dropped":
             return _mend(tx, driver, finding, now=now)
         survey = Survey.of(tx, driver)
@@ -468,14 +423,14 @@ class Starts(RedisCheck):
 class Counts(RedisCheck):
     """How much the keys of a tube hold: some must hold as much as others."""
 
-    def __init__(self, store: Examined, tube: TubeRecord, features: Features) -> None:
+    def __init__(self, store: RedisStore, tube: TubeRecord, features: Features) -> None:
         super().__init__(store)
         self._tube = tube
         self._features = features
         self.name = f"counts of {tube.name}"
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
-        survey = Survey.of(tx, self._store.driver(self._tube))
+        survey = Survey.of(tx, self._store.examined(self._tube))
         differ = [
             f"{expected} {what} and {found} in {index}"
             for what, expected, index, found in self._pairs(survey)
@@ -507,13 +462,18 @@ class Things(RedisCheck):
     """
 
     def __init__(
-        self, store: Examined, tube: TubeRecord, where: str, told: dict[tuple[str, int | None], str]
+        self,
+        store: RedisStore,
+        tube: TubeRecord,
+        features: Features,
+        where: str,
+        told: dict[tuple[str, int | None], str],
     ) -> None:
         super().__init__(store)
         self._tube = tube
         self._where = where
         self._told = told
-        self._driver = store.driver(tube)
+        self._driver = store.examined(tube, features)
         self.name = f"{'sub-queues' if where == 'front' else where} of {tube.name}"
 
     def size(self, tx: RedisTx) -> int:

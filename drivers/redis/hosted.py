@@ -38,6 +38,7 @@ from . import scripts
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
 from .errors import translated
+from .examiner import redis_checks
 from .hub import HOSTED, Hub
 from .listener import Source
 from .nodes import Address, Nodes
@@ -372,19 +373,19 @@ class HostedStore(RedisStore):
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at: this tube, and the sessions of all on its server."""
-        return self._checks(lambda tube: ALL.features, deep=deep, is_hosted=True)
+        return redis_checks(self, lambda tube: ALL.features, self._watch(), deep=deep, is_hosted=True)
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
         """This one alone, as it is in Redis, unless it was dropped: the catalogue is the host's."""
         is_there = self._host.read(lambda own: self._host.has_tube(own, self._tube))
         return [replace(self._tube, id=self._driver.number)] if is_there else []
 
-    def _after_of(self, tube: int) -> int:
+    def after_of(self, tube: int) -> int:
         """Nobody knows which ids a tube has given that has lost its next one: see ``open.lua``."""
         return max(self._driver.after, self.clock.now_ms())
 
-    def _remove_dropped(self, tube: TubeRecord, gave: Any) -> None:
-        super()._remove_dropped(tube, gave)
+    def remove_dropped(self, tube: TubeRecord, gave: Any) -> None:
+        super().remove_dropped(tube, gave)
 
         def remove(tx: Any) -> None:
             tx.begin()
@@ -405,12 +406,12 @@ class HostedStore(RedisStore):
             session, ttr_ms = self._host.session, self._host.session_ttr_ms
             left = self._connection
             if session == self.session:
-                self._ask(scripts.SET_SESSION_TTR, session, ttr_ms)
+                self.ask(scripts.SET_SESSION_TTR, session, ttr_ms)
                 self.session_ttr_ms = ttr_ms
             else:  # if it is there already, its ttr stays: another may just have set it
                 self.session_ttr_ms = ttr_ms
                 self._begin_session(session)
-                self._ask(scripts.LEAVE, left, self.clock.now_ms())
+                self.ask(scripts.LEAVE, left, self.clock.now_ms())
 
     def _sees_deaths(self, tx: Any, thoroughly: bool, allow_recent: bool) -> bool:
         """Also whether an unknown session may take here: one that was forgotten when it had ended."""
@@ -419,7 +420,7 @@ class HostedStore(RedisStore):
         unknown = self._admitted(self._driver.number)
         if unknown and allow_recent:
             unknown -= self._sessions_lately().ends.keys()
-        return bool(unknown and unknown - self._sessions().ends.keys())  # read last: one may just have begun
+        return bool(unknown and unknown - self.sessions().ends.keys())  # read last: one may just have begun
 
     def rescue(self, now: int) -> list[Change]:
         """Release what is held in the tube by sessions that are not alive.
@@ -429,7 +430,7 @@ class HostedStore(RedisStore):
         over = {*self._end_sessions(now)}
         driver = self._driver
         admitted = self._admitted(driver.number)
-        alive = self._sessions().ends.keys() - over
+        alive = self.sessions().ends.keys() - over
         changes: list[Change] = []
         damage: StoreError | None = None
         for session in admitted - alive:

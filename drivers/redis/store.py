@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from tubes.clock import Clock, ServerClock, SystemClock, real_monotonic
 from tubes.doctor import Check
-from tubes.driver import STEP_LIMIT, Driver, TubeRecord, TubeType
+from tubes.driver import STEP_LIMIT, Driver, Features, TubeRecord, TubeType
 from tubes.errors import (
     Conflict,
     NoSuchSession,
@@ -42,7 +42,7 @@ from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri, due_ms
 from .errors import translated, wrong_key
-from .examiner import Examined, redis_checks
+from .examiner import redis_checks
 from .hub import HOSTED, Hub, Server
 from .nodes import Cursor
 from .scripts import Argument, Keys, Script
@@ -55,6 +55,9 @@ T = TypeVar("T")
 
 MOMENT = 0.05
 """Seconds for which a process's stores, which look at the sessions again and again, share one answer."""
+
+PLAIN = Features()
+"""Of a tube whose type does not matter."""
 
 NO_TRANSACTIONS = (
     "a Redis store has no transactions over several calls: each call is one of its own, and "
@@ -286,7 +289,7 @@ class RedisStore(Renewable):
 
         return guarded(look)
 
-    def _ask(self, script: Script, *given: Argument) -> Any:
+    def ask(self, script: Script, *given: Argument) -> Any:
         """Run a script of the queue that may be run twice."""
         return self._evaluate(self._keys, script, given)
 
@@ -310,7 +313,7 @@ class RedisStore(Renewable):
         return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable, within=within)
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
-        after = self._after_of(tube.id)
+        after = self.after_of(tube.id)
         driver = RedisDriver(type, tube, self._namespace, partial(self._waiting, tube.id), after)
         if self._hub.nodes.is_cluster:
             driver.check_reachable = lambda: self._hub.nodes.check_reachable(driver.keys)
@@ -320,7 +323,7 @@ class RedisStore(Renewable):
 
     # The catalogue
 
-    def _after_of(self, tube: int) -> int:
+    def after_of(self, tube: int) -> int:
         """The id after which a tube's ids begin."""
         return self._after.get(tube, 0)
 
@@ -337,7 +340,7 @@ class RedisStore(Renewable):
         return entry.tube
 
     def _entries(self, *name: str) -> Iterator[Entry]:
-        flat = self._ask(scripts.TUBES, *name)
+        flat = self.ask(scripts.TUBES, *name)
         return map(read_entry, flat[::2], flat[1::2])
 
     def add_tube(
@@ -345,11 +348,11 @@ class RedisStore(Renewable):
     ) -> TubeRecord:
         check_pri(options.get("pri", 0))
         tube = TubeRecord(new_number(), name, type, dict(options), temporary)
-        if not self._add_tube(tube):
+        if not self.add_if_free(tube):
             raise Again
         return tube
 
-    def _add_tube(self, tube: TubeRecord) -> bool:
+    def add_if_free(self, tube: TubeRecord) -> bool:
         """Add it to the catalogue, unless its name is taken there.
 
         If the tube's node goes away after that, the entry stays: others may have opened the tube by it.
@@ -364,7 +367,7 @@ class RedisStore(Renewable):
 
     def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
         _, last = self._run_on(tube.id, scripts.DROP)
-        self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
+        self.ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
         """Nothing to do: there are no transactions here into which another step could come."""
@@ -437,13 +440,13 @@ class RedisStore(Renewable):
         """Add a session and its connection, which beats from now on."""
         label = f"{socket.gethostname()}/{os.getpid()}"
         connection = uuid.uuid4().hex
-        self._ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
+        self.ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
         self._connection, self.session = connection, session
-        absent = self._ask(scripts.CALL_ROLL, connection, int(self._beats.every * 1000), BEATS)
+        absent = self.ask(scripts.CALL_ROLL, connection, int(self._beats.every * 1000), BEATS)
         self._beats.absent = dict(pairs(absent))
 
     def _is_alive(self) -> bool:
-        return bool(self._ask(scripts.IS_ALIVE, self._connection, self.session))
+        return bool(self.ask(scripts.IS_ALIVE, self._connection, self.session))
 
     def _admit(self, driver: RedisDriver) -> None:
         """Let this session take from a tube, if it is alive; if not, the next try is a new session's."""
@@ -462,7 +465,7 @@ class RedisStore(Renewable):
         self._evaluate(driver.keys, scripts.ADMIT, given)
         if self._is_alive() and session == self.session:
             return
-        sessions = self._sessions()
+        sessions = self.sessions()
         if session in sessions.ends and not sessions.is_over(session, self.clock.now_ms()):
             return  # another thread has only left it, or goes on in it on another connection
         # It ended meanwhile, and this tube may have been rescued before: another thread may hold tasks here
@@ -477,7 +480,7 @@ class RedisStore(Renewable):
             self._end_sessions(self.clock.now_ms())
             self._resume()
             with self._resuming:  # prove_life asks whether this connection is of this session
-                ttr_ms = self._ask(scripts.JOIN, self._connection, session, self.clock.now_ms())
+                ttr_ms = self.ask(scripts.JOIN, self._connection, session, self.clock.now_ms())
                 if ttr_ms is None:
                     raise NoSuchSession(uuid.UUID(session))
                 self.session, self.session_ttr_ms = session, int(ttr_ms)
@@ -487,7 +490,7 @@ class RedisStore(Renewable):
     def set_session_ttr(self, ttr_ms: int) -> None:
         def step(tx: Any) -> None:
             with self._resuming:
-                self._ask(scripts.SET_SESSION_TTR, self.session, ttr_ms)
+                self.ask(scripts.SET_SESSION_TTR, self.session, ttr_ms)
                 self.session_ttr_ms = self._own_ttr_ms = ttr_ms
 
         self.transact(step)
@@ -535,7 +538,8 @@ class RedisStore(Renewable):
         silent = self._beats.see(beats, sessions.every)
         return [(id, beat) for id, beat in silent if id != self._connection]
 
-    def _sessions(self, *, within: float | None = None) -> Sessions:
+    def sessions(self, *, within: float | None = None) -> Sessions:
+        """All sessions and connections, as they are now."""
         return Sessions.of(*self._evaluate(self._keys, scripts.SESSIONS, (), within=within))
 
     def _sessions_lately(self, *, within: float | None = None) -> Sessions:
@@ -545,7 +549,7 @@ class RedisStore(Renewable):
         """
         now, seen = real_monotonic(), self._hub.seen
         if seen is None or now - seen[0] > MOMENT:
-            self._hub.seen = seen = now, self._sessions(within=within)
+            self._hub.seen = seen = now, self.sessions(within=within)
         return seen[1]
 
     def deaths_suspected(self, *, thoroughly: bool = False, allow_recent: bool = False) -> bool:
@@ -559,7 +563,7 @@ class RedisStore(Renewable):
         return self._beats.suspects(look, thoroughly=thoroughly, away=StoreError)
 
     def _sees_deaths(self, tx: Any, thoroughly: bool, allow_recent: bool) -> bool:
-        now, sessions = self.clock.now_ms(), self._sessions_lately() if allow_recent else self._sessions()
+        now, sessions = self.clock.now_ms(), self._sessions_lately() if allow_recent else self.sessions()
         if self._dead(sessions) or sessions.lonely() or (thoroughly and self._orphans(tx)):
             return True
         return any(sessions.is_over(session, now) for session in sessions.ends.keys() - self.set_aside)
@@ -572,10 +576,10 @@ class RedisStore(Renewable):
         return self.transact(step)
 
     def _end_sessions(self, now: int) -> list[str]:
-        dead = self._dead(self._sessions())
+        dead = self._dead(self.sessions())
         return [
             session.decode(errors="replace")
-            for session in self._ask(scripts.END_SESSIONS, now, *(x for each in dead for x in each))
+            for session in self.ask(scripts.END_SESSIONS, now, *(x for each in dead for x in each))
         ]
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> dict[int, set[str]]:
@@ -599,7 +603,7 @@ class RedisStore(Renewable):
     def _orphans(self, tx: Any) -> list[str]:
         """Unknown sessions that may take somewhere. A session is known before any tube admits it."""
         admitted = set[str]().union(*self.holders(tx, self.tubes(tx)).values())
-        known = self._sessions().ends if admitted else {}
+        known = self.sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
 
     def _admitted(self, tube: int) -> set[str]:
@@ -607,7 +611,7 @@ class RedisStore(Renewable):
         return _texts(self._look_at(tube, "sessions", "SMEMBERS"))
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
-        self._ask(scripts.FORGET_SESSIONS, *sessions)
+        self.ask(scripts.FORGET_SESSIONS, *sessions)
 
     # Waking and counting
 
@@ -667,40 +671,43 @@ class RedisStore(Renewable):
     # Examining
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
-        """What ``tubes.doctor`` looks at. Only a deep look finds beats that stand still: that takes time."""
+        """What ``tubes.doctor`` looks at."""
         if self._namespace == HOSTED:
             raise NotSupported(
                 "what tubes of the type redis keep in Redis is examined along with their queues' own stores: "
                 "give the URL of those"
             )
-        return self._checks(features, deep=deep, is_hosted=False)
+        return redis_checks(self, features, self._watch(), deep=deep, is_hosted=False)
 
-    def _checks(self, features: FeaturesOf, *, deep: bool, is_hosted: bool) -> Iterable[Check]:
-        watch = Watch(self._beats, lambda tx: self._dead(self._sessions()), self._connection)
-        return redis_checks(
-            Examined(
-                namespace=self._namespace,
-                is_hosted=is_hosted,
-                features=features,
-                tubes=self.tubes,
-                add_tube=self._add_tube,
-                remove_dropped=self._remove_dropped,
-                numbers=self._numbers,
-                after=self._after_of,
-                ask=self._ask,
-                sessions=self._sessions,
-            ),
-            self.read,
-            deep=deep,
-            is_alive=watch.is_alive if deep else lambda tx, connection: True,
-            watch=watch.seconds,
-        )
+    def _watch(self) -> Watch[str]:
+        return Watch(self._beats, lambda tx: self._dead(self.sessions()), self._connection)
 
-    def _remove_dropped(self, tube: TubeRecord, gave: Argument) -> None:
+    def examined(self, tube: TubeRecord, features: Features = PLAIN) -> RedisDriver:
+        """The driver of a tube for the doctor's scripts, most of which do not depend on its type."""
+        return RedisDriver(TubeType(features), tube, self._namespace, lambda: 0, self.after_of(tube.id))
+
+    def tube_numbered(self, tx: Any, number: int) -> TubeRecord | None:
+        """The tube of that number, if it is still in the catalogue."""
+        return next((tube for tube in self.tubes(tx) if tube.id == number), None)
+
+    def unknown_sessions(self, tx: Any) -> Sequence[str]:
+        """Those that are missing and have connections."""
+        sessions = self.sessions()
+        return sorted(sessions.connected() - sessions.ends.keys())
+
+    def add_session(self, tx: Any, session: str) -> bool:
+        """Add one of these; tell whether it was still missing."""
+        return bool(self.ask(scripts.ADD_SESSION, session, 0))
+
+    def lonely_sessions(self, tx: Any) -> Sequence[str]:
+        """Those that have lost their last connection and have not ended."""
+        return self.sessions().lonely()
+
+    def remove_dropped(self, tube: TubeRecord, gave: Argument) -> None:
         """Take a tube of which nothing is left but the last id that it gave out of the catalogue."""
-        self._ask(scripts.REMOVE_TUBE, tube.name, tube.id, gave)
+        self.ask(scripts.REMOVE_TUBE, tube.name, tube.id, gave)
 
-    def _numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
+    def numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
         """The numbers of the tubes to which about the next ``limit`` keys belong, and where to go on."""
         place = re.compile(rf"{{{self._namespace}:({NUMBER})}}:")
         keys, after = self._hub.nodes.scan(f"{{{self._namespace}:*", after, limit)
@@ -710,7 +717,7 @@ class RedisStore(Renewable):
     # Life
 
     def _leave(self) -> None:
-        self.read(lambda tx: self._ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
+        self.read(lambda tx: self.ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
 
     def _close(self) -> None:
         guarded(self._hub.listener.remove_beat, self._beat)

@@ -401,13 +401,13 @@ def test_who_holds_tasks_costs_as_many_looks_at_the_sessions_however_many_do(
     queue = patient.opened[0]
     fill(queue, "fifo")
     store: Any = queue.store
-    ask, looks, thread = store._sessions, list[int](), threading.get_ident()
+    ask, looks, thread = store.sessions, list[int](), threading.get_ident()
 
     def counted(**given: Any) -> Any:
         looks[-1] += threading.get_ident() == thread  # not in the thread that beats
         return ask(**given)
 
-    monkeypatch.setattr(store, "_sessions", counted)
+    monkeypatch.setattr(store, "sessions", counted)
     with ExitStack() as others:
         for more in 1, 5:
             for _ in range(more):

@@ -25,7 +25,7 @@ def ask(redis_db: str) -> Iterator[Callable[..., Any]]:
     """``ask(script, *given)`` runs a script of the catalogue."""
     with tubes.connect(redis_db, clock=FakeClock(), sweep=False) as queue:
         store: Any = queue.store
-        yield store._ask
+        yield store.ask
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ def test_the_tubes_of_a_queue_look_at_the_sessions_there_once(
                 assert tube.take(timeout=0) is not None
             stores = [cast(Any, tube.driver)._store for tube in queue._open_tubes.open_all()]
             hub, asked = stores[0]._hub, list[Any]()
-            sessions = type(stores[0])._sessions
+            sessions = type(stores[0]).sessions
 
             def counted(self: Any, sessions: Any = sessions, asked: list[Any] = asked, **given: Any) -> Any:
                 asked.append(self)
@@ -274,7 +274,7 @@ def test_the_tubes_of_a_queue_look_at_the_sessions_there_once(
                 store._beats._look_at = 0.0
             hub.seen = None
             with monkeypatch.context() as patch:
-                patch.setattr(type(stores[0]), "_sessions", counted)
+                patch.setattr(type(stores[0]), "sessions", counted)
                 patch.setattr("tubes.drivers.redis.store.MOMENT", 60.0)
                 queue._sweep(thoroughly=False)
                 for store in stores:
@@ -341,7 +341,7 @@ def test_a_take_is_in_the_queue_s_session_though_its_server_was_not_told_yet(
         assert task is not None and task.owner == two.identify()
         assert two.tube.jobs.ack(task.id).data == "x"
         driver: Any = tube.driver
-        assert left.hex not in driver._store._sessions().connected()
+        assert left.hex not in driver._store.sessions().connected()
 
 
 @pytest.mark.parametrize("part", ["driver", "step"])
@@ -690,7 +690,7 @@ def test_a_rescue_that_was_cut_short_is_taken_up_by_the_next(tmp_path: Path, red
         assert len(ours.release_owner(None, two.identify().hex, 1, now=one.clock.now_ms())) == 1
         ours._suspects = True  # as somebody else does, later
         assert [task.data for task in tube.take_many(9, 0)] == ["a", "b"]
-        assert two.identify().hex not in ours._store._sessions().ends, "the session is not forgotten"
+        assert two.identify().hex not in ours._store.sessions().ends, "the session is not forgotten"
         assert not ours._suspects, "the next take looks again"
 
 
@@ -829,7 +829,7 @@ def test_who_comes_while_the_dead_are_looked_for_keeps_what_it_takes(
         tube = one.create_tube("hot", "redis", url=redis_url)
         tube.put("x")
         ours: Any = tube.driver
-        read, taken, reads = ours._store._sessions, [], count(1)
+        read, taken, reads = ours._store.sessions, [], count(1)
 
         def sessions() -> Any:
             found = read()
@@ -837,7 +837,7 @@ def test_who_comes_while_the_dead_are_looked_for_keeps_what_it_takes(
                 taken.append(two.tube.hot.take(0))
             return found
 
-        monkeypatch.setattr(ours._store, "_sessions", sessions)
+        monkeypatch.setattr(ours._store, "sessions", sessions)
         ours._suspects = True
         assert tube.take(0) is None
         (task,) = taken

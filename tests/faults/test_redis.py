@@ -565,7 +565,7 @@ def test_who_is_there_but_for_a_moment_rescues_the_dead(
         lambda: tubes.connect(patient, sweep=False),
         process,
         patient,
-        lambda store: store._ask(scripts.BEAT, store._connection),
+        lambda store: store.ask(scripts.BEAT, store._connection),
         lambda: pass_time(server, 20_001),
     )
     assert server.command("HLEN", "{tubes}:connections") == 0
@@ -592,7 +592,7 @@ def test_a_beat_says_that_its_session_is_over_or_its_connection_taken_for_dead(
 ) -> None:
     store: Any = connect(sweep=False).store
     session, connection = store.session, store._connection  # the store goes on with others by itself
-    beat = partial(store._ask, scripts.BEAT, connection)
+    beat = partial(store.ask, scripts.BEAT, connection)
     assert beat() == 1
     server.command("HSET", "{tubes}:sessions", session, "0 1")
     assert beat() == 0
@@ -615,7 +615,7 @@ def test_a_session_whose_last_process_died_is_joined_by_nobody(connect: Connect,
 def test_who_was_taken_for_dead_and_does_not_know_it_joins_another_session(connect: Connect) -> None:
     queue, other = connect(sweep=False), connect(sweep=False)
     store: Any = queue.store
-    other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
+    other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
     assert queue.identify(other.identify()) == other.identify()
 
 
@@ -670,7 +670,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
             return True
         seen.append(is_alive())
         if len(seen) == 1:
-            other.store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
+            other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
             for session in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs._release_some(session)
                 if is_forgotten:
@@ -704,7 +704,7 @@ def test_a_connection_that_cannot_be_read_keeps_no_session_alive(
 
 def end_and_go_on(store: Any) -> None:
     """Take a process for dead, and have it go on in a new session."""
-    store._ask(scripts.LEAVE, store._connection, store.clock.now_ms())
+    store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())
     store.prove_life()
 
 
@@ -726,7 +726,7 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
         leave = partial(end_and_go_on, store)
     with queue:
         tube.put("x")
-        ask, held, looks = store._ask, list[tubes.Task | None](), list[str]()
+        ask, held, looks = store.ask, list[tubes.Task | None](), list[str]()
 
         def asks_late(script: Any, *given: Any) -> Any:
             if script is scripts.IS_ALIVE and threading.current_thread() is threading.main_thread():
@@ -737,7 +737,7 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
                         others.submit(leave).result()
             return ask(script, *given)
 
-        monkeypatch.setattr(store, "_ask", asks_late)
+        monkeypatch.setattr(store, "ask", asks_late)
         assert tube.take(timeout=0) is None
         assert held[0] is not None
         assert tube.tasks("t") == held
@@ -1087,8 +1087,8 @@ def test_a_full_memory_refuses_no_script_that_adds_a_little(
     assert tube.kick() == 1
     assert server.command("LLEN", f"{{tubes:{tube.record.id}}}:bell") == 1  # which calls a waiting consumer
     assert store._run_on(tube.record.id, scripts.ADD_CALLS, "put", 5) == 1
-    assert store._ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
-    assert store._ask(scripts.BEAT, store._connection) == 1
+    assert store.ask(scripts.END_SESSIONS, store.clock.now_ms()) == [lonely.encode()]
+    assert store.ask(scripts.BEAT, store._connection) == 1
     server.command("HDEL", f"{{tubes:{tube.record.id}}}:meta", "next")
     assert [finding.kind.value for finding in Doctor(queue).repair()] == ["session", "count", "count"]
     assert [*Doctor(queue).examine()] == []

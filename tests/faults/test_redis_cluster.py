@@ -678,7 +678,7 @@ def can_put(tube: tubes.Tube) -> bool:
 
 def sessions_of(queue: tubes.Queue) -> set[str]:
     store: Any = queue.store
-    return set(store._sessions().ends)
+    return set(store.sessions().ends)
 
 
 def test_full_durability_is_every_nodes(redis_cluster: str) -> None:
