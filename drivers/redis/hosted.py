@@ -43,7 +43,7 @@ from .hub import HOSTED, Hub
 from .listener import Source
 from .nodes import Address, Nodes
 from .scripts import Keys
-from .store import RedisStore
+from .store import RedisStore, texts
 from .urls import check_url, described, parsed, without_passwords
 from .wire import Refused
 
@@ -417,10 +417,14 @@ class HostedStore(RedisStore):
         """Also whether an unknown session may take here: one that was forgotten when it had ended."""
         if super()._sees_deaths(tx, thoroughly, allow_recent):
             return True
-        unknown = self._admitted(self._driver.number)
+        unknown = self._admitted()
         if unknown and allow_recent:
             unknown -= self._sessions_lately().ends.keys()
         return bool(unknown and unknown - self.sessions().ends.keys())  # read last: one may just have begun
+
+    def _admitted(self) -> set[str]:
+        """The sessions that may take in the tube."""
+        return texts(self.look_at(self._driver.number, "sessions", "SMEMBERS"))
 
     def rescue(self, now: int) -> list[Change]:
         """Release what is held in the tube by sessions that are not alive.
@@ -429,7 +433,7 @@ class HostedStore(RedisStore):
         """
         over = {*self._end_sessions(now)}
         driver = self._driver
-        admitted = self._admitted(driver.number)
+        admitted = self._admitted()
         alive = self.sessions().ends.keys() - over
         changes: list[Change] = []
         damage: StoreError | None = None

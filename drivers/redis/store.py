@@ -392,7 +392,7 @@ class RedisStore(Renewable):
     ) -> dict[int, Any]:
         """Return a command's answer for one key of each tube, by their ids: one round trip to each node.
 
-        A tube is left out if its node is away, if it has moved, or if its key is of the wrong type.
+        A tube is left out if its node is away, if it has just moved, or if its key is of the wrong type.
         """
         of_node: dict[object, list[tuple[int, Keys]]] = {}
         for tube in tubes:
@@ -409,15 +409,16 @@ class RedisStore(Renewable):
                 if not self._hub.nodes.is_cluster:
                     raise
             else:
-                answered = zip(asked, told, strict=True)
-                answers |= {
-                    tube: answer for (tube, _), answer in answered if not isinstance(answer, Exception)
-                }
+                for (id, keys), answer in zip(asked, told, strict=True):
+                    if isinstance(answer, Exception):
+                        self._hub.nodes.heed(answer, keys)  # it may say where the tube is now
+                    else:
+                        answers[id] = answer
         return answers
 
     def _finish_drop(self, tube: TubeRecord) -> None:
         """Take a tube out of the catalogue if a process dropped it, and then died, or got no answer."""
-        if self._look_at(tube.id, "meta", "HEXISTS", "dropped"):
+        if self.look_at(tube.id, "meta", "HEXISTS", "dropped"):
             self.remove_tube(None, tube)
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
@@ -425,7 +426,7 @@ class RedisStore(Renewable):
         keys = Keys.of_tube(self._namespace, tube)
         return self._evaluate(keys, script, ("", self.clock.now_ms(), 0, *given))
 
-    def _look_at(self, tube: int, key: str, command: str, *given: Argument) -> Any:
+    def look_at(self, tube: int, key: str, command: str, *given: Argument) -> Any:
         """Return a command's answer for one key of a tube."""
         keys = Keys.of_tube(self._namespace, tube, key)
         return self._hub.nodes.ask(keys, command, *keys, *given)
@@ -583,32 +584,14 @@ class RedisStore(Renewable):
         ]
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> dict[int, set[str]]:
-        """The sessions that may hold tasks, since they may take, by tubes' ids.
-
-        A tube is left out if its node of a Cluster is away, or its list is damaged: nobody takes there then.
-        """
-        holders = {tube: _texts(ids) for tube, ids in self._read_each(tubes, "sessions", "SMEMBERS").items()}
-        for tube in tubes:
-            try:
-                if tube.id not in holders:  # its slot has moved, say
-                    self._hub.nodes.check_reachable(Keys.of_tube(self._namespace, tube.id))
-                    holders[tube.id] = self._admitted(tube.id)
-            except StoreUnavailable:
-                if not self._hub.nodes.is_cluster:
-                    raise
-            except WrongType:
-                pass
-        return holders
+        """The sessions that may hold tasks, since they may take, by tubes' ids; see ``_read_each``."""
+        return {tube: texts(ids) for tube, ids in self._read_each(tubes, "sessions", "SMEMBERS").items()}
 
     def _orphans(self, tx: Any) -> list[str]:
         """Unknown sessions that may take somewhere. A session is known before any tube admits it."""
         admitted = set[str]().union(*self.holders(tx, self.tubes(tx)).values())
         known = self.sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
-
-    def _admitted(self, tube: int) -> set[str]:
-        """The sessions that may take there."""
-        return _texts(self._look_at(tube, "sessions", "SMEMBERS"))
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
         self.ask(scripts.FORGET_SESSIONS, *sessions)
@@ -665,7 +648,7 @@ class RedisStore(Renewable):
         self.read(add)  # which translates what is refused
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        counts = pairs(self._look_at(tube, "calls", "HGETALL"))
+        counts = pairs(self.look_at(tube, "calls", "HGETALL"))
         return {event: int(count) for event, count in counts if _COUNT.fullmatch(count)}
 
     # Examining
@@ -740,7 +723,8 @@ def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
     return [wire.receive() for _ in commands]
 
 
-def _texts(ids: Iterable[bytes]) -> set[str]:
+def texts(ids: Iterable[bytes]) -> set[str]:
+    """Ids as a server answers them, in the form that everything else has them."""
     return {id.decode(errors="replace") for id in ids}
 
 

@@ -42,7 +42,7 @@ class TestRedisUtubettl(RedisKit):
         for released, is_listed in (2, True), (1, False):
             changes = queue.store.transact(lambda tx: driver.release_owner(tx, owner, 2, now=now))
             store: Any = queue.store
-            listed = store._admitted(tube.record.id)
+            (listed,) = store.holders(None, [tube.record]).values()
             assert (len(changes), owner in listed) == (released, is_listed)
 
     def test_nothing_of_a_temporary_tube_is_left_when_the_server_is_another(

@@ -381,6 +381,18 @@ def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_c
         assert store.holders(None, [tube.record]) == {tube.record.id: set()}
 
 
+def test_a_tube_that_has_moved_is_left_out_once(redis_cluster: str) -> None:
+    """Where many are asked at once. Those who ask then ask it by itself; and the next time it is there."""
+    with tubes.connect(redis_cluster, namespace="moves", sweep=False) as queue:
+        tube, store = queue.create_tube("jobs", "fifo"), cast(Any, queue.store)
+        slots, slot = store._hub.nodes._slots, slot_of(tube, "moves")
+        right = slots[slot]
+        slots[slot] = next(address for address in slots.values() if address != right)
+        assert store.holders(None, [tube.record]) == {}
+        assert slots[slot] == right
+        assert store.holders(None, [tube.record]) == {tube.record.id: set()}
+
+
 @pytest.mark.slow
 def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     connect: Connect, cluster: RedisCluster
