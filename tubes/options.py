@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from decimal import Context, Decimal
 from typing import Any
 
 from tubes.errors import BadOption, NotSupported, shown, suggestion
@@ -22,9 +21,6 @@ LONGEST_SUM_MS = 2**60
 """The most that delays and touches add up to, so that resulting instants fit into 64 bits in every store."""
 
 LARGEST_ID = 2**63 - 1
-
-_EXACT = Context(prec=20)
-"""Enough for any duration. The user's own context may round to fewer digits."""
 
 _MARK = "\1"
 """Precedes a sub-queue's stored name if that would otherwise be the unnamed one's, or begin with a mark."""
@@ -59,8 +55,7 @@ def milliseconds(option: str, value: object) -> int:
             option=option,
             value=value,
         )
-    digits = Decimal(_digits(value, 15))  # those that a float is good for: 0.1 + 0.2 is 300 ms
-    return math.ceil(_EXACT.multiply(digits, 1000))
+    return math.ceil(float(_digits(value * 1000, 15)))  # those that a float is good for: 0.1 + 0.2 is 300 ms
 
 
 def optional_milliseconds(option: str, value: object) -> int | None:
