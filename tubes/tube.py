@@ -320,19 +320,11 @@ class Tube(Takes):
         """Make up to ``count`` buried tasks ready again; return how many (Tarantool: ``tube:kick``)."""
         most = checked.whole("count", count)
         unit = self._unit(unit, connection)
-        kicked = 0
-        while kicked < most:
-            limit = min(most - kicked, STEP_LIMIT)
-            count = self._kick_some(limit, unit)
-            kicked += count
-            if count < limit:
-                break
-        if not kicked:
-            self._check_exists(unit)
-        return kicked
 
-    def _kick_some(self, limit: int, unit: Unit | None) -> int:
-        return len(self._run(lambda tx: self._checked.kick(tx, limit, now=self._clock.now_ms()), unit))
+        def kick(limit: int) -> int:
+            return len(self._run(lambda tx: self._checked.kick(tx, limit, now=self._clock.now_ms()), unit))
+
+        return self._step_by_step(kick, most, unit)
 
     def peek(self, task: Task | int, *, unit: Unit | None = None, connection: Any = None) -> Task:
         """Return a task as it is now, or raise TaskNotFound (Tarantool: ``tube:peek``)."""
@@ -359,30 +351,34 @@ class Tube(Takes):
 
     def release_all(self) -> int:
         """Release every taken task, whoever holds it; return how many (Tarantool: ``tube:release_all``)."""
-        released = 0
-        while count := self._release_some(None):
-            released += count
-            if count < STEP_LIMIT:  # else this might never end: others may go on taking
-                break
-        if not released:
-            self._check_exists()
-        return released
+        return self._step_by_step(lambda limit: self._release_some(None))
 
     def truncate(self) -> int:
         """Remove all tasks silently: no events, no counts; return how many (Tarantool: ``tube:truncate``)."""
-        removed = 0
-        while count := guarded(self._truncate_some):
-            removed += count
-            if count < STEP_LIMIT:
-                break
-        if not removed:
-            self._check_exists()
-        return removed
+        return self._step_by_step(lambda limit: guarded(self._truncate_some, limit))
 
-    def _truncate_some(self) -> int:
-        count = self.place.transact(lambda tx: self._checked.truncate(tx, STEP_LIMIT))
+    def _truncate_some(self, limit: int) -> int:
+        count = self.place.transact(lambda tx: self._checked.truncate(tx, limit))
         self._store.call(self._room, count)
         return count
+
+    def _step_by_step(
+        self, step: Callable[[int], int], most: int = checked.LARGEST_ID, unit: Unit | None = None
+    ) -> int:
+        """Repeat a step on up to so many tasks until it finds fewer; return how many it found in all.
+
+        It does not go on until there are none, which might never come: others may go on taking, or putting.
+        """
+        done = 0
+        while done < most:
+            limit = min(most - done, STEP_LIMIT)
+            count = step(limit)
+            done += count
+            if count < limit:
+                break
+        if not done:
+            self._check_exists(unit)
+        return done
 
     def drop(self) -> None:
         """Remove the tube. TubeBusy while tasks are taken or consumers wait (Tarantool: ``tube:drop``)."""
