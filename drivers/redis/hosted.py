@@ -37,15 +37,12 @@ from ..examining import FeaturesOf
 from . import scripts
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
-from .errors import translated
 from .examiner import redis_checks
 from .hub import HOSTED, Hub
 from .listener import Source
 from .nodes import Address, Nodes
-from .scripts import Keys
 from .store import RedisStore, texts
 from .urls import check_url, described, parsed, without_passwords
-from .wire import Refused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,7 +80,7 @@ class RedisTube:
         self._tube_in_redis = replace(tube, id=tube.options["number"])
         """The same tube with its number in Redis; ``_tube`` has that of the queue's store."""
         self._redis = RedisDriver(
-            ALL, self._tube_in_redis, HOSTED, lambda: store.waiters.uncalled(tube.id), tube.options["after"]
+            ALL, self._tube_in_redis, HOSTED, lambda: store.waiters.uncalled(tube.id), after=0
         )
         self._opening = threading.RLock()  # a signal's handler may call while one waits for the server
         self._opened: HostedStore | None = None
@@ -93,7 +90,7 @@ class RedisTube:
 
     @staticmethod
     def check_tube_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is stored: the URL without password, the tube's number, and the id before its first."""
+        """Return what is stored: the URL without password, and the tube's number."""
         url = given.get("url")
         if not isinstance(url, str) or url.partition("://")[0] not in ("redis", "rediss", "unix"):
             raise BadOption(
@@ -101,17 +98,17 @@ class RedisTube:
             )
         check_url(url)
         shown, is_secret = without_passwords(url)
-        after = _last_given_at(url if is_secret else _with_password(shown))
+        _check_server(url if is_secret else _with_password(shown))
         if is_secret:  # only now: the server might have refused it
             _given[shown] = url
-        return {"url": shown, "number": new_number(), "after": after}
+        return {"url": shown, "number": new_number()}
 
     # Life
 
     def create_space(self, tx: Any, tube: TubeRecord) -> None:
-        """Make it. A tube of its name may have been dropped since its options noted the last id."""
+        """Make it. Its ids go on after those of tubes that were dropped."""
         check_pri(tube.options.get("pri", 0))
-        self._redis.after = max(tube.options["after"], self._store.last_given())
+        self._redis.after = self._store.last_given()
         self._do(self._redis.make)
 
     def start(self, tx: Any) -> None:
@@ -363,7 +360,9 @@ class HostedStore(RedisStore):
 
     def last_given(self) -> int:
         """Return the last id that a dropped tube gave here."""
-        return self.read(lambda tx: _last_given(self._hub.nodes, self._keys))
+        key = self._keys.named("last")
+        stored = self.read(lambda tx: self._hub.nodes.ask(self._keys, "HGET", key, "task")) or b""
+        return int(stored) if _LAST.fullmatch(stored) else 0
 
     def listen(self) -> None:
         """Somebody begins to wait in the host's queue, for tasks or for room, or is still waiting."""
@@ -382,7 +381,7 @@ class HostedStore(RedisStore):
 
     def after_of(self, tube: int) -> int:
         """Nobody knows which ids a tube has given that has lost its next one: see ``open.lua``."""
-        return max(self._driver.after, self.clock.now_ms())
+        return self.clock.now_ms()
 
     def remove_dropped(self, tube: TubeRecord, gave: Any) -> None:
         super().remove_dropped(tube, gave)
@@ -460,23 +459,11 @@ _LAST = re.compile(rb"[0-9]{1,15}")
 """As queue.lua reads it."""
 
 
-def _last_given(nodes: Nodes, keys: Keys) -> int:
-    """The last id that a dropped tube gave, by the keys of its queue: a new tube's ids begin after it."""
-    stored = nodes.ask(keys, "HGET", keys.named("last"), "task") or b""
-    return int(stored) if _LAST.fullmatch(stored) else 0
-
-
-def _last_given_at(url: str) -> int:
-    """The same of a server on which no tube need be open."""
-    url, _ = parsed(url)
-    nodes, keys = Nodes(url, PATIENCE), Keys.of_queue(HOSTED)
-    try:
-        nodes.open()
-        return _last_given(nodes, keys)
-    except Refused as error:
-        raise translated(error, nodes, keys) from error
-    finally:
-        nodes.close()
+def _check_server(url: str) -> None:
+    """Raise StoreUnavailable if the server does not answer, or refuses the password."""
+    nodes = Nodes(parsed(url)[0], PATIENCE)
+    nodes.open()
+    nodes.close()
 
 
 def _with_password(url: str) -> str:
