@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from tubes.clock import pause, real_monotonic
@@ -304,7 +305,8 @@ class Examination:
         if check.rescues:
             if curable:
                 self._rescue()
-                yield from self._rescued(check, curable)
+                left = {*chain.from_iterable(self._steps(check))}
+                yield from (finding for finding in curable if finding not in left)
             return
         ready: Counter[str] = Counter()
         try:
@@ -314,16 +316,6 @@ class Examination:
                     yield finding
         finally:
             self._wake(ready)
-
-    def _rescued(self, check: Check, findings: Sequence[Finding]) -> Sequence[Finding]:
-        left: set[Finding] = set()
-        after = None
-        while True:
-            look = self._look(check, after)
-            left.update(look.findings)
-            if look.after is None:
-                return [finding for finding in findings if finding not in left]
-            after = look.after
 
     def _confirm(self, check: Check, finding: Finding) -> bool:
         return self._write(lambda tx: check.confirm(tx, finding))
