@@ -176,9 +176,9 @@ class Doctor:
     def __init__(self, queue: Queue, *, deep: bool = False, on_progress: Progress | None = None) -> None:
         if getattr(queue.store, "checks", None) is None:
             raise NotSupported(f"{queue.store} cannot be examined")
-        self._queue = queue
-        self._deep = deep
-        self._on_progress: Progress = on_progress or (lambda name, done, size: None)
+        self.queue = queue
+        self.deep = deep
+        self.on_progress: Progress = on_progress or (lambda name, done, size: None)
 
     def examine(self) -> Iterator[Finding]:
         """Yield what is wrong. Nothing is written."""
@@ -204,10 +204,10 @@ class Doctor:
 
     def _tubes_apart(self) -> list[Tube]:
         """The tubes that have stores of their own."""
-        return [tube for tube in self._queue._open_tubes.open_all() if hasattr(tube.driver, "own_store")]
+        return [tube for tube in self.queue._open_tubes.open_all() if hasattr(tube.driver, "own_store")]
 
     def _of_queue(self) -> Examination:
-        return self._examination(self._queue.store, self._queue.rescuer.rescue)
+        return Examination(self, self.queue.store, self.queue.rescuer.rescue)
 
     def _of_tube(self, tube: Tube) -> Examination:
         """That of the store that a tube has of its own. StoreUnavailable if its server is away."""
@@ -220,23 +220,16 @@ class Doctor:
                 tube.ended.update(ended)
                 tube.rescue()
 
-        return self._examination(store, rescue)
-
-    def _examination(self, store: Store, rescue: Callable[[], object]) -> Examination:
-        return Examination(self._queue, store, rescue, self._deep, self._on_progress)
+        return Examination(self, store, rescue)
 
 
 class Examination:
     """Of one store; and its repair. ``rescue`` gives back what dead sessions hold there."""
 
-    def __init__(
-        self, queue: Queue, store: Store, rescue: Callable[[], object], deep: bool, on_progress: Progress
-    ) -> None:
-        self._queue = queue
+    def __init__(self, doctor: Doctor, store: Store, rescue: Callable[[], object]) -> None:
+        self._doctor = doctor
         self._store = store
         self._rescue = rescue
-        self._deep = deep
-        self._on_progress = on_progress
 
     def examine(self) -> Iterator[Finding]:
         """Yield what is wrong there."""
@@ -260,7 +253,7 @@ class Examination:
 
     def _checks(self) -> Iterable[Check]:
         store = cast("Examinable", self._store)
-        return store.checks(_features, deep=self._deep)
+        return store.checks(_features, deep=self._doctor.deep)
 
     def _steps(self, check: Check) -> Iterator[Sequence[Finding]]:
         """The findings of a check, step by step."""
@@ -281,7 +274,7 @@ class Examination:
                 yield [Finding(Kind.DAMAGE, what, None)]
                 return
             seen += look.seen
-            self._on_progress(check.name, seen, max(size, seen) if size else 0)
+            self._doctor.on_progress(check.name, seen, max(size, seen) if size else 0)
             yield findings
             if look.after is None:
                 return
@@ -354,10 +347,11 @@ class Examination:
     def _wake(self, tubes: Counter[str]) -> None:
         """Wake those who wait: what was mended may be taken now, or makes room."""
         if tubes:
-            for record in self._queue.records():
+            queue = self._doctor.queue
+            for record in queue.records():
                 if tubes[record.name]:
                     for key in record.id, room(record.id):
-                        self._queue.store.call(key, tubes[record.name])
+                        queue.store.call(key, tubes[record.name])
 
 
 def _is_of_damage(error: Exception) -> bool:
