@@ -217,8 +217,10 @@ class Doctor:
         def rescue() -> None:
             with apart_from_others(tube):
                 ended = guarded(partial(store.ended_sessions, store.clock.now_ms(), thoroughly=True))
-                tube.ended.update(ended)
-                tube.rescue()
+                # Not by way of ``tube.ended``: a session that is not rescued now may come back there
+                for session in ended:
+                    while tube._release_some(session):
+                        pass
 
         return Examination(self, store, rescue)
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import redis
@@ -161,6 +161,30 @@ def test_what_a_session_holds_that_may_come_back_is_left_to_it(patient: Patient)
     assert patient.doctor("--deep", "--fix").status == 0
     patient.opened[0].identify(session)
     assert tube.ack(held).id == held.id
+
+
+def test_who_comes_back_keeps_what_it_takes_though_a_repair_could_not_rescue(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back in the queue's session, under the id of the one that was over there."""
+    driver: Any = patient.fill().driver
+    ours = patient.opened[0]
+
+    def is_away(*given: Any, **options: Any) -> Any:
+        raise tubes.StoreUnavailable("the server went away in the middle of the rescue")
+
+    with tubes.connect(patient.url, sweep=False) as other:
+        theirs = other.tube.jobs
+        assert theirs.take(timeout=0) is not None
+        store = cast(Any, theirs.driver)._store
+        patient.client.hdel("{tubes_hosted}:connections", store._connection)
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "release_owner", is_away)
+            assert [*Doctor(ours).repair()] != []
+        store._beat()
+        task = take(theirs)
+        ours.sweep()
+        assert theirs.ack(task).id == task.id
 
 
 def test_a_living_process_whose_session_is_lost_there_keeps_what_it_holds(patient: Patient) -> None:
