@@ -200,7 +200,7 @@ class SqliteStore(SqlStore):
             raise
 
     def _share(self, path: str) -> SharedFile:
-        self._shared = shared = SharedFile.open(path, self._namespace, self)
+        self._shared = shared = SharedFile.open(path, self._namespace, self._sql, self)
         return shared
 
     def _connect(self) -> sqlite3.Connection:

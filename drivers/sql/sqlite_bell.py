@@ -53,6 +53,8 @@ class Board:
         bits = 0
         for key in keys:
             bits |= 1 << key % 64
+            if bits == _WORD - 1:  # all are set, and thousands of keys may follow
+                break
         slot = connection % SLOTS
         self._write(slot, bits, connection, bell)
         self._memory[slot] = _ARMED

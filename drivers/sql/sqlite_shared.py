@@ -18,6 +18,7 @@ from .sqlite_hold import Hold
 from .sqlite_listener import Listener
 from .sqlite_lock_file import LockFile
 from .sqlite_writer import stays_inside
+from .statements import Statements
 
 if TYPE_CHECKING:
     from .sqlite import SqliteStore
@@ -46,7 +47,7 @@ class SharedFile:
     _opening: ClassVar[dict[int, str]] = {}
     """The files to which threads are opening connections that no queue knows of yet, by thread."""
 
-    def __init__(self, path: str, file: File, namespace: str) -> None:
+    def __init__(self, path: str, file: File, namespace: str, sql: Statements) -> None:
         self.path = path
         self.file = file
         self._key = file, namespace
@@ -59,7 +60,7 @@ class SharedFile:
         self.counts = Counts()
         self.users: list[SqliteStore] = []
         """The queues' stores. One that is opened again is in it twice until that is done."""
-        self.listener = Listener(path, self.locks, self.users)
+        self.listener = Listener(path, self.locks, sql, self.users)
         self.waiters = self.listener.waiters
         self.joined: weakref.WeakSet[Any] = weakref.WeakSet()
         """The users' own transactions that these queues have joined."""
@@ -67,13 +68,13 @@ class SharedFile:
         """Those users that are closing their connections."""
 
     @classmethod
-    def open(cls, path: str, namespace: str, user: SqliteStore) -> SharedFile:
+    def open(cls, path: str, namespace: str, sql: Statements, user: SqliteStore) -> SharedFile:
         """Return the one for this file, which must exist, and for the tables of this namespace, to its user."""
         with cls._all_lock:
             key = _file_of(os.stat(path)), namespace
             shared = cls._all.get(key)
             if shared is None or not shared.is_in_place():  # its folder was renamed: its path is dead
-                shared = cls._all[key] = SharedFile(path, *key)
+                shared = cls._all[key] = SharedFile(path, *key, sql)
             shared.users.append(user)
             shared.hold.take()
             return shared

@@ -111,6 +111,13 @@ def test_tubes_that_share_a_bit_and_connections_that_share_a_slot_are_told_apart
     assert board.called(3 + SLOTS) == 65
 
 
+def test_of_many_tubes_no_more_are_read_than_there_are_bits(boards: Callable[[], Board]) -> None:
+    board, tubes = boards(), iter(range(1, 10_000))
+    board.arm(1, 101, tubes)
+    assert next(tubes) == 65
+    assert call(board, 7000) == [101]
+
+
 def test_a_bell_rings_for_the_number_it_was_given(bell: Bell) -> None:
     ring(bell.number ^ 1)
     assert bell.wait() is False  # the floor

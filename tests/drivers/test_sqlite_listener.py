@@ -1,0 +1,86 @@
+"""The thread that hears, on a SQLite file, what others have committed."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tubes.drivers.sql import sqlite_listener
+from tubes.drivers.sql.sqlite_listener import FEW, SOME
+
+import tubes
+from tubes.clock import Signal
+from tubes.tube import Tube
+
+MANY = 3 * SOME
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "queue.db"
+
+
+@pytest.fixture
+def waiting(path: Path) -> Iterator[Callable[[int], dict[Tube, Signal]]]:
+    """Has somebody wait in each of so many tubes: a signal that is set is one that would look."""
+    queue = tubes.connect(f"sqlite:///{path}", durability="off", sweep=False)
+    entered: dict[Tube, Signal] = {}
+
+    def wait(count: int) -> dict[Tube, Signal]:
+        made = [queue.create_tube(f"tube{number}", "fifo") for number in range(count)]
+        entered.update((tube, queue.store.waiters.enter(tube.record.id)) for tube in made)
+        return entered
+
+    yield wait
+    for tube, signal in entered.items():
+        queue.store.waiters.leave(tube.record.id, signal)
+    queue.close()
+
+
+def put(path: Path, tube: Tube, *, is_delayed: bool = False) -> None:
+    """Put a task as a program would that rings no bell."""
+    state, front = ("'~'", "NULL") if is_delayed else ("'r'", "1")
+    columns = "tube, state, front, pri, place, created_ms, updated_ms, attempts, data"
+    with sqlite3.connect(path, timeout=60) as db:
+        db.execute(
+            f"INSERT INTO tubes_task ({columns}) VALUES (?, {state}, {front}, 0, 0, 0, 0, 0, '1')",
+            (tube.record.id,),
+        )
+    db.close()
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_among_many_lines_they_look_at_once_where_a_task_is_ready(
+    path: Path, waiting: Callable[[int], dict[Tube, Signal]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_listener, "SOME", 0)  # nobody looks by turns
+    signals = waiting(MANY)
+    *others, last = signals
+    put(path, last)
+    wait_until(lambda: signals[last].is_set)
+    assert sum(signals[tube].is_set for tube in others) <= FEW
+
+
+def test_in_all_the_other_lines_they_look_by_and_by(
+    path: Path, waiting: Callable[[int], dict[Tube, Signal]]
+) -> None:
+    signals = waiting(MANY)
+    put(path, [*signals][-1], is_delayed=True)
+    wait_until(lambda: all(signal.is_set for signal in signals.values()))
+
+
+def test_in_a_few_lines_they_all_look(path: Path, waiting: Callable[[int], dict[Tube, Signal]]) -> None:
+    signals = waiting(FEW)
+    for signal in signals.values():
+        signal.clear()
+    put(path, [*signals][-1], is_delayed=True)
+    wait_until(lambda: all(signal.is_set for signal in signals.values()))
