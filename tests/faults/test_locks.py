@@ -644,3 +644,22 @@ def test_what_one_look_sees_is_of_one_instant_if_it_says_so(connect: Connect) ->
     before, after = queue.store.read(look)
     assert before == after
     assert tube.statistics()["tasks"]["ready"] == 1
+
+
+def test_a_call_of_many_long_steps_lets_others_write_now_and_then(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than the pause between two of their tries: the lock is hardly ever free for as long as that."""
+    store = connect(sweep=False).store
+    module = importlib.import_module(type(store).__module__)
+    writer = importlib.import_module(module.SqliteWriter.__module__)
+    now, pauses = 1000.0, list[float]()
+    monkeypatch.setattr(module, "real_monotonic", lambda: now)
+    monkeypatch.setattr(module, "pause", pauses.append)
+    for _ in range(3):
+        store.let_others()
+    assert len(pauses) == 1
+    now += module.GOES_ON_FOR
+    store.let_others()
+    assert len(pauses) == 2
+    assert min(pauses) > writer.SHORT_PAUSE

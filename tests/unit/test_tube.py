@@ -44,6 +44,49 @@ def test_who_has_buried_a_task_may_bury_it_again_by_what_it_took(tube: tubes.Tub
     assert tube.bury(task) == tube.bury(task)
 
 
+def _settle(tube: tubes.Tube, clock: FakeClock) -> int:
+    tube.put_many(range(7), delay=1)
+    clock.advance(1)
+    return tube.expire()[0]
+
+
+def _rescue(tube: tubes.Tube, clock: FakeClock) -> int:
+    tube.put_many(range(7))
+    tube.ended = {task.owner.hex for task in tube.take_many(7) if task.owner}
+    return tube.rescue()
+
+
+def _release(tube: tubes.Tube, clock: FakeClock) -> int:
+    tube.put_many(range(7))
+    tube.take_many(7)
+    return tube.release_all()
+
+
+def _kick(tube: tubes.Tube, clock: FakeClock) -> int:
+    for task in tube.put_many(range(7)):
+        tube.bury(task)
+    return tube.kick(7)
+
+
+def _truncate(tube: tubes.Tube, clock: FakeClock) -> int:
+    tube.put_many(range(7))
+    return tube.truncate()
+
+
+@pytest.mark.parametrize("call", [_settle, _rescue, _release, _kick, _truncate])
+def test_between_the_steps_of_a_call_others_get_their_turn(
+    small_steps: None,
+    tube: tubes.Tube,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[tubes.Tube, FakeClock], int],
+) -> None:
+    turns: list[object] = []
+    monkeypatch.setattr(tube._store, "let_others", lambda: turns.append(None))
+    assert call(tube, clock) == 7  # by 3, 3 and 1
+    assert len(turns) == 2
+
+
 @pytest.mark.parametrize(("count", "kicked"), [(2, 2), (3, 3), (7, 7), (8, 8), (100, 8)])
 def test_a_kick_makes_exactly_so_many_ready_in_however_many_steps(
     small_steps: None, tube: tubes.Tube, count: int, kicked: int
