@@ -16,9 +16,10 @@ LOOK_EVERY = 0.05
 """Seconds between two looks for dead sessions by consumers that keep finding tasks."""
 
 RESCUED_AT_ONCE = 10
-"""Most ended sessions whose tasks are given back between two looks, chosen at random if there are more.
+"""Most ended sessions whose tasks are given back before a second look, chosen at random if there are more.
 
 When many processes see the same sessions end, as when a host with many workers dies, this divides the work.
+Before each further look there may be twice as many: each reads all that are left.
 """
 
 
@@ -52,11 +53,12 @@ class Rescuer:
         tasks of unknown sessions, are left to a later sweep.
         """
         store, is_thorough = self._store, taker is None
-        released, seen = 0, {*store.set_aside}
+        released, seen, most = 0, {*store.set_aside}, RESCUED_AT_ONCE
         while True:
             ended = guarded(partial(store.ended_sessions, store.clock.now_ms(), thoroughly=is_thorough))
             left = [session for session in ended if session not in seen]
-            chosen = left if len(left) <= RESCUED_AT_ONCE else random.sample(left, RESCUED_AT_ONCE)
+            chosen = left if len(left) <= most else random.sample(left, most)
+            most *= 2
             seen.update(chosen)
             if chosen:
                 released += self._rescue_from(chosen, taker)
