@@ -144,6 +144,7 @@ class PostgresStore(SqlStore):
                 self._beat,
                 self._beats.every,
                 self._shared.announced,
+                (self._sql.with_ready, self._sql_temporary.with_ready),
             )
             self._listener.start()
         except (OSError, RuntimeError) as error:  # out of file descriptors, or of threads

@@ -17,7 +17,8 @@ from __future__ import annotations
 import select
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tubes.clock import pause, real_monotonic
@@ -25,9 +26,11 @@ from tubes.errors import TubeError
 from tubes.logs import Log
 from tubes.waiting import Key, Waiters
 
+from ..looks import Looks
 from ..polling import PollingThread
 from ..retries import Lost
 from .postgresql_wire import Refused, Wire
+from .statements import Statement, json_ids
 
 ANNOUNCE_EVERY = 5.0
 """Seconds between two announcements by a process that it waits."""
@@ -80,9 +83,13 @@ class Listener(PollingThread):
         beat: Callable[[Wire], None],
         beat_every: float,
         announced: Announced | None = None,
+        with_ready: Sequence[Statement] = (),
     ) -> None:
         super().__init__()
         self.waiters = waiters
+        self._looks = Looks(waiters)
+        self._with_ready = with_ready
+        """The statements that tell which of some tubes have ready tasks, each in a table of tasks."""
         self._announced = announced or Announced()
         self._connect = connect
         self._is_pooled = False
@@ -202,15 +209,20 @@ class Listener(PollingThread):
             self._look_at = now + SOON
             self._send(wire, f"{WAITING} {','.join(map(str, sorted(announced.keys)[:MOST_KEYS]))}")
         elif now >= self._look_at:
-            self._look(now)
+            self._look(wire, now)
 
-    def _look(self, now: float) -> None:
-        """Wake one waiter of each line, unless another listener of this process has just done so."""
+    def _look(self, wire: Wire, now: float) -> None:
+        """Have waiters look, unless another listener of this process has just done so."""
         announced, floor = self._announced, POOLED_FLOOR if self._is_pooled else FLOOR
         if announced.looked_at < now - floor or announced.looked_at < announced.at + SOON <= now:
             announced.looked_at = now
-            self.waiters.wake_one_each()
+            self._looks.wake(partial(self._ready_of, wire))
         self._look_at = announced.looked_at + floor
+
+    def _ready_of(self, wire: Wire, tubes: list[Key]) -> Iterator[Key]:
+        """Those of the tubes that have a ready task."""
+        for look in self._with_ready:
+            yield from (key for (key,) in wire.execute(look.text, look.bind((json_ids(tubes),))).rows)
 
     def _is_to_announce(self, now: float) -> bool:
         """Whether the last announcement of this process is too old, or lacks room that is waited for.

@@ -11,15 +11,15 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from tubes.clock import pause, real_monotonic
+from tubes.clock import pause
 from tubes.errors import StoreError, StoreUnavailable
 from tubes.logs import Log
 from tubes.waiting import Key, Waiters
 
+from ..looks import Looks
 from .sqlite_bell import FLOOR, Bell
 from .sqlite_lock_file import LockFile
 from .statements import Statements, json_ids
@@ -31,13 +31,6 @@ log = Log("tubes.sqlite")
 
 NAP = 0.001
 """Seconds for which it leaves the interpreter to a consumer that it has woken."""
-
-FEW = 10
-"""Lines of waiters in each of which somebody looks at every commit of others; if there are more, the looks
-would take more time than the work."""
-
-SOME = 64
-"""Of more lines, as many as look within a floor though no task is ready there. Each look takes 0.1 to 0.3 ms."""
 
 
 class Listener:
@@ -57,10 +50,7 @@ class Listener:
         self._wanted = threading.Event()
         self._db: sqlite3.Connection | None = None
         self._version = -1
-        self._to_look: dict[Key, None] = {}
-        """The lines in which somebody is still to look, in this order, if there are more than a few."""
-        self._look_at = 0.0
-        """When the next of them do."""
+        self._looks = Looks(self.waiters)
         self._asking = threading.RLock()
 
     def stop(self) -> None:
@@ -151,10 +141,10 @@ class Listener:
         except sqlite3.Error:  # a brief lock, or the file is gone: the takes will tell
             is_news = True
             pause(FLOOR)
-        self._wake(is_news)
+        self._looks.wake(self._with_ready, is_news=is_news, rest=FLOOR)
         if not bell.wait():
             if self._is_death_suspected():
-                self._wake(is_news=True)
+                self._looks.wake(self._with_ready, rest=FLOOR)
             return
         key = self._locks.called()
         if key is not None:
@@ -163,34 +153,12 @@ class Listener:
             else:  # its waiter has gone, or the key is another tube's with the same bit
                 self._locks.call(key, 1)
 
-    def _wake(self, is_news: bool) -> None:
-        """If there is news, have somebody in each line look: in many lines only if a task is ready there.
-
-        In the others, where there may be room by now, or a task that is due, they do so some at a time.
-        """
-        keys = self.waiters.keys()
-        if len(keys) <= FEW:
-            if is_news or self._to_look:
-                self._to_look = {}
-                self.waiters.wake_one_each()
-            return
-        if is_news:
-            for key in self._with_ready(keys):
-                self.waiters.wake_one(key)
-            self._to_look |= dict.fromkeys(keys)
-        now = real_monotonic()
-        if now >= self._look_at:
-            self._look_at = now + FLOOR
-            for key in list(islice(self._to_look, SOME)):
-                del self._to_look[key]
-                self.waiters.wake_one(key)
-
-    def _with_ready(self, keys: list[Key]) -> list[Key]:
+    def _with_ready(self, tubes: list[Key]) -> list[Key]:
         """Those of the tubes that have a ready task, if that can be told."""
-        look, tubes = self._sql.with_ready, json_ids([key for key in keys if key > 0])
+        look = self._sql.with_ready
         with self._asking, suppress(sqlite3.Error):
             if self._db is not None:
-                return [key for (key,) in self._db.execute(look.text, look.bind((tubes,)))]
+                return [key for (key,) in self._db.execute(look.text, look.bind((json_ids(tubes),)))]
         return []
 
     def _is_death_suspected(self) -> bool:

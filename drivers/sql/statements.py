@@ -404,11 +404,13 @@ class Statements(Texts):
         self.lock_one_taken = self._make(f"{one} AND state = 't'{locked}")
 
         self.can_take = self._make(f"SELECT 1 FROM {self._task} WHERE {IN_FRONT} AND state = 'r' LIMIT 1")
-        if not self._is_server:
-            is_ready = f"SELECT 1 FROM {self._task} WHERE tube = each.value AND front = 1 AND state = 'r'"
-            self.with_ready = self._make(
-                f"SELECT value FROM json_each(:ids) AS each WHERE EXISTS ({is_ready})"
-            )
+        tubes = "json_each(:ids)"
+        if self._is_server:
+            tubes = f"({self._ids} AS value)"
+        ready = f"SELECT 1 FROM {self._task} WHERE tube = each.value AND front = 1 AND state = 'r' LIMIT 1"
+        self.with_ready = self._make(  # as a scalar, or a server might join all that are ready
+            f"SELECT value FROM {tubes} AS each WHERE ({ready}) IS NOT NULL"
+        )
         buried, taken = f"{ASIDE} AND state = '!'", f"{OF_TUBE} AND {IS_TAKEN}"
         self.buried = self._passing(buried, "pri, id")
         self.buried_newest = self._passing(buried, "pri DESC, id DESC")

@@ -12,10 +12,13 @@ import pytest
 import sqlalchemy as sa
 from faults.harness import eventually
 from servers import conninfo
+from tubes.drivers import looks
+from tubes.drivers.looks import FEW
 from tubes.drivers.sql import postgresql_listener
 from tubes.drivers.sql.postgresql_listener import Announced, Listener
 from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
+import tubes
 from tubes.clock import Signal
 from tubes.waiting import Waiters, room
 
@@ -419,6 +422,32 @@ def test_of_the_listeners_of_a_process_one_says_that_it_waits_and_looks(
     finally:
         for listener in listeners:
             listener.stop()
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_among_many_lines_they_look_where_a_task_is_ready(
+    postgres_queue_url: str, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
+) -> None:
+    monkeypatch.setattr(looks, "SOME", 0)  # nobody looks by turns
+    with tubes.connect(postgres_queue_url, sweep=False) as queue:
+        made = [
+            queue.create_tube(f"tube{number}", "fifo", temporary=is_temporary) for number in range(3 * FEW)
+        ]
+        waiters = queue.store.waiters
+        signals = {tube.record.id: waiters.enter(tube.record.id) for tube in made}
+        *others, last = signals
+        table = "tubes_temporary_task" if is_temporary else "tubes_task"
+        columns = "tube, state, front, pri, place, created_ms, updated_ms, attempts, data"
+        url = sa.make_url(postgres_queue_url).difference_update_query(["dead_after"])
+        with psycopg.connect(conninfo(url.render_as_string(hide_password=False)), autocommit=True) as db:
+            db.execute(
+                f"INSERT INTO {table} ({columns}) VALUES ({last}, 'r', 1, 0, 0, 0, 0, 0, '1')".encode()
+            )
+        eventually(lambda: signals[last].is_set)
+        assert sum(signals[id].is_set for id in others) <= FEW
+        for tube in made:
+            waiters.leave(tube.record.id, signals[tube.record.id])
+            tube.drop()
 
 
 FULL = """

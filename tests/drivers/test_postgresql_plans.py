@@ -34,6 +34,7 @@ BATCHES: dict[str, Statement] = {
     "ids_free_behind": SQL.ids_free[0],
     "ids_free_aside": SQL.ids_free[1],
     "ids_free_in_front": SQL.ids_free[2],
+    "with_ready": SQL.with_ready,
     "next_dues": SQL.next_dues,
     "holders": SQL.holders,
     "due": SQL.due.all,

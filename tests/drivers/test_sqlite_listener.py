@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tubes.drivers.sql import sqlite_listener
-from tubes.drivers.sql.sqlite_listener import FEW, SOME
+from tubes.drivers import looks
+from tubes.drivers.looks import FEW, SOME
 
 import tubes
 from tubes.clock import Signal
@@ -62,7 +62,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 def test_among_many_lines_they_look_at_once_where_a_task_is_ready(
     path: Path, waiting: Callable[[int], dict[Tube, Signal]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_listener, "SOME", 0)  # nobody looks by turns
+    monkeypatch.setattr(looks, "SOME", 0)  # nobody looks by turns
     signals = waiting(MANY)
     *others, last = signals
     put(path, last)
