@@ -47,8 +47,11 @@ class OpenTubes:
         """The tube of that name, if it is open. It may have been dropped elsewhere since."""
         return self._tubes.get(name)
 
-    def open(self, record: TubeRecord, driver: Driver | None = None) -> Tube:
-        """Open a tube, with ``driver`` if given, unless another thread has opened it already."""
+    def open(self, record: TubeRecord, driver: Driver | None = None, *, is_started: bool = False) -> Tube:
+        """Open a tube, with ``driver`` if given, unless another thread has opened it already.
+
+        ``is_started``: the store has told that a driver of its own has nothing to do at the start.
+        """
         tube = self._get_same(record)
         if tube is not None:
             if driver is not None:
@@ -58,7 +61,8 @@ class OpenTubes:
             driver = make_driver(self._store, find_driver(record.type), record)
         try:
             opened = Tube(self._queue, record, driver)
-            start_driver(record, opened.place.start)
+            if not (is_started and opened.place.is_realised):
+                start_driver(record, opened.place.start)
         except BaseException:  # also what a signal's handler raises
             stop_driver(driver)
             raise
@@ -90,7 +94,9 @@ class OpenTubes:
         """
         before = list(self)
         records = self._queue.records()
-        tubes = [tube for record in records if (tube := self._open_if_possible(record)) is not None]
+        unopened = [record for record in records if not (record.unreadable or self._get_same(record))]
+        started = self._told("are_started", unopened)
+        tubes = [tube for record in records if (tube := self._open_if_possible(record, started)) is not None]
         ids = {record.id for record in records}
         for tube in before:
             if tube.record.id not in ids:
@@ -125,8 +131,10 @@ class OpenTubes:
 
     def asked_of_many(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
         """What the store tells of many tubes at once (``next_dues``, ``holders``), by id: of those it can."""
+        return self._told(what, [tube.record for tube in tubes if tube.place.is_realised])
+
+    def _told(self, what: str, asked: Sequence[TubeRecord]) -> Mapping[int, Any]:
         ask = getattr(self._store, what, None)
-        asked = [tube.record for tube in tubes if tube.place.is_realised]
         if ask is None or not asked:
             return {}
         try:
@@ -141,11 +149,11 @@ class OpenTubes:
         tube = self._tubes.get(record.name)
         return tube if tube is not None and tube.record.id == record.id else None
 
-    def _open_if_possible(self, record: TubeRecord) -> Tube | None:
+    def _open_if_possible(self, record: TubeRecord, started: Mapping[int, bool]) -> Tube | None:
         if record.unreadable:
             return self._get_same(record)
         try:
-            return self.open(record)
+            return self.open(record, is_started=started.get(record.id, False))
         except (UnknownDriver, IncompleteDriver, BadOption):
             return None
         except StoreError as error:

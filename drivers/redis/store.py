@@ -382,6 +382,12 @@ class RedisStore(Renewable):
             return False
         return True
 
+    def are_started(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, bool]:
+        """Whether these tubes are there, by their ids; ``_read_each`` leaves some out."""
+        return {
+            tube: bool(found) for tube, found in self._read_each(tubes, "meta", "HEXISTS", "next").items()
+        }
+
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
         """When something is next due in these tubes, by their ids; ``_read_each`` leaves some out."""
         firsts = self._read_each(tubes, "due", "ZRANGE", 0, 0, "WITHSCORES")

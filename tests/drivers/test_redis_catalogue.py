@@ -210,3 +210,24 @@ def test_an_entry_whose_options_cannot_be_read_is_of_its_tube() -> None:
     """So the dead are looked for there all the same."""
     read_entry = importlib.import_module("tubes.drivers.redis.catalogue").read_entry
     assert read_entry(b"jobs", b'{"type":"fifo","id":7,"order":1,"after":0,"options":5}').tube.id == 7
+
+
+def test_a_tube_is_made_when_it_is_opened_only_if_it_is_not_there(
+    redis_db: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make each of 10,000 again took 3 s at every connect."""
+    with tubes.connect(redis_db, sweep=False) as queue:
+        made = [queue.create_tube(f"tube{number}", "fifo").record.id for number in range(5)]
+    client.delete(f"{{tubes:{made[3]}}}:meta")
+    opened: list[Any] = []
+    evaluate = wire.Wire.evaluate
+
+    def noted(self: Any, script: Any, keys: Any, *given: Any) -> Any:
+        if script is scripts.OPEN:
+            opened.append(keys)
+        return evaluate(self, script, keys, *given)
+
+    monkeypatch.setattr(wire.Wire, "evaluate", noted)
+    with tubes.connect(redis_db, sweep=False) as queue:
+        assert len(opened) == 1
+        assert [queue.tube[f"tube{number}"].put(number).data for number in range(5)] == [*range(5)]
