@@ -36,6 +36,9 @@ UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, Impo
 ANSWERED = (*NOT_NOW, Lost, Refused)
 """Errors after which no answer is on its way."""
 
+LEAST = 0.1
+"""Seconds that a node is given to answer at least, however many more are to be asked."""
+
 AWAY_FOR = 5.0
 """Seconds for which a server that did not answer is asked only what a caller waits for."""
 
@@ -174,7 +177,7 @@ class Nodes:
                 failure: Exception = error
                 self._heed(error, address)
                 if isinstance(error, exceptions.ClusterDownError):  # or that node has left the Cluster
-                    self._look_round(address)
+                    self._look_round(address, within)
             except Lost as error:
                 failure = error
                 losses += 1
@@ -183,7 +186,7 @@ class Nodes:
                 if error.was_sent and not is_repeatable:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
-                    self._look_round(address)
+                    self._look_round(address, within)
                 elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
@@ -312,13 +315,19 @@ class Nodes:
             self._slots, self._replicas = slots, replicas
         return bool(slots)
 
-    def _look_round(self, lost: Address | None) -> None:
-        """Ask other nodes who has that one's slots: masters, then replicas, which may have taken over."""
+    def _look_round(self, lost: Address | None, within: float | None = None) -> None:
+        """Ask other nodes who has that one's slots: masters, then replicas, which may have taken over.
+
+        If none of them answers, this takes about as long as one connection may take that is not made.
+        """
         masters = {*self._slots.values(), self._home} - {lost}
-        for address in (*masters, *self._replicas - masters):
+        others = [*masters, *self._replicas - masters]
+        each = max(min(within or self.patience, self.patience) / max(len(others), 1), LEAST)
+        for address in others:
             try:
-                wire = self._connect(address)
+                wire = self._connect(address, each)
                 try:
+                    wire.limit_wait(each)
                     if self._learn_slots(wire):
                         return
                 finally:

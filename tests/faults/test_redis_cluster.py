@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -367,6 +368,24 @@ def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: Re
             before = asked()
             nodes._look_round(("127.0.0.1", node.port))
             assert sum(asked()) == sum(before) + 1 and asked()[lost] == before[lost]
+
+
+def test_nodes_that_all_say_nothing_are_not_waited_for_one_after_the_other(redis_cluster: str) -> None:
+    """As a large Cluster's do if the network loses what is sent to it. One that answers is found behind them."""
+    with ExitStack() as open, tubes.connect(redis_cluster, busy_timeout=1, sweep=False) as queue:
+        made = [open.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(20)]
+        silent = [one.getsockname() for one in made]
+        store: Any = queue.store
+        nodes = store._hub.nodes
+        slots, home = nodes._slots, nodes._home
+        nodes._slots, nodes._home = {slot: silent[slot % 20] for slot in slots}, silent[0]
+        began = time.monotonic()
+        with pytest.raises(tubes.StoreUnavailable):
+            queue.tubes()
+        assert time.monotonic() - began < 12  # one after the other, each given its full time, they take 21
+        nodes._slots[min(slots)] = home
+        nodes._look_round(silent[0])
+        assert nodes._slots == slots
 
 
 def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_cluster: str) -> None:
