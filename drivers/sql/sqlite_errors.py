@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 import sqlite3
 
-from tubes.errors import NoSuchTube, OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable, TubeError
+from tubes.errors import (
+    NoSuchTube,
+    OutcomeUnknown,
+    SchemaMismatch,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    TubeError,
+)
 
 _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full",
@@ -36,6 +44,9 @@ log again and finds a complete commit there, unless another has overwritten it.
 
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)'")
 """What sqlite3 says if a file is damaged, or if somebody has stored bytes as text."""
+
+_OTHER_TABLES = re.compile("no such (table|column)|has no column named")
+"""What SQLite says of a statement for tables of another version."""
 
 
 def base_code(error: sqlite3.Error) -> int:
@@ -71,6 +82,11 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
         )
     if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
         return StoreUnavailable("this queue is closed")
+    if _OTHER_TABLES.search(str(error)):
+        return SchemaMismatch(
+            f"{what} no longer has the tables of this version of tubes: if a newer one has upgraded them, upgrade "
+            f"tubes here too ({error})"
+        )
     if base in _REASONS:
         return StoreUnavailable(f"{what} cannot be used: {_REASONS[base]} ({error})")
     return StoreError(f"{what}: {error}")

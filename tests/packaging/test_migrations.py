@@ -299,6 +299,21 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(
         assert queue.statistics("utube")["tasks"]["total"] == 3
 
 
+def test_a_process_whose_tables_are_upgraded_while_it_runs_is_told_so(tmp_path: Path) -> None:
+    """It should have been ended before. It stores nothing that a newer version would not understand."""
+    with tubes.connect(f"sqlite:///{tmp_path}/jobs.db", sweep=False) as queue:
+        tube = queue.create_tube("jobs", "fifo")
+        tube.put_many(["first", "second"])
+        task = take(tube)
+        with closing(sqlite3.connect(tmp_path / "jobs.db")) as newer:
+            newer.execute("ALTER TABLE tubes_task RENAME COLUMN attempts TO tries")
+        with pytest.raises(tubes.SchemaMismatch, match="upgrade tubes"):
+            tube.put("x")
+        with pytest.raises(tubes.SchemaMismatch, match="upgrade tubes"):
+            tube.ack(task)
+        assert queue.statistics("jobs")["tasks"]["total"] == 2
+
+
 @pytest.mark.parametrize(
     "damage",
     ["CREATE TABLE Tubes_Task (what)", "CREATE VIEW tubes_calls AS SELECT 1", "DROP TABLE tubes_version"],
