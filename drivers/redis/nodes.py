@@ -194,7 +194,8 @@ class Nodes:
                 raise
             if real_monotonic() > until:
                 self._note_away(address, until)
-                raise StoreUnavailable(f"{self.what} cannot be used: {failure}") from failure
+                node = f"node {address[0]}:{address[1]}: " if address else ""  # the URL may name another
+                raise StoreUnavailable(f"{self.what} cannot be used: {node}{failure}") from failure
             if tries > 1:
                 pause_after(tries)
 

@@ -134,9 +134,9 @@ class RedisStore(Renewable):
         self._hub = Hub.enter(Server(self._url, self._namespace, self._patience))
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
+            self._learn_time()  # first, since it fails soonest where the catalogue's node is away
             is_unsaid = self._is_durable and not all(self._hub.nodes.each(self._tells_how_it_syncs))
             self._warn()
-            self._learn_time()
             self._begin_session(self._new_session())
             if is_unsaid:
                 self._check_synced()
@@ -186,15 +186,14 @@ class RedisStore(Renewable):
         """Warn once of what this server, or one of the Cluster, may lose."""
         if self._url in _warned:
             return
-        nodes = self._hub.nodes
-        memory = nodes.each(lambda wire: wire.info("memory"))
-        for policy in sorted({info.get("maxmemory_policy", "") for info in memory}):
+        told = self._hub.nodes.each(_memory_and_persistence)
+        for policy in sorted({info.get("maxmemory_policy", "") for info in told}):
             if policy.startswith("allkeys"):
                 log.warning(
                     "%s may drop tasks when its memory is full: its maxmemory-policy is %s; set noeviction",
                     self._what, policy,
                 )  # fmt: skip
-        if any(info.get("aof_enabled") != "1" for info in nodes.each(_persistence)):
+        if any(info.get("aof_enabled") != "1" for info in told):
             log.warning(
                 "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
             )
@@ -734,6 +733,6 @@ def texts(ids: Iterable[bytes]) -> set[str]:
     return {id.decode(errors="replace") for id in ids}
 
 
-def _persistence(wire: Wire) -> dict[str, str]:
+def _memory_and_persistence(wire: Wire) -> dict[str, str]:
     wire.command("PING")  # refused while it loads, when INFO would answer without a word of the AOF
-    return wire.info("persistence")
+    return wire.info("memory") | wire.info("persistence")

@@ -430,6 +430,30 @@ def test_a_node_that_crashes_under_load_loses_and_doubles_nothing(
     load.settle(connect)
 
 
+def test_a_node_that_tells_of_others_where_nobody_answers_is_soon_said_to(cluster: RedisCluster) -> None:
+    """As one does that knows the addresses of an inner network: the error names the one that was tried."""
+    with ExitStack() as open:
+        silent = []
+        for node in cluster.nodes:
+            silent.append(open.enter_context(socket.create_server(("127.0.0.2", node.port))))
+            silent[-1].setblocking(False)
+            node.command("CONFIG SET", "cluster-announce-hostname", "127.0.0.2")
+            node.command("CONFIG SET", "cluster-preferred-endpoint-type", "hostname")
+        for node in cluster.nodes:
+            node.wait_until(lambda node=node: str(node.command("CLUSTER SLOTS")).count("'127.0.0.2'") == 3)  # type: ignore[misc]
+        with pytest.raises(
+            tubes.StoreUnavailable, match=rf"node 127\.0\.0\.2:{owner_of(cluster, SESSIONS).port}: "
+        ):
+            tubes.connect(cluster.url, busy_timeout=1, sweep=False)
+        asked = 0
+        for listener in silent:
+            with suppress(BlockingIOError):
+                while True:
+                    listener.accept()[0].close()
+                    asked += 1
+        assert asked <= 3  # that node, and then the others once, to learn of its place
+
+
 @pytest.mark.slow
 def test_who_waits_at_a_node_that_hangs_is_not_taken_for_dead(cluster: RedisCluster) -> None:
     """However long it waits for an answer, it shows those who ask the other nodes that it lives."""
