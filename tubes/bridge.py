@@ -28,6 +28,7 @@ from tubes.clock import Signal, parking, real_monotonic
 from tubes.errors import StoreUnavailable
 from tubes.interrupts import ARE_GREENLETS
 from tubes.logs import Log
+from tubes.waiting import arrival, arrivals
 
 T = TypeVar("T")
 
@@ -397,6 +398,7 @@ class Call(Generic[T]):
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._context = copy_context()
+        self._context.run(arrival.set, next(arrivals))
         self.answer: asyncio.Future[T] = self.loop.create_future()
         self.settled: asyncio.Future[None] = self.loop.create_future()
         self._worker = worker

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 
 from tubes.clock import Clock, Signal
 
@@ -22,6 +24,13 @@ A_MOMENT = 0.01
 
 HELD_UP = 0.1
 """Longest pause, in seconds, before another look at what is due but locked by an open transaction."""
+
+
+arrivals = itertools.count()
+"""Numbers the calls of this process as they come."""
+
+arrival: ContextVar[int | None] = ContextVar("arrival", default=None)
+"""The number of the call that runs in this context, if it had to wait for its turn in a thread."""
 
 
 def room(tube: int) -> Key:
@@ -57,6 +66,17 @@ class Deadline:
         return left if left > 1e-6 else 0.0  # sums of floats are no more exact than that
 
 
+class Waiter(Signal):
+    """The place of one call in a line."""
+
+    __slots__ = ("came",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        number = arrival.get()
+        self.came = next(arrivals) if number is None else number
+
+
 class Waiters:
     """The waiting threads of one process on one store: first come, first served.
 
@@ -73,18 +93,25 @@ class Waiters:
         self, on_wait: Callable[[], None] | None = None, on_nobody: Callable[[], None] | None = None
     ) -> None:
         self._lock = threading.Lock()
-        self.line: dict[Key, deque[Signal]] = {}
+        self.line: dict[Key, deque[Waiter]] = {}
         self._called: set[Signal] = set()
         self._taken: dict[Key, deque[Lease]] = {}
         """Recent takes by consumers that have left a line in which others still wait."""
         self._on_wait = on_wait
         self._on_nobody = on_nobody
 
-    def enter(self, key: Key) -> Signal:
-        """Stand in line for ``key``. Look once more after this, then wait for the signal."""
-        signal = Signal()
+    def enter(self, key: Key) -> Waiter:
+        """Stand in line for ``key``: behind those who came before, though some may enter only later.
+
+        Look once more after this, then wait for the signal.
+        """
+        signal = Waiter()
         with self._lock:
-            self.line.setdefault(key, deque()).append(signal)
+            line = self.line.setdefault(key, deque())
+            place = len(line)
+            while place and line[place - 1].came > signal.came:
+                place -= 1
+            line.insert(place, signal)
         if self._on_wait is not None:
             try:
                 self._on_wait()
@@ -93,7 +120,7 @@ class Waiters:
                 raise
         return signal
 
-    def leave(self, key: Key, signal: Signal, taken: Iterable[Lease] = ()) -> bool:
+    def leave(self, key: Key, signal: Waiter, taken: Iterable[Lease] = ()) -> bool:
         """Leave the line, from any place in it, with the leases taken; return whether it was called since."""
         with self._lock:
             is_called = signal in self._called

@@ -155,6 +155,36 @@ async def test_waiting_takes_are_served_in_the_order_in_which_they_came(url: str
 
 
 @awaited
+async def test_takes_that_begin_together_are_served_in_the_order_in_which_they_were_called(url: str) -> None:
+    """Though threads take turns at their first look, and some get into line before those called earlier."""
+    clock = FakeClock()
+    async with connect(url, clock=clock) as queue:
+        jobs = await queue.create_tube("jobs", "fifo")
+        takes = [asyncio.create_task(jobs.take()) for _ in range(30)]
+        await until(lambda: clock.waiting == len(takes))
+        for n, take in enumerate(takes):
+            await jobs.put(n)
+            task = await take
+            assert task is not None and task.data == n
+
+
+@awaited
+async def test_puts_that_wait_for_room_together_get_it_in_the_order_in_which_they_were_called(
+    url: str,
+) -> None:
+    clock = FakeClock()
+    async with connect(url, clock=clock) as queue:
+        jobs = await queue.create_tube("jobs", "limfifottl", capacity=1)
+        last = await jobs.put("first")
+        puts = [asyncio.create_task(jobs.put(n, timeout=None)) for n in range(30)]
+        await until(lambda: clock.waiting == len(puts))
+        for n, put in enumerate(puts):
+            await jobs.delete(last)
+            last = await put
+            assert last.data == n
+
+
+@awaited
 async def test_a_take_returns_none_when_its_time_is_over(url: str) -> None:
     clock = FakeClock()
     async with connect(url, clock=clock) as queue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import tubes
 from tubes.clock import Signal
 from tubes.testing import FakeClock
 from tubes.testing.suite import Waiting, take
-from tubes.waiting import LEASES_KEPT, Waiters, room, seconds_until
+from tubes.waiting import LEASES_KEPT, Waiters, arrival, room, seconds_until
 
 JOBS, OTHER = 1, 2
 """Two tubes."""
@@ -24,6 +25,18 @@ def test_the_first_in_line_is_woken_first() -> None:
     line = [waiters.enter(JOBS) for _ in range(3)]
     waiters.call(JOBS)
     assert [signal.is_set for signal in line] == [True, False, False]
+
+
+def test_a_call_that_came_first_and_enters_later_stands_in_front() -> None:
+    """As in ``tubes.aio``, where several threads bring the calls of one event loop into line."""
+    waiters = Waiters()
+    contexts = [copy_context() for _ in range(3)]
+    for number, context in enumerate(contexts):
+        context.run(arrival.set, number)
+    line = [contexts[number].run(waiters.enter, JOBS) for number in (2, 0, 1)]
+    assert [signal.came for signal in waiters.line[JOBS]] == [0, 1, 2]
+    waiters.call(JOBS)
+    assert [signal.is_set for signal in line] == [False, True, False]
 
 
 def test_one_that_is_awake_already_is_not_counted_again() -> None:
