@@ -465,6 +465,22 @@ def test_a_wait_ends_though_time_passed_before_it_began() -> None:
     assert not waiting.is_alive()
 
 
+def test_a_call_on_a_tube_that_only_tarantool_keeps_is_not_refused_for_what_it_asks(path: Path) -> None:
+    """After a truncate of taken tasks the tube is dropped here, and not in Tarantool, where calls go on."""
+    put = {"op": "put", "s": "a", "data": "x", "r": [0, "r", "x"], "events": [["put", [0, "r", "x"]]]}
+    take = {"op": "take", "s": "a", "timeout": 0, "r": [0, "t", "x"], "events": [["take", [0, "t", "x"]]]}
+    steps: list[Step] = [
+        {**put, "stats": {"tasks": {"ready": 1, "total": 1}, "calls": {"put": 1}}},
+        {**take, "stats": {"tasks": {"ready": 0, "taken": 1}, "calls": {"take": 1}}},
+        {"op": "truncate", "s": "a", "r": None, "stats": {"tasks": {"taken": 0, "total": 0}}},
+        {"op": "drop", "s": "a", "err": "has_taken", "msg": ""},
+        {"op": "kick", "s": "a", "count": -1, "r": -1},
+    ]
+    case = Case("gone", "fifo", steps)
+    with Stage(f"sqlite:///{path}") as stage:
+        assert replay(case, DEPARTURES, stage).by_model == 2
+
+
 class Forgetful(Stage):
     """A queue that goes wrong when the model does not: it never reports a take."""
 
