@@ -943,6 +943,16 @@ def test_other_processes_open_the_store_with_the_settings_of_the_class(pytester:
     tubes.connect(url, namespace="mine", migrate=False).close()  # the tables are there
 
 
+def test_a_type_needs_no_more_than_its_features(pytester: pytest.Pytester) -> None:
+    """All else has a default, so the kit asks for none of it."""
+    tubes.register_driver("plainest", TubeType())
+    pytester.makepyfile(
+        "from tubes.testing.api import Api\nclass TestIt(Api): type, url = 'plainest', 'sqlite://'\n"
+    )
+    ran = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider")
+    assert ran.ret == 0
+
+
 @pytest.fixture(params=["postgres_queue_url", "redis_url"])
 def server_url(request: pytest.FixtureRequest) -> str:
     """A store on a server, where temporary tubes outlive their clients, and the dead are noticed late."""

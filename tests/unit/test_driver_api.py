@@ -237,6 +237,12 @@ def test_a_name_is_registered_once() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_a_built_in_type_says_what_it_is_for(name: str) -> None:
+    built_in = find_driver(name)
+    assert isinstance(built_in, TubeType) and built_in.doc
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_a_built_in_type_cannot_be_replaced(name: str) -> None:
     with pytest.raises(BadOption, match=name):
         tubes.register_driver(name, TubeType(doc="mine"))

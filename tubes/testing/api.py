@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, TubeType, check_driver
+from tubes.driver import STEP_LIMIT, Change, NewTask, Ref, check_driver
 from tubes.errors import BadOption, NoSuchTube, NotSupported, NotTaken, TaskNotFound, TubeBusy, TubeExists
 from tubes.queue import Queue
-from tubes.registry import find_driver
 from tubes.task import STORED, State, Task
 from tubes.testing.clock import FakeClock
 from tubes.testing.suite import UNKNOWN_ID, MakeTube, Suite, ids, refused, take, take_all
@@ -598,7 +597,3 @@ class Api(Suite):
         assert sorted(ids([*map(driver.normalize_task, raws)])) == asked
         raws = queue.store.read(lambda tx: driver.tasks_by_state(tx, State.READY, after=tasks[0].id, limit=9))
         assert ids([*map(driver.normalize_task, raws)]) == asked
-
-    def test_a_type_made_of_features_says_what_it_is_for(self, tube: Tube) -> None:
-        definition = find_driver(self.type)
-        assert not isinstance(definition, TubeType) or definition.doc
