@@ -20,7 +20,7 @@ _REASONS = {
     sqlite3.SQLITE_READONLY: "it is read-only",
     sqlite3.SQLITE_NOTADB: "it is not a SQLite database",
     sqlite3.SQLITE_CORRUPT: "it is damaged",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened (is it a file, in a folder that exists and is writable?)",
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written",
     sqlite3.SQLITE_PERM: "access is denied",
     sqlite3.SQLITE_AUTH: "access is denied",
