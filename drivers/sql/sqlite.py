@@ -544,11 +544,10 @@ class SqliteStore(SqlStore):
         file; and it would wait for ever for what other threads of the parent hold. SQLite forgets it when its
         last connection is closed.
         """
-        if self._shared is None or self._is_closed or self._is_stale:
+        if self._shared is None or self._is_stale:
             return
-        if not self.writer.park(self._busy_timeout):
+        if not self.writer.park(self._busy_timeout):  # another thread may be closing the queue just now
             return
-        # The queue may have been closed meanwhile
         if self._shared is None or not self._reading.acquire(timeout=self._busy_timeout):
             self.writer.unpark()
             return

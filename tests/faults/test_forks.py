@@ -568,6 +568,30 @@ def test_a_queue_that_is_closed_while_a_fork_waits_for_it_is_not_opened_again(co
         store.writer.db.execute("SELECT 1")
 
 
+def test_a_fork_waits_for_a_thread_that_closes_a_queue(connect: Connect) -> None:
+    """Else the child would inherit what is not closed yet, and could not use the file."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    store: Any = connect(sweep=False).store
+    let_go, park, closes, forks = store._locks.let_go, store.writer.park, threading.Event(), threading.Event()
+
+    def let_go_later(connection: int) -> None:
+        closes.set()
+        forks.wait(10)
+        let_go(connection)
+
+    def wait_for_it(timeout: float) -> Any:
+        forks.set()
+        return park(timeout)
+
+    store._locks.let_go, store.writer.park = let_go_later, wait_for_it
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    assert closes.wait(10)
+    assert in_child(lambda: tube.put("of the child").data) == "of the child"
+    forks.set()
+    ended(closing)
+
+
 @pytest.mark.parametrize("is_done", [True, False])
 def test_a_fork_waits_for_a_thread_that_opens_a_file(
     connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
