@@ -19,6 +19,7 @@ from interpreter import Process
 import tubes
 from tubes.driver import Change, Driver, TubeRecord
 from tubes.store import Store
+from tubes.testing import FakeClock
 from tubes.testing.suite import take
 
 FULL = """
@@ -191,6 +192,32 @@ def test_who_was_taken_for_dead_can_join_a_session(connect: Connect, db: Path) -
             theirs.execute("DELETE FROM tubes_connection WHERE id = ?", [connection])
 
     join_forgotten(connect, forget)
+
+
+def test_a_session_whose_grace_ends_while_the_file_is_locked_cannot_be_joined(
+    connect: Connect, db: Path
+) -> None:
+    """Others may have found it over, and be giving back what it held."""
+    clock = FakeClock()
+    queue = connect(clock=clock, sweep=False)
+    with tubes.connect(f"sqlite:///{db}", clock=clock, sweep=False, session_ttr=10) as left:
+        session = left.identify()
+    writer: Any = queue.store.writer  # type: ignore[attr-defined]
+    insist, waits = writer.insist, threading.Event()
+
+    def insist_after(text: str, given: Any) -> Any:
+        waits.set()
+        return insist(text, given)
+
+    writer.insist = insist_after
+    with closing(sqlite3.connect(db, isolation_level=None)) as locked, ThreadPoolExecutor(1) as joiner:
+        locked.execute("BEGIN IMMEDIATE")
+        joining = joiner.submit(queue.identify, session)
+        assert waits.wait(10)
+        clock.advance(11)
+        locked.rollback()
+        with pytest.raises(tubes.NoSuchSession):
+            joining.result(10)
 
 
 def test_a_lost_lease_is_one_also_where_nobody_can_prove_life(
