@@ -155,7 +155,7 @@ class SqlStore(Renewable):
             if session == self.session:
                 return self._connection, self.session_ttr_ms
             tx.begin()
-            now = self.clock.now_ms()  # only now: its grace may have ended while others had a SQLite file locked
+            now = self.clock.now_ms()  # its grace may have ended while others had the file locked
             self._notice_the_dead(tx, now)
             # On a server, this locks it before anybody can find it without a connection
             revived = tx.rows(self._sql.revive_session, session, now)

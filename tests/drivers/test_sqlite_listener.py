@@ -12,8 +12,8 @@ from tubes.drivers import looks
 from tubes.drivers.looks import FEW, SOME
 
 import tubes
-from tubes.clock import Signal
 from tubes.tube import Tube
+from tubes.waiting import Waiter
 
 MANY = 3 * SOME
 
@@ -24,12 +24,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def waiting(path: Path) -> Iterator[Callable[[int], dict[Tube, Signal]]]:
+def waiting(path: Path) -> Iterator[Callable[[int], dict[Tube, Waiter]]]:
     """Has somebody wait in each of so many tubes: a signal that is set is one that would look."""
     queue = tubes.connect(f"sqlite:///{path}", durability="off", sweep=False)
-    entered: dict[Tube, Signal] = {}
+    entered: dict[Tube, Waiter] = {}
 
-    def wait(count: int) -> dict[Tube, Signal]:
+    def wait(count: int) -> dict[Tube, Waiter]:
         made = [queue.create_tube(f"tube{number}", "fifo") for number in range(count)]
         entered.update((tube, queue.store.waiters.enter(tube.record.id)) for tube in made)
         return entered
@@ -60,7 +60,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def test_among_many_lines_they_look_at_once_where_a_task_is_ready(
-    path: Path, waiting: Callable[[int], dict[Tube, Signal]], monkeypatch: pytest.MonkeyPatch
+    path: Path, waiting: Callable[[int], dict[Tube, Waiter]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looks, "SOME", 0)  # nobody looks by turns
     signals = waiting(MANY)
@@ -71,14 +71,14 @@ def test_among_many_lines_they_look_at_once_where_a_task_is_ready(
 
 
 def test_in_all_the_other_lines_they_look_by_and_by(
-    path: Path, waiting: Callable[[int], dict[Tube, Signal]]
+    path: Path, waiting: Callable[[int], dict[Tube, Waiter]]
 ) -> None:
     signals = waiting(MANY)
     put(path, [*signals][-1], is_delayed=True)
     wait_until(lambda: all(signal.is_set for signal in signals.values()))
 
 
-def test_in_a_few_lines_they_all_look(path: Path, waiting: Callable[[int], dict[Tube, Signal]]) -> None:
+def test_in_a_few_lines_they_all_look(path: Path, waiting: Callable[[int], dict[Tube, Waiter]]) -> None:
     signals = waiting(FEW)
     for signal in signals.values():
         signal.clear()
