@@ -167,7 +167,7 @@ def test_who_comes_back_keeps_what_it_takes_though_a_repair_could_not_rescue(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes back in the queue's session, under the id of the one that was over there."""
-    driver: Any = patient.fill().driver
+    driver: Any = patient.fill(dead_after=600).driver
     ours = patient.opened[0]
 
     def is_away(*given: Any, **options: Any) -> Any:

@@ -184,7 +184,7 @@ def test_two_queues_of_one_process_do_not_copy_at_once(connect: Connect, db: Pat
     shared = importlib.import_module("tubes.drivers.sql.sqlite_shared").SharedFile
     connect()
     connect(namespace="other")
-    ours, others = shared.open(str(db), "tubes", "a"), shared.open(str(db), "other", "b")
+    ours, others = shared.open(str(db), "tubes", None, "a"), shared.open(str(db), "other", None, "b")
     try:
         assert ours.hold.claim("a") and ours.hold.claim("a")
         assert not ours.hold.claim("b") and not others.hold.claim("b")

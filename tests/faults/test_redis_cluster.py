@@ -403,12 +403,12 @@ def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_c
 def test_a_tube_that_has_moved_is_left_out_once(redis_cluster: str) -> None:
     """Where many are asked at once. Those who ask then ask it by itself; and the next time it is there."""
     with tubes.connect(redis_cluster, namespace="moves", sweep=False) as queue:
-        tube, store = queue.create_tube("jobs", "fifo"), cast(Any, queue.store)
-        slots, slot = store._hub.nodes._slots, slot_of(tube, "moves")
-        right = slots[slot]
-        slots[slot] = next(address for address in slots.values() if address != right)
+        tube, store = queue.create_tube("left", "fifo", if_not_exists=True), cast(Any, queue.store)
+        nodes, slot = store._hub.nodes, slot_of(tube, "moves")
+        right = nodes._slots[slot]
+        nodes._slots[slot] = next(address for address in nodes._slots.values() if address != right)
         assert store.holders(None, [tube.record]) == {}
-        assert slots[slot] == right
+        assert nodes._slots[slot] == right
         assert store.holders(None, [tube.record]) == {tube.record.id: set()}
 
 

@@ -221,7 +221,7 @@ def test_counts_whose_answer_is_lost_are_stored_once(
 
 def test_a_tube_is_opened_though_the_answer_is_lost(tube: tubes.Tube, proxy: Proxy) -> None:
     """No outcome is unknown: a tube is made only if it is not there, so the script may run twice."""
-    proxy.cut_after = scripts.OPEN.sha.encode()
+    proxy.cut_after = b"HEXISTS"  # which asks whether it is there
     with tubes.connect(f"redis://127.0.0.1:{proxy.port}", sweep=False) as queue:
         assert proxy.cut_after is None
         proxy.cut_after = scripts.OPEN.sha.encode()
