@@ -489,9 +489,7 @@ class PostgresStore(SqlStore):
             return False
 
         def look(tx: Any) -> bool:
-            if self._dead(tx) or (thoroughly and self._orphans(tx)):
-                return True
-            return self._is_any_over(tx, self.clock.now_ms())
+            return bool(self._dead(tx)) or self._is_any_over(tx, thoroughly=thoroughly)
 
         return self._beats.suspects(lambda: self.read(look), thoroughly=thoroughly, away=StoreUnavailable)
 

@@ -432,13 +432,8 @@ class SqliteStore(SqlStore):
                 return True
             return shared.locks.are_all_alive(id for id, _ in tx.only_rows(self._sql.connections))
 
-        def look(tx: ReadTx) -> bool:
-            if (thoroughly and self._orphans(tx)) or not all_live(tx):
-                return True
-            return self._is_any_over(tx, self.clock.now_ms())
-
         try:
-            return self.read(look)
+            return self.read(lambda tx: not all_live(tx) or self._is_any_over(tx, thoroughly=thoroughly))
         except StoreUnavailable:
             return False
 

@@ -198,9 +198,14 @@ class SqlStore(Renewable):
         known = tx.only_rows(self._sql.sessions) if held else ()  # read last: one may just have begun
         return [*held.difference(session for (session,) in known)]
 
-    def _is_any_over(self, tx: Any, now: int) -> bool:
-        """Whether a session is over, or on a server has no connection, but for those set aside."""
-        return any(session not in self.set_aside for (session,) in tx.only_rows(self._sql.over, now))
+    def _is_any_over(self, tx: Any, *, thoroughly: bool) -> bool:
+        """Whether a session is over, or on a server has no connection, but for those set aside.
+
+        ``thoroughly``: or whether an unknown one holds tasks.
+        """
+        over = tx.only_rows(self._sql.over, self.clock.now_ms())
+        is_over = any(session not in self.set_aside for (session,) in over)
+        return is_over or (thoroughly and bool(self._orphans(tx)))
 
     def _is_known(self, tx: Any) -> bool:
         """Whether nobody has taken this connection for dead."""
