@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class LockedLate(Exception):
+    """A step has got the file's write lock, but waited so long for it that it must run again: time has passed."""
+
+
 class ReadTx:
     """Reads what is committed: ``rows`` from one snapshot, each ``only_rows`` before them from its own."""
 
@@ -51,7 +55,7 @@ class SqliteTx:
 
     def begin(self) -> None:
         if not self.is_open:
-            self._writer.begin()
+            self._writer.begin(is_step=True)
             self.is_open = True
 
     def rows(self, statement: Statement, *given: Any) -> list[Row]:
@@ -100,7 +104,7 @@ class SqliteTx:
         """Retry if others hold the file's write lock; raise any other error again."""
         if self.is_open or not is_busy(error):
             raise error
-        return self._writer.insist(text, given)
+        return self._writer.insist(text, given, is_step=True)
 
 
 class SharedTx(SqliteTx):

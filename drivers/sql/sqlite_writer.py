@@ -29,10 +29,12 @@ from .lending import Lender
 from .sqlite_checkpoints import Checkpoints, checkpoint_all
 from .sqlite_errors import ENDED, commit_error, is_busy, translated
 from .sqlite_stand_in import standing_in
-from .sqlite_tx import SharedTx, SqliteTx, in_savepoint
+from .sqlite_tx import LockedLate, SharedTx, SqliteTx, in_savepoint
 from .statements import Row
 
 T = TypeVar("T")
+
+BEGIN = "BEGIN IMMEDIATE"
 
 MOST_AT_ONCE = 64
 """How many members share one commit at most."""
@@ -56,7 +58,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.016
 and on does many steps while the pages that it has cached are still valid."""
 
 SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
-"""Seconds between the tries of a thread that has waited for PATIENT_FOR seconds, so that nobody starves."""
+"""Seconds between the tries of a thread that has waited for PATIENT_FOR seconds, so that nobody starves; a step
+then reads the clock again, too."""
 
 ENDED_ELSEWHERE, LOOK = 0.5, 0.001
 """Seconds that a call waits for another thread to end a transaction of its own thread; and between two looks."""
@@ -178,7 +181,11 @@ class SqliteWriter:
         tx = self._tx
         tx.is_open = False
         try:
-            result = work(tx)
+            try:
+                result = work(tx)
+            except LockedLate:
+                tx.is_open = True
+                result = work(tx)  # which reads the clock again
             if tx.is_open:
                 self.db.execute("COMMIT")
             if on_commit is not None:
@@ -207,10 +214,10 @@ class SqliteWriter:
         """Hold the writer for as long as the block stays_inside."""
         self._take_turn()
         self._holder = get_ident()
-        tx = SqliteTx(self)
+        tx = SqliteTx(self, is_open=True)
         try:
             with self._translating():
-                tx.begin()
+                self.begin()
             try:
                 yield tx
             finally:
@@ -289,7 +296,7 @@ class SqliteWriter:
         with self.held() as db, self.log.alone() as is_alone:
             if not is_alone:
                 return True  # another is copying it
-            write(SqliteTx(self))
+            self._run_alone(write, None)
             return checkpoint_all(db, "TRUNCATE", patience)
 
     # Around a fork
@@ -517,31 +524,41 @@ class SqliteWriter:
 
     # SQL
 
-    def begin(self) -> None:
+    def begin(self, *, is_step: bool = False) -> None:
         """Begin a transaction that has the file's write lock."""
-        self.execute("BEGIN IMMEDIATE")
+        if not self._execute_unless_busy(BEGIN, ()):
+            self.insist(BEGIN, (), is_step=is_step)
 
     def execute(self, text: str) -> sqlite3.Cursor:
         """Execute what needs the file's lock; while others hold it, try again until the timeout."""
         return self._execute_unless_busy(text, ()) or self.insist(text, ())
 
-    def insist(self, text: str, given: Row) -> sqlite3.Cursor:
-        """Retry until the lock can be had, or raise StoreBusy after the timeout."""
+    def insist(self, text: str, given: Row, *, is_step: bool = False) -> sqlite3.Cursor:
+        """Retry until the lock can be had, or raise StoreBusy after the timeout.
+
+        A step that has waited for PATIENT_FOR is begun anew: by the time that it was given, it might take a task
+        that has expired meanwhile, or for a ttr that is over already. LockedLate says that it has the lock now.
+        """
         for _ in range(0 if self._shares_commits else QUICK_TRIES):
             sched_yield()  # its holder may need this very processor
             if cursor := self._execute_unless_busy(text, given):
                 return cursor
         self.check_not_locked_here()
         self.log.let_go(self.db)
-        began, nap = real_monotonic(), FIRST_PAUSE
+        began, nap, is_late = real_monotonic(), FIRST_PAUSE, False
         while True:
             interruptible(pause, nap)
+            if is_late:
+                text, given = BEGIN, ()
             if cursor := self._execute_unless_busy(text, given):
+                if is_late:
+                    raise LockedLate
                 return cursor
-            now = real_monotonic()
-            if now - began >= self._busy_timeout:
+            waited = real_monotonic() - began
+            if waited >= self._busy_timeout:
                 raise self._in_vain(began)
-            nap = min(nap * 2, LONGEST_PAUSE) if now - began < PATIENT_FOR else SHORT_PAUSE
+            is_late = is_step and waited >= PATIENT_FOR
+            nap = min(nap * 2, LONGEST_PAUSE) if waited < PATIENT_FOR else SHORT_PAUSE
 
     def _execute_unless_busy(self, text: str, given: Row) -> sqlite3.Cursor | None:
         try:

@@ -205,9 +205,9 @@ def test_a_session_whose_grace_ends_while_the_file_is_locked_cannot_be_joined(
     writer: Any = queue.store.writer  # type: ignore[attr-defined]
     insist, waits = writer.insist, threading.Event()
 
-    def insist_after(text: str, given: Any) -> Any:
+    def insist_after(*given: Any, **named: Any) -> Any:
         waits.set()
-        return insist(text, given)
+        return insist(*given, **named)
 
     writer.insist = insist_after
     with closing(sqlite3.connect(db, isolation_level=None)) as locked, ThreadPoolExecutor(1) as joiner:

@@ -21,6 +21,7 @@ from faults.harness import HOLDER, Connect, Crew, ended, eventually, heard, tell
 
 import tubes
 from tubes.driver import NewTask
+from tubes.testing import FakeClock
 from tubes.testing.suite import take
 
 LOCKING = """
@@ -76,6 +77,46 @@ def test_a_lock_held_beyond_the_timeout_is_an_error(
     assert tube.ack(held).data == "first"
     second = tube.take(timeout=0)
     assert second is not None and second.data == "second"
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize(
+    "take_one", [lambda tube: tube.take(timeout=0), lambda tube: tube.take_many(1, timeout=0)[0]]
+)
+def test_a_take_goes_by_the_time_at_which_it_has_the_file(
+    connect: Connect,
+    db: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    durability: str,
+    take_one: Callable[[tubes.Tube], tubes.Task],
+) -> None:
+    """Not by that at which it began to wait: what it takes may have expired since, and a ttr be over."""
+    clock = FakeClock()
+    queue = connect(clock=clock, sweep=False, durability=durability)
+    tube = queue.create_tube("jobs", "fifottl", ttr=1)
+    tube.put("expires", ttl=1)
+    tube.put("stays")
+    writer: Any = queue.store.writer  # type: ignore[attr-defined]
+    module = importlib.import_module(type(writer).__module__)
+    monkeypatch.setattr(module, "PATIENT_FOR", 0)
+    try_once, tries, waits = writer._execute_unless_busy, count(), threading.Event()
+
+    def tried(text: str, given: Any) -> Any:
+        if next(tries) > module.QUICK_TRIES + 2:
+            waits.set()
+        return try_once(text, given)
+
+    writer._execute_unless_busy = tried
+    with closing(sqlite3.connect(db, isolation_level=None)) as other, ThreadPoolExecutor(1) as taker:
+        other.execute("BEGIN IMMEDIATE")
+        taking = taker.submit(take_one, tube)
+        assert waits.wait(10)
+        clock.advance(2)
+        other.rollback()
+        task = taking.result(10)
+    assert task.data == "stays"
+    assert task.due_at is not None and task.due_at.timestamp() * 1000 == clock.now_ms() + 1000
+    assert tube.ack(task).data == "stays"
 
 
 def test_statistics_wait_for_no_writer(connect: Connect, db: Path, process: Callable[..., Any]) -> None:
