@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults.harness import eventually
 from tubes.drivers import looks
 from tubes.drivers.looks import FEW, SOME
 
@@ -52,13 +52,6 @@ def put(path: Path, tube: Tube, *, is_delayed: bool = False) -> None:
     db.close()
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_among_many_lines_they_look_at_once_where_a_task_is_ready(
     path: Path, waiting: Callable[[int], dict[Tube, Waiter]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +59,7 @@ def test_among_many_lines_they_look_at_once_where_a_task_is_ready(
     signals = waiting(MANY)
     *others, last = signals
     put(path, last)
-    wait_until(lambda: signals[last].is_set)
+    eventually(lambda: signals[last].is_set)
     assert sum(signals[tube].is_set for tube in others) <= FEW
 
 
@@ -75,7 +68,7 @@ def test_in_all_the_other_lines_they_look_by_and_by(
 ) -> None:
     signals = waiting(MANY)
     put(path, [*signals][-1], is_delayed=True)
-    wait_until(lambda: all(signal.is_set for signal in signals.values()))
+    eventually(lambda: all(signal.is_set for signal in signals.values()))
 
 
 def test_in_a_few_lines_they_all_look(path: Path, waiting: Callable[[int], dict[Tube, Waiter]]) -> None:
@@ -83,4 +76,4 @@ def test_in_a_few_lines_they_all_look(path: Path, waiting: Callable[[int], dict[
     for signal in signals.values():
         signal.clear()
     put(path, [*signals][-1], is_delayed=True)
-    wait_until(lambda: all(signal.is_set for signal in signals.values()))
+    eventually(lambda: all(signal.is_set for signal in signals.values()))
