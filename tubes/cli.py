@@ -612,7 +612,8 @@ def stats(name: str | None, every: float | None, as_json: bool) -> None:
     With --every, a terminal shows a table that is kept up to date: how many tasks are in each state, how many were
     put, taken and done per second since the last look, and a curve of how many there were.
     """
-    pause_for = None if every is None else seconds("every", every)
+    if every is not None:
+        seconds("every", every)  # nan is in every range
 
     def show(chosen: Mapping[str, Any]) -> None:
         if as_json:
@@ -631,9 +632,9 @@ def stats(name: str | None, every: float | None, as_json: bool) -> None:
                 statistics_of_all(queue) if name is None else ({name: queue.statistics(name)}, {})
             )
             on_look(chosen)
-            if pause_for is None:
+            if every is None:
                 break
-            pause(pause_for)
+            pause(every)
     exit_if_away(missing)
 
 
