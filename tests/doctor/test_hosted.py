@@ -320,10 +320,10 @@ def test_nothing_is_found_while_others_work(patient: Patient) -> None:
     )
 
 
-@pytest.mark.parametrize("store", ["postgres_queue_url", "redis_db"])
+@pytest.mark.parametrize("store", ["postgres_db", "redis_db"])
 def test_it_is_examined_in_a_queue_of_every_store(store: str, redis_db: str, request: Any) -> None:
     with (
-        tubes.connect(request.getfixturevalue(store), sweep=False) as queue,
+        tubes.connect(request.getfixturevalue(store), migrate=True, sweep=False) as queue,
         redis.Redis.from_url(redis_db) as client,
     ):
         tube = fill(queue, "redis", "hot", url=redis_db)
