@@ -402,6 +402,8 @@ class Queue(processes.OfOneProcess):
         Return the number of changes, when something is next due in each tube, and the errors of single tubes.
         """
         self.check_open()
+        if thoroughly:
+            self.store.set_aside.clear()
         are_suspected = partial(
             self.store.deaths_suspected, thoroughly=thoroughly, allow_recent=not thoroughly
         )
@@ -416,7 +418,6 @@ class Queue(processes.OfOneProcess):
                 changed += expired
                 if due is not None:
                     dues.append(due)
-        self.rescuer.swept(tubes)
         self.flush_counts()
         return changed, dues, failed
 

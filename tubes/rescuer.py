@@ -30,8 +30,6 @@ class Rescuer:
         self._store = store
         self._tubes = tubes
         self._look_at = 0.0
-        self._is_any_left = False
-        """Whether an open tube has a session in ``ended`` whose tasks could not all be given back."""
 
     def look(self, taker: Takes) -> None:
         """Rescue for a take in ``taker``, if the last look was a while ago: busy takes can afford that."""
@@ -65,18 +63,12 @@ class Rescuer:
             if len(chosen) == len(left):
                 return released
 
-    def swept(self, tubes: Sequence[Takes]) -> None:
-        """All tubes were tried again: if nothing is left, let the next look forget the sessions set aside."""
-        if self._is_any_left and not any(tube.ended for tube in tubes):
-            self._is_any_left = False
-            self._store.set_aside.clear()
-
     def _rescue_from(self, ended: Sequence[str], taker: Takes | None) -> int:
         """Release what these sessions hold, and forget them or set them aside.
 
         They are set aside while they may hold more: in a tube that is not open here, as its type is not
-        registered, until a tube is opened; or in one that has them in ``ended``, as tasks are locked or its
-        server is away, until a sweep has given these back. The next look then finds and forgets them.
+        registered; or in one that has them in ``ended``, as tasks are locked or its server is away. The next
+        thorough sweep looks for them anew, and forgets those that hold no more.
         """
         store, released = self._store, 0
         tubes, all_ended = self._tubes.open_all(), {*ended}
@@ -91,8 +83,6 @@ class Rescuer:
         is_any_left = any(tube.ended for tube in tubes)  # also what other threads are giving back just now
         if is_any_left or is_one_closed:
             store.set_aside.update(ended)
-            if is_any_left:
-                self._is_any_left = True
         else:
             guarded(store.transact, lambda tx: store.forget_sessions(tx, ended))
         return released
