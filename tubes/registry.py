@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import EntryPoint, distributions, entry_points
@@ -10,7 +9,7 @@ from itertools import chain
 from typing import Any, cast
 
 from tubes.driver import DriverFactory, TubeType, check_driver
-from tubes.errors import BadOption, StoreUnavailable, UnknownDriver, shown, suggestion
+from tubes.errors import BadOption, IncompleteDriver, StoreUnavailable, UnknownDriver, shown, suggestion
 from tubes.interrupts import guarded
 from tubes.options import tube_name
 
@@ -36,7 +35,9 @@ def register_driver(type: str, driver: TubeType | DriverFactory) -> None:
             f"a driver is a TubeType or a callable (store, tube), not {shown(driver)}", value=driver
         )
     check_driver(driver)
-    is_taken = type not in _registered and type in _entries("tubes.drivers") and not _is_named(type, driver)
+    with suppress(UnknownDriver, IncompleteDriver):  # of its entry point, whose driver is registered by this
+        find_driver(type)
+    is_taken = type not in _registered and type in _entries("tubes.drivers")
     # A TubeType is a value: a module that is imported twice registers an equal one. Of two threads one wins
     if is_taken or _registered.setdefault(type, driver) != driver:
         raise BadOption(f"driver {type!r} is registered already", option="type", value=type)
@@ -112,19 +113,6 @@ def installed(group: str) -> Iterable[EntryPoint]:
         with suppress(ValueError, FileNotFoundError):  # the latter if it has no metadata
             found.setdefault(package.name, package.entry_points.select(group=group))
     return chain.from_iterable(found.values())
-
-
-def _is_named(type: str, driver: TubeType | DriverFactory) -> bool:
-    """Whether a type's entry point leads to this very driver, as when its module registers it by hand too."""
-    entry = _entries("tubes.drivers")[type]
-    try:
-        found: Any = sys.modules.get(entry.module)  # its import may still be under way
-        names = entry.attr.split(".")
-    except (AttributeError, AssertionError):  # not a "module:name"; the latter from Python 3.13 on
-        return False
-    for name in names:
-        found = getattr(found, name, None)
-    return bool(found == driver) and type not in _unusable
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:

@@ -883,13 +883,15 @@ def test_a_type_that_two_packages_register_is_told_and_neither_is_used(package: 
 
 @pytest.mark.slow
 def test_a_module_that_registers_what_its_entry_point_names_does_so_once(package: Package) -> None:
-    """As the how-to's modules do once they are packaged, whether found by type or imported first."""
+    """As the how-to's modules do once they are packaged, whether found by type, imported first or run."""
     code = "import tubes\nDriver = {}\ntubes.register_driver({!r}, Driver)"
     package("itself", code.format("tubes.TubeType()", "itself"), "itself = itself:Driver")
     package("other", code.format("tubes.TubeType()", "claimed"), "")
     package("owner", "import tubes; Driver = tubes.TubeType(order='newest')", "claimed = owner:Driver")
     assert package.run(ASK, "itself") == ["<Tube jobs (itself)>"] * 2
     assert package.run("import itself" + ASK, "itself") == ["<Tube jobs (itself)>"] * 2
+    as_program = "import runpy; runpy.run_module('itself', run_name='__main__')\n"
+    assert package.run(as_program + ASK, "itself") == ["<Tube jobs (itself)>"] * 2
     refused = "import tubes\ntry: import other\nexcept tubes.BadOption as error: print(error)"
     assert package.run(refused) == ["driver 'claimed' is registered already"]
 
