@@ -38,7 +38,7 @@ PATIENCE = 1.0
 HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 LETS_GO_AFTER = 0.25
-"""Without a GIL: seconds after which a thread runs again while one of its answers is on its way.
+"""Without a GIL: seconds after which a thread runs again while calls are under way, with an answer perhaps.
 
 If one thread made an object and another let it go, such a Python frees it only when the first runs again.
 """
@@ -222,8 +222,6 @@ class Worker:
         self.is_idle = True
         self.under_way: set[Call[Any]] = set()
         """The calls that are not over; cancelled ones may go on for a while."""
-        self.answered: set[Call[Any]] = set()
-        """Those of them whose answers are on their way, as far as the thread knows. Only without a GIL."""
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._naps: list[tuple[float, int, Nap]] = []
         self._numbers = itertools.count()
@@ -262,7 +260,6 @@ class Worker:
     def forget(self, call: Call[Any]) -> None:
         """A call is over, and nothing is left to undo. A thread that is to end may be waiting for that."""
         self.under_way.discard(call)
-        self.answered.discard(call)
         if self._is_over:
             self._inbox.put(lambda: None)
 
@@ -326,11 +323,9 @@ class Worker:
             if timeout is not None:
                 self._forget_ended_naps()
 
-    def _until_next(self) -> float | None:
-        if not self._naps:
-            return LETS_GO_AFTER if self.answered else None
-        longest = LETS_GO_AFTER if self.answered else threading.TIMEOUT_MAX
-        return min(max(self._naps[0][0] - real_monotonic(), 0.0), longest)
+    def _until_next(self) -> float:
+        longest = LETS_GO_AFTER if self.under_way and not HAS_GIL else threading.TIMEOUT_MAX
+        return min(max(self._naps[0][0] - real_monotonic(), 0.0), longest) if self._naps else longest
 
     def _end_late_naps(self) -> None:
         while self._naps and (self._naps[0][2].is_over or self._naps[0][0] <= real_monotonic()):
@@ -442,8 +437,6 @@ class Call(Generic[T]):
             self._tell(self._fail, error)
         else:
             self._brought.append(result)
-            if not HAS_GIL:
-                self._worker.answered.add(self)
             self._worker.rest()
             if not self._tell(self._succeed, Parcel(self, result)):
                 self.take_back()
