@@ -57,22 +57,9 @@ class Lines:
 def summary(outcome: Outcome) -> Table:
     """The outcome beside what it must be."""
     table = table_of("A polite crawl, as the web site saw it", "", ">found", "must be", "")
-
-    def row(what: str, found: object, must: str = "", holds: bool | None = None) -> None:
-        mark = "" if holds is None else "[green]yes[/green]" if holds else "[red]NO[/red]"
+    for what, found, must, holds in outcome.rows():
+        mark = "" if not must else "[green]yes[/green]" if holds else "[red]NO[/red]"
         table.add_row(what, str(found), must, mark)
-
-    all_fetched = outcome.fetched == outcome.pages
-    row("pages fetched", outcome.fetched, f"{outcome.pages}, all there are", all_fetched)
-    row("pages per second", f"{outcome.per_second:.0f}")
-    row("seconds", f"{outcome.seconds:.1f}")
-    row("worker processes", outcome.workers)
-    row("workers killed while they fetched a page", outcome.killed, "1", outcome.killed == 1)
-    row("hosts", outcome.hosts)
-    row("most requests in flight per host", outcome.most_per_host, "1", outcome.most_per_host == 1)
-    row("most hosts busy at once", outcome.most_hosts_busy, "2 or more", outcome.most_hosts_busy >= 2)
-    row("tasks lost", outcome.lost, "0", outcome.lost == 0)
-    row("tasks run again after the kill", outcome.rerun, "1 or more", outcome.rerun >= 1)
     return table
 
 
@@ -81,6 +68,3 @@ def show(outcome: Outcome) -> None:
     print_table(summary(outcome))
     for failure in outcome.failed:
         write_line(f"a worker failed: {failure}")
-    for promise, holds in outcome.checks().items():
-        if not holds:
-            write_line(f"not so: {promise}")
