@@ -75,10 +75,9 @@ class Crew:
         self._workers: dict[Hashable, list[Worker]] = {}
         """By the server that their calls wait for; ``None``: for all other calls."""
         self._spare: list[Worker] = []
+        """Those that are reserved no more. They may still be at a call, and are then not reserved again."""
         self._reserved: WeakKeyDictionary[Any, Worker] = WeakKeyDictionary()
         """By asyncio task. The entry of a task left behind by its loop goes with the last reference to it."""
-        self._clearing: set[Worker] = set()
-        """Workers no longer reserved, but still at a call. A loop that is over is not told when that ends."""
         self._pid = os.getpid()
 
     async def run(
@@ -126,8 +125,7 @@ class Crew:
             if self.is_closed:
                 worker.stop()  # at once: the loop may be over before its calls are
             else:
-                self._clearing.add(worker)
-                worker.when_clear(partial(self._give_back, worker))
+                self._spare.append(worker)
 
     async def close(self, work: Callable[[], None]) -> None:
         """Run ``work`` as the last call, which must end the others. Then end the threads.
@@ -156,17 +154,12 @@ class Crew:
             await self.run(close, otherwise=close, worker=worker)
 
     def _spare_one(self) -> Worker | None:
-        try:
-            return self._spare.pop()
-        except IndexError:  # or the loop of another thread has just taken the last
-            return None
-
-    def _give_back(self, worker: Worker) -> None:
-        self._clearing.discard(worker)
-        if self.is_closed:
-            worker.stop()
-        else:
-            self._spare.append(worker)
+        for worker in self._spare[::-1]:
+            if not worker.under_way:
+                with suppress(ValueError):  # or the loop of another thread has just taken it
+                    self._spare.remove(worker)
+                    return worker
+        return None
 
     def disband(self) -> None:
         """End the threads, each when its calls are over, without waiting for that."""
@@ -176,7 +169,7 @@ class Crew:
 
     def _all(self) -> list[Worker]:
         """All workers but the reserved ones."""
-        return [*chain.from_iterable(self._workers.values()), *self._spare, *self._clearing]
+        return [*chain.from_iterable(self._workers.values()), *self._spare]
 
     def _own(self) -> Worker | None:
         task = asyncio.current_task()
@@ -205,7 +198,6 @@ class Crew:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._workers, self._spare, self._reserved = {}, [], WeakKeyDictionary()
-            self._clearing = set()
 
 
 def _hired() -> Worker:

@@ -265,10 +265,39 @@ async def test_a_thread_is_reserved_again_when_all_its_calls_are_over() -> None:
     for each in may_end[:-1]:
         each.set()
     await asyncio.gather(*calls[:-1])
-    await asyncio.sleep(0)  # let their callbacks run
-    assert crew._spare == []
+    with crew.reserved() as other:
+        assert other is not worker
     may_end[-1].set()
-    await until(lambda: crew._spare == [worker])
+    await calls[-1]
+    assert {crew._spare_one(), crew._spare_one()} == {worker, other} and crew._spare_one() is None
+    worker.stop()
+    other.stop()
+    crew.disband()
+
+
+def test_a_thread_is_reserved_again_by_another_loop_when_its_own_is_over() -> None:
+    """Nobody tells a loop that is over that its last call has ended."""
+    may_end = threading.Event()
+
+    async def begin() -> tuple[bridge.Crew, bridge.Worker]:
+        crew = bridge.Crew(1)
+        with crew.reserved() as worker:
+            call = asyncio.create_task(crew.run(partial(may_end.wait, PATIENCE), worker=worker))
+            await asyncio.sleep(0)  # it is under way
+        call.cancel()
+        await asyncio.wait([call])
+        return crew, worker
+
+    async def reserve(crew: bridge.Crew) -> bridge.Worker:
+        with crew.reserved() as worker:
+            return worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bridge, "PATIENCE", 0.0)
+        crew, worker = asyncio.run(begin())
+    may_end.set()
+    eventually(lambda: not worker.under_way)
+    assert asyncio.run(reserve(crew)) is worker
     crew.disband()
 
 
@@ -283,17 +312,22 @@ async def test_closing_ends_waiting_takes(url: str) -> None:
 
 
 @awaited
-async def test_the_last_spare_thread_may_go_to_the_loop_of_another_thread() -> None:
+async def test_a_spare_thread_may_go_to_the_loop_of_another_thread() -> None:
     """It was there a moment ago, but without a GIL that loop may have it by now."""
 
     class Spare(list[bridge.Worker]):
-        def __bool__(self) -> bool:
-            return True
+        def remove(self, worker: bridge.Worker) -> None:
+            theirs.append(self.pop())
+            super().remove(worker)
 
-    crew = bridge.Crew(1)
-    crew._spare = Spare()
+    crew, theirs = bridge.Crew(1), list[bridge.Worker]()
     with crew.reserved():
+        pass
+    crew._spare = Spare(crew._spare)
+    with crew.reserved() as ours:
         assert await crew.run(lambda: "x") == "x"
+    assert theirs != [] and ours not in theirs
+    theirs[0].stop()
     await crew.close(lambda: None)
 
 

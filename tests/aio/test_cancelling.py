@@ -218,7 +218,7 @@ async def test_a_transaction_has_no_thread_in_which_a_cancelled_one_waits(
             await until(lambda: queue._crew._reserved)
             other.execute("ROLLBACK")
         await next
-        await until(lambda: len(queue._crew._spare) == 2)
+        await until(lambda: [worker.under_way for worker in queue._crew._spare] == [set(), set()])
         assert [places._value for places in queue._places.values()] == [aio.MOST_TRANSACTIONS]
         assert [task.data for task in await jobs.take_many(5, 0)] == ["x"]
 
