@@ -69,12 +69,13 @@ class Deadline:
 class Waiter(Signal):
     """The place of one call in a line."""
 
-    __slots__ = ("came",)
+    __slots__ = ("came", "is_called")
 
     def __init__(self) -> None:
         super().__init__()
         number = arrival.get()
         self.came = next(arrivals) if number is None else number
+        self.is_called = False
 
 
 class Waiters:
@@ -94,7 +95,6 @@ class Waiters:
     ) -> None:
         self._lock = threading.Lock()
         self.line: dict[Key, deque[Waiter]] = {}
-        self._called: set[Signal] = set()
         self._taken: dict[Key, deque[Lease]] = {}
         """Recent takes by consumers that have left a line in which others still wait."""
         self._on_wait = on_wait
@@ -123,8 +123,6 @@ class Waiters:
     def leave(self, key: Key, signal: Waiter, taken: Iterable[Lease] = ()) -> bool:
         """Leave the line, from any place in it, with the leases taken; return whether it was called since."""
         with self._lock:
-            is_called = signal in self._called
-            self._called.discard(signal)
             line = self.line.get(key)
             if line is not None:
                 line.remove(signal)
@@ -135,7 +133,7 @@ class Waiters:
                     self._taken.pop(key, None)
                     if not self.line and self._on_nobody is not None:
                         self._on_nobody()
-        return is_called
+            return signal.is_called
 
     def call(self, key: Key, count: int = 1, leases: Iterable[Lease] = ()) -> int:
         """Call the first ``count`` in line that are not called yet; return for how many there was somebody.
@@ -154,17 +152,18 @@ class Waiters:
             for signal in line:
                 if called >= count:
                     break
-                if signal not in self._called:
-                    self._called.add(signal)
+                if not signal.is_called:
+                    signal.is_called = True
                     (line[0] if count == 1 else signal).set()
                     called += 1
         return called
 
-    def looked_in_vain(self, key: Key, signal: Signal) -> None:
+    def looked_in_vain(self, key: Key, signal: Waiter) -> None:
         """The first in line found nothing: drop the calls of sleeping waiters, unless it was called since."""
         with self._lock:
-            if signal not in self._called:
-                self._called.difference_update(each for each in self.line[key] if not each.is_set)
+            if not signal.is_called:
+                for each in self.line[key]:
+                    each.is_called = each.is_called and each.is_set
 
     def wake_first(self, key: Key) -> None:
         """Have the first in line look: something may have changed."""
@@ -186,12 +185,11 @@ class Waiters:
         for key in self.keys():
             self.wake_one(key)
 
-    def heed(self, key: Key, signal: Signal) -> tuple[bool, bool]:
+    def heed(self, key: Key, signal: Waiter) -> tuple[bool, bool]:
         """Before a look, clear the signal; return whether it is first in line, and whether it was called."""
         signal.clear()  # without the lock: gevent lets other greenlets run here, and may interrupt this one
         with self._lock:
-            called = signal in self._called
-            self._called.discard(signal)
+            called, signal.is_called = signal.is_called, False
             return self.line[key][0] is signal, called
 
     def wake_all(self) -> None:
@@ -216,7 +214,7 @@ class Waiters:
         if key not in self.line:
             return 0
         with self._lock:
-            return sum(signal not in self._called for signal in self.line.get(key, ()))
+            return sum(not signal.is_called for signal in self.line.get(key, ()))
 
     def __bool__(self) -> bool:
         return bool(self.line)

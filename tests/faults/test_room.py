@@ -13,10 +13,9 @@ from sleeper import is_asleep, number_known
 from slow import slow_but
 
 import tubes
-from tubes.clock import Signal
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
-from tubes.waiting import room
+from tubes.waiting import Waiter, room
 
 
 @pytest.fixture(params=slow_but(("sqlite", "postgresql"), ("sqlite", "postgresql", "redis")))
@@ -149,7 +148,7 @@ def test_a_call_for_room_is_not_forgotten_while_an_earlier_put_tries(
     heed, commit = waiters.heed, late._commit
     heeded: list[tuple[bool, bool]] = []
 
-    def heed_noting(key: int, signal: Signal) -> tuple[bool, bool]:
+    def heed_noting(key: int, signal: Waiter) -> tuple[bool, bool]:
         answer = heed(key, signal)
         heeded.append(answer)
         return answer

@@ -11,10 +11,9 @@ import pytest
 from faults.harness import EventfulClock, ended, eventually
 
 import tubes
-from tubes.clock import Signal
 from tubes.testing import FakeClock
 from tubes.testing.suite import Waiting, take
-from tubes.waiting import LEASES_KEPT, Waiters, arrival, room, seconds_until
+from tubes.waiting import LEASES_KEPT, Waiter, Waiters, arrival, room, seconds_until
 
 JOBS, OTHER = 1, 2
 """Two tubes."""
@@ -74,12 +73,13 @@ def test_each_key_has_a_line_of_its_own() -> None:
 def test_a_waiter_that_gets_ready_for_a_look_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """gevent lets other greenlets run there; one that had to wait could be interrupted before it has left."""
 
-    class Cleared(Signal):
+    class Cleared(Waiter):
         def clear(self) -> None:
-            assert waiters.keys() == [JOBS]
+            keys.append(waiters.keys())
             super().clear()
 
-    monkeypatch.setattr("tubes.waiting.Signal", Cleared)
+    keys: list[list[int]] = []
+    monkeypatch.setattr("tubes.waiting.Waiter", Cleared)
     waiters = Waiters()
     first = waiters.enter(JOBS)
     waiters.call(JOBS)
@@ -87,7 +87,7 @@ def test_a_waiter_that_gets_ready_for_a_look_holds_up_nobody(monkeypatch: pytest
     heeded: list[tuple[bool, bool]] = []
     looking.start()
     ended(looking)
-    assert heeded == [(True, True)] and not first.is_set
+    assert heeded == [(True, True)] and keys == [[JOBS]] and not first.is_set
 
 
 def test_who_has_left_is_not_woken() -> None:
@@ -106,7 +106,7 @@ def test_an_empty_line_is_forgotten() -> None:
     assert waiters.count(JOBS) == 1
     waiters.call(JOBS)
     waiters.leave(JOBS, signal)
-    assert not waiters and not waiters._called
+    assert not waiters
     assert (waiters.keys(), waiters.count(JOBS)) == ([], 0)
 
 
