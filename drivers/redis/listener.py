@@ -145,6 +145,8 @@ class Listener(PollingThread):
                 self._turn()
             except Exception:  # whatever it was: the waiters rely on this thread
                 log.exception("the listener failed, and tries again")
+                for ear in self._ears.values():  # one of them may be in the middle of an answer
+                    self._end(ear)
                 pause(RECONNECT_EVERY)
         for ear in self._ears.values():
             self._end(ear)
@@ -224,9 +226,6 @@ class Listener(PollingThread):
             self._nodes.note_away(ear.keys, ear.used_at + min(patience, self._nodes.patience))
             self._lose(ear, error)
             return
-        except BaseException:
-            self._end(ear)  # else it would count as one that waits for a call
-            raise
         if is_something_there:
             ear.waiters.wake_first(ear.key)
 
@@ -243,9 +242,6 @@ class Listener(PollingThread):
         except Lost as error:
             self._lose(ear, error)
             return
-        except BaseException:
-            self._end(ear)
-            raise
         if isinstance(answer, Exception):
             is_forbidden = isinstance(answer, NoPermissionError) or "unknown command" in str(answer)
             if is_forbidden and not self._is_forbidden:
@@ -301,7 +297,7 @@ class Listener(PollingThread):
         if ear.wire is not None:
             ear.wire.close()
             ear.wire = None
-        ear.is_waiting = ear.is_resting = False
+        ear.is_waiting, ear.is_resting, ear.next_at = False, False, 0.0
 
     # Beats
 
