@@ -223,7 +223,8 @@ class Listener(PollingThread):
             ear.wire.send(("BLPOP", ear.bell, str(FLOOR)))
             ear.next_at = real_monotonic() + FLOOR + self._nodes.patience
         except TROUBLE as error:
-            self._nodes.note_away(ear.keys, ear.used_at + min(patience, self._nodes.patience))
+            until = ear.used_at + min(patience, self._nodes.patience)
+            self._nodes.note_away(self._nodes.node_of(ear.keys), until)
             self._lose(ear, error)
             return
         if is_something_there:
@@ -281,7 +282,8 @@ class Listener(PollingThread):
     def _lose(self, ear: Ear, error: Exception) -> None:
         """The connection is useless now. The first waiter looks, finds out what is wrong, and waits on."""
         log.debug("waiting at %s: %s", ear.bell, error)
-        self._nodes.heed(error, ear.keys)  # else the look that follows may go to a replica, in vain
+        node = self._nodes.node_of(ear.keys)
+        self._nodes.heed(error, node)  # else the look that follows may go to a replica, in vain
         self._end(ear)
         ear.next_at = real_monotonic() + RECONNECT_EVERY
         ear.waiters.wake_first(ear.key)

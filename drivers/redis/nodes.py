@@ -118,11 +118,13 @@ class Nodes:
     def check_reachable(self, keys: Keys) -> None:
         """See ``Away.check``, for the node that has these keys."""
         if self._away:
-            self._away.check(self.what, self._address(keys))
+            self._away.check(self.what, self.node_of(keys))
 
-    def node_of(self, keys: Keys) -> Address | None:
+    def node_of(self, keys: Keys | None) -> Address | None:
         """Which node of a Cluster has these keys, as far as is known; ``None``: it is no Cluster."""
-        return self._address(keys) if self.is_cluster else None
+        if not self.is_cluster or keys is None:
+            return self._home
+        return self._slots.get(key_slot(keys.tag.encode())) or self._home
 
     def scan(self, pattern: str, after: Cursor | None, count: int) -> tuple[list[bytes], Cursor | None]:
         """Look at about ``count`` keys; return those that match, and where to go on, ``None`` at the end."""
@@ -157,7 +159,7 @@ class Nodes:
         until = real_monotonic() + self.patience
         while True:
             tries += 1
-            address = at or self._address(keys)
+            address = at or self.node_of(keys)
             try:
                 wire = self._borrow(address, within)
                 try:
@@ -175,14 +177,14 @@ class Nodes:
                 return answer
             except NOT_NOW as error:
                 failure: Exception = error
-                self._heed(error, address)
+                self.heed(error, address)
                 if isinstance(error, exceptions.ClusterDownError):  # or that node has left the Cluster
                     self._look_round(address, within)
             except Lost as error:
                 failure = error
                 losses += 1
                 self._forget_idle(address)
-                self._note_away(address, until)
+                self.note_away(address, until)
                 if error.was_sent and not is_repeatable:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
@@ -190,10 +192,10 @@ class Nodes:
                 elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
-                self._heed(error, address)
+                self.heed(error, address)
                 raise
             if real_monotonic() > until:
-                self._note_away(address, until)
+                self.note_away(address, until)
                 node = f"node {address[0]}:{address[1]}: " if address else ""  # the URL may name another
                 raise StoreUnavailable(f"{self.what} cannot be used: {node}{failure}") from failure
             if tries > 1:
@@ -209,35 +211,27 @@ class Nodes:
         It waits no longer than ``patience`` seconds for an answer.
         """
         patience = min(patience, self.patience)
-        wire = self._connect(self._address(keys), patience)
+        wire = self._connect(self.node_of(keys), patience)
         wire.limit_wait(patience)
         return wire
 
-    def note_away(self, keys: Keys, until: float) -> None:
-        """Note that the node of these keys has not answered, if ``until`` has passed."""
-        self._note_away(self._address(keys), until)
+    def note_away(self, address: Address | None, until: float) -> None:
+        """Note that a node is away, if ``until`` has passed without its answer."""
+        if self._notes_silence and real_monotonic() > until:
+            self._away.note(self.what, address)
 
-    def heed(self, error: Exception, keys: Keys) -> None:
-        """Note what the node of these keys has said to a connection that waits there."""
-        self._heed(error, self._address(keys))
-
-    def close(self) -> None:
-        """End all connections; those in use are ended when they are given back."""
-        self._is_closed = True
-        for address in list(self._idle):
-            self._forget_idle(address)
-
-    def _heed(self, error: Exception, address: Address | None) -> None:
+    def heed(self, error: Exception, address: Address | None) -> None:
         """Note which node has a slot, if the error says so, or that this one is no longer a master."""
         if isinstance(error, exceptions.MovedError):
             self._slots[int(error.slot_id)] = (error.host or self._home_host(), int(error.port))
         if only_reads(error):
             self._forget_idle(address)
 
-    def _note_away(self, address: Address | None, until: float) -> None:
-        """Note that it is away, if ``until`` has passed without its answer."""
-        if self._notes_silence and real_monotonic() > until:
-            self._away.note(self.what, address)
+    def close(self) -> None:
+        """End all connections; those in use are ended when they are given back."""
+        self._is_closed = True
+        for address in list(self._idle):
+            self._forget_idle(address)
 
     def _borrow(self, address: Address | None, within: float | None = None) -> Wire:
         idle = self._idle.get(address)
@@ -293,11 +287,6 @@ class Nodes:
                 idle.pop().close()
 
     # A Cluster
-
-    def _address(self, keys: Keys | None) -> Address | None:
-        if not self.is_cluster or keys is None:
-            return self._home
-        return self._slots.get(key_slot(keys.tag.encode())) or self._home
 
     def _home_host(self) -> str:
         return self._home[0] if self._home is not None else ""

@@ -44,7 +44,7 @@ from .driver import RedisDriver, check_pri, due_ms
 from .errors import translated, wrong_key
 from .examiner import redis_checks
 from .hub import HOSTED, Hub, Server
-from .nodes import Cursor
+from .nodes import Address, Cursor
 from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
@@ -399,13 +399,13 @@ class RedisStore(Renewable):
 
         A tube is left out if its node is away, if it has just moved, or if its key is of the wrong type.
         """
-        of_node: dict[object, list[tuple[int, Keys]]] = {}
+        of_node: dict[Address | None, list[tuple[int, Keys]]] = {}
         for tube in tubes:
             keys = Keys.of_tube(self._namespace, tube.id, key)
             of_node.setdefault(self._hub.nodes.node_of(keys), []).append((tube.id, keys))
         answers: dict[int, Any] = {}
 
-        for asked in of_node.values():
+        for node, asked in of_node.items():
             commands = [(command, *keys, *given) for _, keys in asked]
             try:
                 self._hub.nodes.check_reachable(asked[0][1])
@@ -414,9 +414,9 @@ class RedisStore(Renewable):
                 if not self._hub.nodes.is_cluster:
                     raise
             else:
-                for (id, keys), answer in zip(asked, told, strict=True):
+                for (id, _), answer in zip(asked, told, strict=True):
                     if isinstance(answer, Exception):
-                        self._hub.nodes.heed(answer, keys)  # it may say where the tube is now
+                        self._hub.nodes.heed(answer, node)  # it may say where the tube is now
                     else:
                         answers[id] = answer
         return answers

@@ -337,7 +337,7 @@ def test_a_node_is_named_by_its_port(redis_cluster: str) -> None:
     with tubes.connect(redis_cluster.replace("127.0.0.1", ""), namespace="named") as queue:
         queue.create_tube("jobs", "fifo").drop()
         store: Any = queue.store
-        store._hub.nodes.heed(redis.exceptions.MovedError("7 :6379"), store._keys)
+        store._hub.nodes.heed(redis.exceptions.MovedError("7 :6379"), None)
         assert store._hub.nodes._slots[7] == ("localhost", 6379)
         store._hub.nodes._slots.clear()  # a slot may be nobody's for a while
         queue.create_tube("jobs", "fifo").drop()
@@ -393,7 +393,7 @@ def test_a_node_that_was_waited_for_in_vain_is_left_out_until_it_answers(redis_c
     with tubes.connect(redis_cluster, namespace="loads", sweep=False) as queue:
         tube, store = queue.create_tube("jobs", "fifo"), cast(Any, queue.store)
         nodes, keys = store._hub.nodes, cast(Any, tube.driver).keys
-        nodes.note_away(keys, 0.0)
+        nodes.note_away(nodes.node_of(keys), 0.0)
         store.transact(tube.driver.start)
         assert store.holders(None, [tube.record]) == {}
         tube.put("x")
