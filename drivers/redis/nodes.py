@@ -72,7 +72,6 @@ class Nodes:
         self.longest = patience + 1
         """Seconds to wait for an answer, except to a large batch."""
         self._class, self._settings = _connecting(url)
-        self._settings |= {"socket_timeout": self.longest, "socket_connect_timeout": patience}
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
         self._slots: dict[int, Address] = {}
@@ -157,13 +156,14 @@ class Nodes:
         """
         tries = losses = 0
         until = real_monotonic() + self.patience
+        patience = self.longest if within is None else min(within, self.longest)
         while True:
             tries += 1
             address = at or self.node_of(keys)
             try:
-                wire = self._borrow(address, within)
+                wire = self._borrow(address, patience)
                 try:
-                    wire.limit_wait(within)
+                    wire.patience = patience
                     answer = use(wire)
                 except ANSWERED:
                     raise
@@ -179,7 +179,7 @@ class Nodes:
                 failure: Exception = error
                 self.heed(error, address)
                 if isinstance(error, exceptions.ClusterDownError):  # or that node has left the Cluster
-                    self._look_round(address, within)
+                    self._look_round(address, patience)
             except Lost as error:
                 failure = error
                 losses += 1
@@ -188,7 +188,7 @@ class Nodes:
                 if error.was_sent and not is_repeatable:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
-                    self._look_round(address, within)
+                    self._look_round(address, patience)
                 elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             except Refused as error:
@@ -210,10 +210,7 @@ class Nodes:
 
         It waits no longer than ``patience`` seconds for an answer.
         """
-        patience = min(patience, self.patience)
-        wire = self._connect(self.node_of(keys), patience)
-        wire.limit_wait(patience)
-        return wire
+        return self._connect(self.node_of(keys), min(patience, self.patience))
 
     def note_away(self, address: Address | None, until: float) -> None:
         """Note that a node is away, if ``until`` has passed without its answer."""
@@ -233,7 +230,7 @@ class Nodes:
         for address in list(self._idle):
             self._forget_idle(address)
 
-    def _borrow(self, address: Address | None, within: float | None = None) -> Wire:
+    def _borrow(self, address: Address | None, patience: float) -> Wire:
         idle = self._idle.get(address)
         while idle:
             try:
@@ -244,20 +241,20 @@ class Nodes:
                 return wire
             wire.close()
         try:
-            return self._connect(address, within)
+            return self._connect(address, patience)
         except Refused as error:
             raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
 
-    def _connect(self, address: Address | None, within: float | None = None) -> Wire:
-        """Open a connection. ``within``: seconds for each step of that, if these are fewer than usual."""
-        settings = self._settings
-        if within is not None:
-            step = min(within, self.patience)
-            settings = settings | {"socket_timeout": step, "socket_connect_timeout": step}
+    def _connect(self, address: Address | None, patience: float) -> Wire:
+        """Open a connection that waits so many seconds for an answer."""
+        settings = self._settings | {
+            "socket_timeout": patience,
+            "socket_connect_timeout": min(patience, self.patience),
+        }
         if address is not None:
             settings = settings | {"host": address[0], "port": address[1]}
         try:
-            return Wire(self._class(**settings), self.longest)
+            return Wire(self._class(**settings), patience)
         except NOT_NOW:
             raise
         except OSError as error:  # redis-py reads its version from a file each time, and may open none
@@ -305,19 +302,18 @@ class Nodes:
             self._slots, self._replicas = slots, replicas
         return bool(slots)
 
-    def _look_round(self, lost: Address | None, within: float | None = None) -> None:
+    def _look_round(self, lost: Address | None, patience: float) -> None:
         """Ask other nodes who has that one's slots: masters, then replicas, which may have taken over.
 
         If none of them answers, this takes about as long as one connection may take that is not made.
         """
         masters = {*self._slots.values(), self._home} - {lost}
         others = [*masters, *self._replicas - masters]
-        each = max(min(within or self.patience, self.patience) / max(len(others), 1), LEAST)
+        each = max(min(patience, self.patience) / max(len(others), 1), LEAST)
         for address in others:
             try:
                 wire = self._connect(address, each)
                 try:
-                    wire.limit_wait(each)
                     if self._learn_slots(wire):
                         return
                 finally:

@@ -88,9 +88,11 @@ LARGE = 1 << 20
 
 
 class Wire:
-    """Used by one thread at a time. ``longest``: seconds to wait for an answer, once connected."""
+    """Used by one thread at a time."""
 
-    def __init__(self, connection: Any, longest: float) -> None:
+    def __init__(self, connection: Any, patience: float) -> None:
+        self.patience = patience
+        """Seconds to wait for an answer, except to a large batch."""
         self._connection = connection
         self._run_id = ""
         self.is_lost = False
@@ -107,7 +109,6 @@ class Wire:
             raise Lost(str(error), was_sent=False) from error
         self._poll = select.poll()
         self._poll.register(self._connection._sock, select.POLLIN)
-        self._usual = self._patience = longest
         self._timeout = connection.socket_timeout
 
     def evaluate(self, script: Script, keys: Keys, given: Sequence[Argument], most: int = 0) -> Any:
@@ -208,13 +209,9 @@ class Wire:
         with suppress(Exception):
             self._connection.disconnect()
 
-    def limit_wait(self, seconds: float | None) -> None:
-        """From now on wait no longer than that for an answer; ``None``: as long as usual."""
-        self._patience = self._usual if seconds is None else min(seconds, self._usual)
-
     def _give_time(self, arguments: int) -> None:
         """Wait longer for the answer to a large batch: a server that is at work is not lost."""
-        timeout = self._patience + arguments * EACH if arguments > MANY else self._patience
+        timeout = self.patience + arguments * EACH if arguments > MANY else self.patience
         if timeout != self._timeout:
             self._timeout = timeout
             self._connection._sock.settimeout(timeout)

@@ -366,7 +366,7 @@ def test_a_cluster_all_of_whose_nodes_have_moved_is_found_by_its_url(cluster: Re
         assert queue.create_tube("jobs", "fifo").put("x").id == 1
         for lost, node in enumerate(cluster.nodes):
             before = asked()
-            nodes._look_round(("127.0.0.1", node.port))
+            nodes._look_round(("127.0.0.1", node.port), nodes.patience)
             assert sum(asked()) == sum(before) + 1 and asked()[lost] == before[lost]
 
 
@@ -384,7 +384,7 @@ def test_nodes_that_all_say_nothing_are_not_waited_for_one_after_the_other(redis
             queue.tubes()
         assert time.monotonic() - began < 12  # one after the other, each given its full time, they take 21
         nodes._slots[min(slots)] = home
-        nodes._look_round(silent[0])
+        nodes._look_round(silent[0], nodes.patience)
         assert nodes._slots == slots
 
 
