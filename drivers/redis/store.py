@@ -41,7 +41,7 @@ from ..watch import BEATS, Beats, Watch
 from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri, due_ms
-from .errors import translated, wrong_key
+from .errors import translated
 from .examiner import redis_checks
 from .hub import HOSTED, Hub, Server
 from .nodes import Address, Cursor
@@ -49,7 +49,7 @@ from .scripts import Argument, Keys, Script
 from .sessions import Sessions, pairs
 from .tx import RedisTx
 from .urls import described, parsed
-from .wire import NoSession, NoTube, Refused, Wire, WrongType
+from .wire import NoSession, NoTube, Refused, Wire
 
 T = TypeVar("T")
 
@@ -145,8 +145,7 @@ class RedisStore(Renewable):
             guarded(self._hub.listener.remove_beat, self._beat)
             self._hub.leave()
             if isinstance(error, Refused):
-                damage = wrong_key(self._hub.nodes, self._keys) if isinstance(error, WrongType) else None
-                raise damage or StoreUnavailable(f"{self._what} cannot be used: {error}") from error
+                raise translated(error, self._what, self._keys) from error
             raise
 
     def _tells_how_it_syncs(self, wire: Wire) -> bool:
@@ -255,7 +254,7 @@ class RedisStore(Renewable):
                     raise Conflict(f"{self._what}: conflicted with others {tries} times") from error
                 pause_after(tries)
             except Refused as error:
-                raise translated(error, self._hub.nodes, self._keys) from error
+                raise translated(error, self._what, self._keys) from error
 
     def hold(self, of: RedisDriver | RedisStore) -> threading.RLock:
         """Take the lock on a tube's commits, or on all, and return it: callbacks come in that order."""
@@ -284,7 +283,7 @@ class RedisStore(Renewable):
             try:
                 return work(RedisTx(self))
             except Refused as error:
-                raise translated(error, self._hub.nodes, self._keys) from error
+                raise translated(error, self._what, self._keys) from error
 
         return guarded(look)
 
@@ -461,7 +460,7 @@ class RedisStore(Renewable):
         except NoTube as error:
             raise NoSuchTube(driver.name) from error
         except Refused as error:
-            raise translated(error, self._hub.nodes, self._keys) from error
+            raise translated(error, self._what, self._keys) from error
 
     def _admit_if_alive(self, driver: RedisDriver) -> None:
         if not self._is_alive():

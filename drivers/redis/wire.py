@@ -54,19 +54,15 @@ class NoSession(Refused):
     """What a script says of a session that may not take there; see admit.lua."""
 
 
-class WrongType(Refused):
-    """What a server says of a key of the wrong type, mostly one of a single tube."""
-
-
-class Failed(Refused):
-    """A script met what cannot be: something is missing that the rest implies, say."""
+class Damaged(Refused):
+    """A script met what cannot be: a key of the wrong type, or something missing that the rest implies, say."""
 
 
 _KINDS = {
     "NOTUBE": NoTube,
     "NOSESSION": NoSession,
-    "WRONGTYPE": WrongType,
-    r"(?<!@)\buser_script:\d+: ": Failed,  # Lua's place of an error; that of a failed command is after an @
+    "WRONGTYPE|not an integer|not a valid float|would overflow": Damaged,
+    r"(?<!@)\buser_script:\d+: ": Damaged,  # Lua's place of an error; that of a failed command is after an @
 }
 """Refusals by what the server says."""
 

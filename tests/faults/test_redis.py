@@ -216,7 +216,7 @@ def test_a_number_that_others_have_overwritten_is_damage_and_not_a_server_that_i
     """Otherwise a waiting consumer would wait on for ever."""
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     server.command("HSET", f"{{tubes:{tube.record.id}}}:meta", "next", "torn")
-    with pytest.raises(tubes.StoreError, match="something other than a number where one must be") as caught:
+    with pytest.raises(tubes.StoreError, match=r"damaged data.*not an integer") as caught:
         tube.put("x")
     assert caught.type is tubes.StoreError
 
@@ -622,7 +622,7 @@ def test_who_was_taken_for_dead_and_does_not_know_it_joins_another_session(conne
 def test_a_damaged_tube_is_not_taken_for_one_that_was_dropped(connect: Connect, server: RedisServer) -> None:
     tube = connect(sweep=False).create_tube("jobs", "fifo")
     server.command("SET", f"{{tubes:{tube.record.id}}}:states", "damaged")
-    with pytest.raises(tubes.StoreError, match="wrong type"):
+    with pytest.raises(tubes.StoreError, match="WRONGTYPE"):
         tube.peek(7)
 
 
