@@ -26,7 +26,7 @@ from tubes.task import ACK, STATES, Event, State, Task, done, make_task, session
 from . import scripts
 from .scripts import OF_PLAIN, PLAIN_KEYS, Argument, Keys, Script
 from .tx import RedisTx
-from .wire import NoTube, Refused
+from .wire import NoTube, Refused, Wire
 
 HIGHEST_PRI = 2**53
 """Redis sorts by floating-point numbers, which are exact up to here."""
@@ -73,6 +73,8 @@ class RedisDriver:
         self.features = features
         self.keys = Keys.of_tube(namespace, tube.id)
         self.is_temporary = tube.temporary
+        self._run_id = ""
+        """Of a temporary tube: the server's start before which nothing is left in it."""
         self.flags = (
             "t" * features.timed
             + "p" * features.priority
@@ -116,6 +118,12 @@ class RedisDriver:
 
     def stop(self) -> None:
         """Nothing to stop."""
+
+    def empty_after_restart(self, wire: Wire) -> None:
+        """Empty a temporary tube of what it held before its server was last started."""
+        if self._run_id != wire.run_id:
+            wire.evaluate(scripts.EMPTY, self.keys, ("", 0, 0, wire.run_id))
+            self._run_id = wire.run_id
 
     def drop(self, tx: RedisTx) -> None:
         taken, _ = self.do(tx, scripts.DROP)

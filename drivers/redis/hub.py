@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from typing import ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
 
 from tubes.errors import StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
-from .driver import RedisDriver
 from .listener import Listener
 from .nodes import Away, Nodes
-from .scripts import EMPTY
 from .sessions import Sessions
-from .wire import Wire
 
 HOSTED = "tubes_hosted"
 """Namespace of all tubes of the type ``redis`` on a server: their sessions are not those of its stores."""
@@ -49,7 +45,6 @@ class Hub:
         self.listener = Listener(self.nodes, server.namespace, self.waiters)
         self.seen: tuple[float, Sessions] | None = None
         """When one of the queues last read the sessions, and what it read."""
-        self._emptied: WeakKeyDictionary[RedisDriver, str] = WeakKeyDictionary()
 
     @classmethod
     def enter(cls, server: Server) -> Hub:
@@ -108,12 +103,6 @@ class Hub:
             cls._process = os.getpid()
             cls._all = {}
             cls._lock = threading.Lock()
-
-    def empty_after_restart(self, wire: Wire, driver: RedisDriver) -> None:
-        """Empty a temporary tube of what it held before its server was last started."""
-        if self._emptied.get(driver) != wire.run_id:
-            wire.evaluate(EMPTY, driver.keys, ("", 0, 0, wire.run_id))
-            self._emptied[driver] = wire.run_id
 
 
 os.register_at_fork(after_in_child=Hub.forget_all)  # also one that a thread has not given to a store yet

@@ -214,7 +214,7 @@ class RedisStore(Renewable):
 
         def use(wire: Wire) -> Any:
             if driver.is_temporary and script is not scripts.OPEN:  # which makes the hash that holds the run
-                self._hub.empty_after_restart(wire, driver)
+                driver.empty_after_restart(wire)
             elif self._is_durable and not is_repeatable:
                 return wire.evaluate_durably(script, keys, given, self._patience, most)
             return wire.evaluate(script, keys, given, most)

@@ -1300,7 +1300,7 @@ def test_tubes_that_come_and_go_leave_nothing_in_a_process(connect: Connect, is_
         queue.sweep()
         other.sweep()
         gc.collect()
-        return [len(kept) for kept in (listener.Listener.drivers, store._hub._emptied, store._orders)]
+        return [len(kept) for kept in (listener.Listener.drivers, store._orders)]
 
     for _ in range(2):  # what earlier tests left is not always freed by one collection
         come_and_go()
@@ -1558,9 +1558,7 @@ def test_a_connect_that_is_cancelled_leaves_no_session(server: RedisServer, url:
 
 
 def test_a_temporary_tube_that_could_not_be_emptied_is_emptied_by_the_next_call(connect: Connect) -> None:
-    queue = connect(sweep=False)
-    tube = queue.create_tube("jobs", "fifo", temporary=True)
-    store: Any = queue.store
+    driver: Any = connect(sweep=False).create_tube("jobs", "fifo", temporary=True).driver
     tries = []
 
     class RestartedWire:
@@ -1573,7 +1571,7 @@ def test_a_temporary_tube_that_could_not_be_emptied_is_emptied_by_the_next_call(
 
     for _ in range(3):
         with suppress(ConnectionError):
-            store._hub.empty_after_restart(RestartedWire(), tube.driver)
+            driver.empty_after_restart(RestartedWire())
     assert len(tries) == 2
 
 
