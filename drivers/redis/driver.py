@@ -158,7 +158,7 @@ class RedisDriver:
         """Ack, and take in the same step; do neither if the ack is refused. See ``Driver.take``."""
         given: list[Argument] = [owner or "-", limit, SETTLE_LIMIT]
         known = self._add_acks(given, refs, owner)
-        flat = self._steps(tx, scripts.TAKE, now, given, limit)
+        flat = self._write(tx, scripts.TAKE, now, given, limit)
         try:
             return self._changes(flat, known, now)
         except StoreError:
@@ -168,34 +168,34 @@ class RedisDriver:
     def ack(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         given: list[Argument] = [owner or "-"]
         known = self._add_acks(given, refs, owner)
-        return self._changes(self._steps(tx, scripts.ACK, now, given), known, now)
+        return self._changes(self._write(tx, scripts.ACK, now, given), known, now)
 
     def touch(
         self, tx: RedisTx, refs: Sequence[Ref], delta_ms: int, *, owner: str | None, now: int
     ) -> Sequence[Change]:
         given = (owner or "-", delta_ms, *_pointers(refs, owner))
-        return self._changes(self._steps(tx, scripts.TOUCH, now, given))
+        return self._changes(self._write(tx, scripts.TOUCH, now, given))
 
     def release(
         self, tx: RedisTx, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
     ) -> Sequence[Change]:
         given = (owner or "-", delay_ms, *_pointers(refs, owner))
-        return self._changes(self._steps(tx, scripts.RELEASE, now, given))
+        return self._changes(self._write(tx, scripts.RELEASE, now, given))
 
     def bury(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.BURY, now, _takes(refs)))
+        return self._changes(self._write(tx, scripts.BURY, now, _takes(refs)))
 
     def delete(self, tx: RedisTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.DELETE, now, _takes(refs)))
+        return self._changes(self._write(tx, scripts.DELETE, now, _takes(refs)))
 
     def kick(self, tx: RedisTx, limit: int, *, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.KICK, now, (limit,)))
+        return self._changes(self._write(tx, scripts.KICK, now, (limit,)))
 
     def expire(self, tx: RedisTx, limit: int, *, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.EXPIRE, now, (min(limit, SETTLE_LIMIT),)))
+        return self._changes(self._write(tx, scripts.EXPIRE, now, (min(limit, SETTLE_LIMIT),)))
 
     def release_owner(self, tx: RedisTx, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
-        return self._changes(self._steps(tx, scripts.RELEASE_OWNER, now, (owner or "-", limit)))
+        return self._changes(self._write(tx, scripts.RELEASE_OWNER, now, (owner or "-", limit)))
 
     def truncate(self, tx: RedisTx, limit: int) -> int:
         removed: int = self.do(tx, scripts.TRUNCATE, limit)
@@ -250,16 +250,6 @@ class RedisDriver:
 
     # Within
 
-    def _steps(
-        self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0
-    ) -> list[Any]:
-        """Run a script that answers changes; none if the tube is gone, which the Tube then finds out."""
-        try:
-            changes: list[Any] = self._write(tx, script, now, given, most)
-        except NoTube:
-            return []
-        return changes
-
     def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0) -> Any:
         return tx.write(self, script, (self.flags, now, self._waiting(), *given), most)
 
@@ -305,7 +295,7 @@ class RedisDriver:
                 task = self.normalize_task(flat[place : place + 3])
                 given += (flat[place], task.attempts)
         with suppress(StoreError, Refused):
-            self._steps(tx, scripts.RELEASE, now, given)
+            self._write(tx, scripts.RELEASE, now, given)
 
     def _damaged(self, id: bytes, error: Exception) -> StoreError:
         shown = f"{int(id)}" if id.isdigit() else repr(id)
