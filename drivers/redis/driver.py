@@ -92,6 +92,8 @@ class RedisDriver:
         self.waits_for: Callable[[], Hashable] = lambda: None
         """Set by such a store too: returns this tube's node."""
         self.after = after
+        self.is_unmade = False
+        """Whether the tube's node was away when the tube was opened: then the next call makes sure of it."""
         self._waiting = waiting
         self._is_timed = features.timed
 
@@ -107,11 +109,13 @@ class RedisDriver:
     def make(self, tx: RedisTx, *, anew: bool = False) -> None:
         """Make the tube if it is not there. ``anew``: it was there before, and must not give an id again."""
         self.do(tx, scripts.OPEN, self.after, int(anew))
+        self.is_unmade = False
 
     def start(self, tx: RedisTx) -> None:
         if self.check_reachable is None:
             self.make(tx)
         else:
+            self.is_unmade = True
             with suppress(StoreError):  # a queue opens all the same; the tube's verbs say what is wrong
                 self.check_reachable()
                 self.make(tx)

@@ -210,6 +210,8 @@ class RedisStore(Renewable):
         is_repeatable: bool,
     ) -> Any:
         """Run a tube's script on the tube's node."""
+        if driver.is_unmade and script is not scripts.OPEN:
+            driver.make(RedisTx(self))
         keys = driver.keys_of(script)
 
         def use(wire: Wire) -> Any:

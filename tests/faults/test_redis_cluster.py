@@ -314,6 +314,22 @@ def test_a_tube_whose_node_goes_away_while_it_is_made_stays_for_who_has_opened_i
     assert task is not None and task.data == "x"
 
 
+@pytest.mark.parametrize("verb", ["put", "take"])
+def test_a_tube_whose_node_was_away_when_it_was_opened_is_made_anew_by_its_first_call(
+    connect: Connect, cluster: RedisCluster, verb: str
+) -> None:
+    """If the node has lost it meanwhile, say. Otherwise it would seem dropped for as long as the queue is open."""
+    queue, other = connect(sweep=False), connect(sweep=False)
+    made = (queue.create_tube(f"tube_{number}", "utubettl") for number in range(99))
+    tube = next(tube for tube in made if owner_of(cluster, slot_of(tube)) is not owner_of(cluster, SESSIONS))
+    owner_of(cluster, slot_of(tube)).command("FLUSHALL")
+    nodes: Any = other.store._hub.nodes  # type: ignore[attr-defined]
+    nodes.note_away(nodes.node_of(cast(Any, tube.driver).keys), 0.0)
+    opened = other.tube[tube.name]
+    assert opened.put("x").data == "x" if verb == "put" else opened.take(timeout=0) is None
+    assert tube.statistics()["tasks"]["total"] == (verb == "put")
+
+
 @pytest.mark.slow
 def test_a_tube_whose_node_has_lost_everything_is_made_anew_by_who_creates_it(
     connect: Connect, cluster: RedisCluster
