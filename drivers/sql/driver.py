@@ -92,8 +92,6 @@ class SqlDriver:
         self._locks_groups = self._locks.with_groups
         self._reads_acks = features.timed or statements.is_shared
         """Whether a batch ack reads what it has acked: the tasks' times, and on a server which they were."""
-        self._ready_front = 0 if grouped else 1
-        """The ``front`` of a task back from aside: in a sub-queue a trigger decides what stands there."""
         self._choose_statements(newest)
 
     def _choose_statements(self, newest: bool) -> None:
@@ -305,7 +303,7 @@ class SqlDriver:
             delta = min(delta_ms, _headroom(row[TTL]), _headroom(row[TTR]))
             due, ttl, ttr = (None if ms is None else ms + delta for ms in (row[DUE], row[TTL], row[TTR]))
             moved.append((*row[:UPDATED], now, due, ttl, ttr, *row[ATTEMPTS:]))
-        return self._write(tx, Event.TOUCH, moved, 1)
+        return self._write(tx, Event.TOUCH, moved)
 
     def release(
         self, tx: SqlTx, refs: Sequence[Ref], *, delay_ms: int, owner: str | None, now: int
@@ -313,19 +311,19 @@ class SqlDriver:
         tx.begin()
         rows = self._held(tx, refs, owner)
         if not delay_ms:
-            return self._make_ready(tx, Event.RELEASE, rows, 1, now)
+            return self._make_ready(tx, Event.RELEASE, rows, now)
         moved = []
         for row in rows:
             ttl = None if row[TTL] is None else row[TTL] + min(delay_ms, _headroom(row[TTL]))
             moved.append(_moved((*row[:TTL], ttl, *row[TTR:]), "~", now + delay_ms, now))
-        return self._write(tx, Event.RELEASE, moved, None)
+        return self._write(tx, Event.RELEASE, moved)
 
     def bury(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         tx.begin()
         moved = [
             _moved(row, "!", _end_of_life(row), now) for row in self._stored(tx, refs) if row[STATE] != "!"
         ]
-        return self._write(tx, Event.BURY, moved, None)
+        return self._write(tx, Event.BURY, moved)
 
     def delete(self, tx: SqlTx, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         tx.begin()
@@ -335,7 +333,7 @@ class SqlDriver:
     def kick(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         tx.begin()
         locked = self._locks.lock_free(tx, (self._buried,), limit=limit, by=self._order)
-        return self._make_ready(tx, Event.KICK, locked, self._ready_front, now)
+        return self._make_ready(tx, Event.KICK, locked, now)
 
     def expire(self, tx: SqlTx, limit: int, *, now: int) -> Sequence[Change]:
         if not self._is_timed:
@@ -364,8 +362,8 @@ class SqlDriver:
                 found.append((due, row[ID], Change(event, ready, end)))
         changes = [
             *self._remove(tx, Event.TTL, over, now),
-            *self._make_ready(tx, Event.TTR, late, 1, now),
-            *self._make_ready(tx, Event.DELAY, delayed, self._ready_front, now),
+            *self._make_ready(tx, Event.TTR, late, now),
+            *self._make_ready(tx, Event.DELAY, delayed, now),
         ]
         found += [(at[change.raw[ID]], change.raw[ID], change) for change in changes]
         return [change for _, _, change in sorted(found, key=itemgetter(0, 1))]
@@ -379,7 +377,7 @@ class SqlDriver:
             locked = self._locks.lock_free(tx, (look,), owner, limit=limit, by=itemgetter(ID))
             if not locked and self._sql.is_shared and tx.rows(look.all, self._tube, owner, 1):
                 raise TasksLocked(f"others have locked tasks of tube {self._name!r} whose session is over")
-        return self._make_ready(tx, Event.RELEASE, locked, 1, now)
+        return self._make_ready(tx, Event.RELEASE, locked, now)
 
     def truncate(self, tx: SqlTx, limit: int) -> int:
         tx.begin()
@@ -459,22 +457,21 @@ class SqlDriver:
                 chosen[id] = row
         return list(chosen.values())
 
-    def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row], front: int | None) -> Sequence[Change]:
+    def _write(self, tx: SqlTx, event: Event, moved: Sequence[Row]) -> Sequence[Change]:
+        """Write rows of tasks that are taken still, or aside now."""
         if moved:
             tx.many(
                 self._sql.update,
                 [
-                    (row[STATE], front, _place(row), *row[DUE:ATTEMPTS], row[OWNER], row[UPDATED], row[ID])
+                    (row[STATE], *_place(row), *row[DUE:ATTEMPTS], row[OWNER], row[UPDATED], row[ID])
                     for row in moved
                 ],
             )
         return [Change(event, row, row[DUE]) for row in moved]
 
-    def _make_ready(
-        self, tx: SqlTx, event: Event, rows: Sequence[Row], front: int, now: int
-    ) -> Sequence[Change]:
+    def _make_ready(self, tx: SqlTx, event: Event, rows: Sequence[Row], now: int) -> Sequence[Change]:
         if rows:
-            tx.run(self._sql.ready, front, now, json_ids([row[ID] for row in rows]))
+            tx.run(self._sql.ready, now, json_ids([row[ID] for row in rows]))
         moved = [_moved(row, "r", _end_of_life(row), now) for row in rows]
         return [Change(event, row, row[DUE]) for row in moved]
 
@@ -559,10 +556,9 @@ def _by_due(row: Row) -> tuple[float, int]:
     return (due if isinstance(due, _NUMBER) else math.inf, row[ID])
 
 
-def _place(row: Row) -> int | None:
-    """Where a task stands in the front: a ready one by its priority, a taken one by the end of its time."""
-    place: int | None = row[DUE] if row[STATE] == "t" else row[PRI]
-    return place
+def _place(row: Row) -> Row:
+    """``front`` and ``place`` of a task: in front by the end of its time if it is taken, else aside."""
+    return (1, row[DUE]) if row[STATE] == "t" else (None, row[PRI])
 
 
 def _is_lease(row: Row, token: int, task: Task | None) -> bool:

@@ -346,8 +346,11 @@ class Statements(Texts):
         written = ("state", "front", "place", "due_ms", "ttl_ms", "ttr_ms", "owner", "updated_ms")
         values = ", ".join(f"{name} = :{name}" for name in written)
         self.update = self._make(f"UPDATE {task} SET {values} WHERE id = :id")
-        self.ready = self._make(  # the triggers watch ttr_ms
-            f"UPDATE {task} SET state = 'r', front = :front, place = pri, due_ms = created_ms + ttl_ms,"
+        # A task from aside stands behind in its sub-queue until a trigger has decided what stands in front there;
+        # any other stays where it is. The triggers watch ttr_ms
+        front = "coalesce(front, CASE WHEN utube IS NULL THEN 1 ELSE 0 END)"
+        self.ready = self._make(
+            f"UPDATE {task} SET state = 'r', front = {front}, place = pri, due_ms = created_ms + ttl_ms,"
             f" ttr_ms = ttr_ms, owner = NULL, updated_ms = :now WHERE {self._among(self._ids)}"
         )
         self.remove = self._make(f"DELETE FROM {task} WHERE {self._among(self._ids)}")

@@ -446,6 +446,16 @@ def test_a_taken_task_whose_next_time_is_lost_holds_up_no_other(
     assert [task.data for task in tube.take_many(20, timeout=0)] == [*range(9)][-left:]
 
 
+@pytest.mark.parametrize("type", ["fifottl", "utubettl"])
+def test_a_ready_task_whose_next_time_is_wrong_stays_where_it_is(type: str, patient: Patient) -> None:
+    """Its ttl is not over: a sweep that finds it finds nothing to do."""
+    tube = patient.opened[0].create_tube("jobs", type)
+    tube.put_many(["first", "second"], ttl=3600)
+    patient.sql("UPDATE tubes_task SET due_ms = 1")
+    patient.opened[0].sweep()
+    assert take(tube).data == "first"
+
+
 @pytest.mark.parametrize("type", ["fifo", "fifottl", "utube"])
 def test_a_batch_with_a_row_that_cannot_be_read_is_taken_by_nobody(type: str, file: Patient) -> None:
     tube = fill(file.opened[0], type)
