@@ -372,7 +372,7 @@ class SqliteStore(SqlStore):
             raise
 
     def _empty_temporary(self, tx: SqliteTx) -> None:
-        any_type = TubeType(Features(bounded=True))  # bounded, so that a capacity gets its room back
+        any_type = TubeType(Features(grouped=True, bounded=True))  # may have either: nobody says which
         for tube in self.tubes(tx):
             if tube.temporary:
                 SqlDriver(any_type, tube, self._sql).drop(tx)

@@ -356,10 +356,9 @@ class Statements(Texts):
         self.remove = self._make(f"DELETE FROM {task} WHERE {self._among(self._ids)}")
         ids = [f"SELECT id FROM {task} WHERE {place} LIMIT :limit" for place in (BEHIND, ASIDE, IN_FRONT)]
         self.ids = [self._make(look) for look in ids]
-        if not self._is_server:
-            self.ids_free = self.ids
-            return
-        self.ids_free = [self._make(f"{look} FOR UPDATE SKIP LOCKED") for look in ids]
+        self.ids_free = self.ids
+        if self._is_server:
+            self.ids_free = [self._make(f"{look} FOR UPDATE SKIP LOCKED") for look in ids]
 
         # Fires no trigger, since it does not set ttr_ms
         self.leave_front = self._make(

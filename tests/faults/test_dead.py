@@ -217,3 +217,16 @@ os.kill(os.getpid(), 9) if sys.argv[2] == "die" else None
         assert heard(killed) == "1" and killed.wait(20) == -signal.SIGKILL
         assert run(code, db, "leave") == "2"
     assert run(code, db, "leave") == "0"
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_temporary_tube_is_emptied_wherever_its_tasks_are(db: Any, type: str) -> None:
+    """In front of a sub-queue, behind or aside. A capacity is free again."""
+    options: dict[str, Any] = {"capacity": 4} if type == "limfifottl" else {}
+    for _ in range(2):
+        with tubes.connect(f"sqlite:///{db}") as queue:
+            tube = queue.create_tube("t", type, temporary=True, if_not_exists=True, **options)
+            assert tube.statistics()["tasks"]["total"] == 0
+            aside, _, _, _ = tube.put_many([1, 2, 3, 4])
+            tube.bury(aside)
+            assert tube.take(timeout=0) is not None
