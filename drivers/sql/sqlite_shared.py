@@ -92,30 +92,22 @@ class SharedFile:
 
     def check_not_locked_here(self) -> None:
         """Raise StoreBusy if this thread has the file's write lock: a call that waits for it would wait for itself."""
-        if stays_inside(self._is_joined_here):
+        if stays_inside(self._is_locked_here):
             raise StoreBusy(
-                "this thread's own transaction has locked the file, and the call would wait for it: "
-                "pass connection= to the call"
-            )
-        if stays_inside(self._is_held_here):
-            raise StoreBusy(
-                "this thread is inside a transaction of another queue on the same file, and the call would wait "
-                "for it: make the call before or after, or use one queue for both"
+                "this thread has locked the file, and the call would wait for it: in a transaction of your own, "
+                "pass connection= to the call; in a transaction of another queue on the same file, make the call "
+                "before or after, or use one queue for both"
             )
 
-    def _is_joined_here(self) -> bool:
+    def _is_locked_here(self) -> bool:
         thread = get_ident()
-        joined = (tx for shared in self._of_this_file() for tx in _all_of(shared.joined))
-        return any(tx.is_open and tx.thread == thread for tx in joined)
-
-    def _is_held_here(self) -> bool:
-        thread = get_ident()
-        users = (user for shared in self._of_this_file() for user in list(shared.users))
-        return any(user.writer.is_held_by(thread) for user in users)
-
-    def _of_this_file(self) -> list[SharedFile]:
-        """Those of all namespaces in this file."""
-        return [shared for shared in list(self._all.values()) if shared.file == self.file]
+        for shared in list(self._all.values()):
+            if shared.file == self.file:  # in whatever namespace
+                if any(user.writer.is_held_by(thread) for user in list(shared.users)):
+                    return True
+                if any(tx.is_open and tx.thread == thread for tx in _all_of(shared.joined)):
+                    return True
+        return False
 
     def is_in_place(self) -> bool:
         """Tell whether the database is still the file that its path leads to, as far as can be seen.
