@@ -303,7 +303,7 @@ class SqliteStore(SqlStore):
         if isinstance(unit.tx, SqliteJoinedTx):
             return unit.tx.connection
         self.refresh()
-        return self.writer.lender_of(unit.tx).lend(self, unit)
+        return self.writer.lender().lend(self, unit)
 
     def read(self, work: Callable[[Any], T]) -> T:
         return guarded(self._read, work)

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .lending import Lender
 from .sqlite_errors import is_busy
 from .statements import Row, Statement
 
@@ -45,13 +44,12 @@ class ReadTx:
 class SqliteTx:
     """A transaction of the writer, opened when it is first needed."""
 
-    __slots__ = ("_db", "_writer", "is_open", "lender")
+    __slots__ = ("_db", "_writer", "is_open")
 
     def __init__(self, writer: SqliteWriter, *, is_open: bool = False) -> None:
         self._writer = writer
         self._db = writer.db
         self.is_open = is_open
-        self.lender: Lender | None = None
 
     def begin(self) -> None:
         if not self.is_open:

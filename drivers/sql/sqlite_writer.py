@@ -221,8 +221,8 @@ class SqliteWriter:
             try:
                 yield tx
             finally:
-                if tx.lender is not None:
-                    tx.lender.take_back()
+                if self._lender is not None:
+                    self._lender.take_back()
             if self.is_inherited:
                 raise StoreUnavailable(
                     "this transaction belongs to the parent process: a forked child cannot commit it"
@@ -259,8 +259,8 @@ class SqliteWriter:
         if not self.db.in_transaction:
             raise StoreError(f"{self._what}: {ENDED}")
 
-    def lender_of(self, tx: SqliteTx) -> Lender:
-        """What lends such a transaction's connection to users."""
+    def lender(self) -> Lender:
+        """What lends the connection to users, in a ``transaction``."""
         if self._lender is None:
             self._lender = Lender(
                 "sqlite://",
@@ -269,7 +269,6 @@ class SqliteWriter:
                 closes_results=True,
                 stand_in=standing_in,
             )
-        tx.lender = self._lender
         return self._lender
 
     def is_held_by(self, thread: int) -> bool:
