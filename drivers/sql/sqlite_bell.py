@@ -13,11 +13,10 @@ import secrets
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from tubes.clock import real_monotonic
+from tubes.clock import pause, real_monotonic
 from tubes.waiting import Key
 
 SLOTS = 1024
@@ -131,12 +130,12 @@ class Bell:
     def __init__(self) -> None:
         self.number = secrets.randbits(64)
         self._socket = _bound(_address(self.number))
-        self._stirred = threading.Event()
 
     def wait(self) -> bool:
         """Sleep until rung, for the floor at most; tell whether it was rung."""
         if self._socket is None:
-            return self._stirred.wait(SHORT_FLOOR)
+            pause(SHORT_FLOOR)
+            return False
         try:
             return bool(self._socket.recv(1))
         except OSError:  # TimeoutError is one
@@ -144,7 +143,6 @@ class Bell:
 
     def stir(self) -> None:
         """Make a wait in another thread return, now or the next time."""
-        self._stirred.set()
         ring(self.number)
 
     def close(self) -> None:
@@ -154,10 +152,9 @@ class Bell:
 
 def ring(bell: int) -> None:
     """Wake whoever sleeps at a bell, if anybody does. If this fails, the sleeper still has its floor."""
-    if sys.platform.startswith("linux"):
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            sender.sendto(b"\1", _address(bell))
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(b"\1", _address(bell))
 
 
 def _address(bell: int) -> str:
