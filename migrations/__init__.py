@@ -7,8 +7,11 @@ from typing import Any
 
 from tubes.errors import BadOption
 
-HEAD = "0001"
-"""The revision that this version of tubes works with."""
+VERSIONS = ("0001",)
+"""The revisions that this version of tubes knows, oldest first."""
+
+HEAD = VERSIONS[-1]
+"""The revision that it works with."""
 
 LABEL = "tubes"
 

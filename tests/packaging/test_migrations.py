@@ -18,7 +18,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from faults.harness import run
-from tubes.migrations import HEAD, LABEL
+from tubes.migrations import HEAD, LABEL, VERSIONS
 
 import tubes
 from tubes.testing.suite import take
@@ -86,9 +86,10 @@ def fill(file: Path, namespace: str = "tubes") -> None:
         assert queue.tube["utube"].take(timeout=0) is not None
 
 
-def test_the_head_that_connect_wants_is_alembics_head() -> None:
+def test_the_versions_that_connect_knows_are_alembics() -> None:
     script = ScriptDirectory.from_config(config())
     assert script.get_heads() == [HEAD]
+    assert [step.revision for step in script.walk_revisions()] == [*reversed(VERSIONS)]
     head = script.get_revision(HEAD)
     assert head is not None
     assert LABEL in head.branch_labels
