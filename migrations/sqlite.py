@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING
 
-from tubes.errors import SchemaMismatch
-
 from . import running, version_table
 
 if TYPE_CHECKING:
@@ -21,15 +19,17 @@ MADE = ("tube", "task", "session", "connection", "calls")
 def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *, migrate: bool) -> bool:
     """Whether the schema must be brought up; SchemaMismatch if it cannot be, see ``running.must_upgrade``.
 
-    Nor can it be if others have tables of these names. That is checked before the journal mode is changed.
+    Nor can it be if others have tables of these names, or of names that SQLite does not tell from these: a
+    namespace that differs in case alone has a lock file of its own. That is checked before the journal mode
+    is changed.
     """
-    version = schema_version(db, namespace, what)
+    version = schema_version(db, namespace)
     behind = running.must_upgrade(version, what, command, migrate=migrate)
     if version is None:  # in one query, since another process may be making them
         names = [f"{namespace}_{table}" for table in MADE]
         query = f"""SELECT type || ' ' || name || ' already exists' FROM sqlite_master
             WHERE type IN ('table', 'view') AND name COLLATE NOCASE IN ({", ".join("?" * len(names))})
-            AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE)"""
+            AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)"""
         if found := db.execute(query, (*names, version_table(namespace))).fetchone():
             raise running.in_the_way(found[0], namespace, what)
     return behind
@@ -40,7 +40,7 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
 
     def step(tx: SqliteTx) -> None:
         tx.begin()
-        version = schema_version(writer.db, namespace, what)
+        version = schema_version(writer.db, namespace)
         if not running.must_upgrade(version, what, "", migrate=True):  # another process was faster
             return
         if version is None:  # Alembic leaves it, empty, when it takes the schema down
@@ -54,27 +54,17 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
                 raise
             raise running.in_the_way(error, namespace, what) from error
 
-    seen = schema_version(writer.db, namespace, what)
+    seen = schema_version(writer.db, namespace)
     if running.must_upgrade(seen, what, "", migrate=True):
         running.schema_sql(namespace, "sqlite", seen)  # kept: it loads Alembic, for which nobody waits here
     writer.transact(step)
 
 
-def schema_version(db: sqlite3.Connection, namespace: str, what: str) -> str | None:
-    """Return the revision of a namespace's tables, ``None`` when there are none.
-
-    SchemaMismatch if they belong to a namespace that differs in case: SQLite takes it for the same, but its
-    lock file is another.
-    """
+def schema_version(db: sqlite3.Connection, namespace: str) -> str | None:
+    """Return the revision of a namespace's tables, ``None`` when there are none."""
     table = version_table(namespace)
-    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
-    known = db.execute(query, (table,)).fetchone()
-    if known is None:
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    if db.execute(query, (table,)).fetchone() is None:
         return None
-    if known[0] != table:
-        raise SchemaMismatch(
-            f"{what} has tables of the namespace {known[0].removesuffix('_version')!r}, which SQLite cannot "
-            f"tell from {namespace!r}: give the queue that one or a different one"
-        )
     row = db.execute(f'SELECT version_num FROM "{table}"').fetchone()
     return None if row is None else str(row[0])
