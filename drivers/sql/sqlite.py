@@ -63,9 +63,8 @@ further, SQLite truncates it to this size when it restarts it."""
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers, as it waits for those that are reading."""
 
-BEING_MADE, TRIES = 2.0, 3
-"""Seconds for which a file beside the database may exist before all its users may use it; and tries if no
-such file is found when we look."""
+BEING_MADE = 0.5
+"""Seconds for which a file is tried again that cannot be opened, in case another user is just making it."""
 
 GOES_ON_FOR, LETS_OTHERS_FOR = 0.1, 0.005
 """Seconds for which a call runs long steps one after another before it lets others write, and for how long: they
@@ -120,25 +119,20 @@ class SqliteStore(SqlStore):
         Another user may be opening the database just now, and have made a file beside it that not all its
         users may use yet: SQLite sets its permissions only once it is there, and so do we with the lock file.
         """
-        until = real_monotonic() + BEING_MADE
-        tries = unexplained = 0
+        until, tries = real_monotonic() + BEING_MADE, 0
         while True:
             try:
-                self._try_to_open(migrate=migrate)
-                return
+                return self._try_to_open(migrate=migrate)
             except StoreUnavailable as error:
                 if not _is_kept_out(error):
                     raise
-                tries += 1
-                file = self._kept_from(error.__cause__)
-                if file is None:  # or it has just become usable
-                    unexplained += 1
-                    if unexplained >= TRIES:
-                        raise
-                elif real_monotonic() >= until:
-                    raise StoreUnavailable(
-                        f"{self._what} cannot be used: access to {file} is denied"
-                    ) from error.__cause__
+                if real_monotonic() >= until:
+                    if file := self._kept_from(error.__cause__):
+                        raise StoreUnavailable(
+                            f"{self._what} cannot be used: access to {file} is denied"
+                        ) from error.__cause__
+                    raise
+            tries += 1
             pause_after(tries)
 
     def _kept_from(self, cause: BaseException | None) -> str | None:
