@@ -30,7 +30,7 @@ from . import sqlite_joined
 from .driver import SqlDriver
 from .examiner import IsAlive
 from .joined import join
-from .sqlite_errors import base_code, is_busy, translated
+from .sqlite_errors import base_code, translated
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import InMemoryLocks, LockFile
 from .sqlite_names import check_beside, check_one_name, warn_of_other_hosts
@@ -247,17 +247,6 @@ class SqliteStore(SqlStore):
         """
         self.writer.execute("SELECT 1 FROM sqlite_master").fetchall()
         return bool(self.writer.db.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
-
-    def _check_writes(self) -> None:
-        """Raise sqlite3's error if the writer's connection only reads.
-
-        SQLite opens a file read-only if it cannot be opened for writing just then, and does not try again.
-        """
-        try:
-            self.writer.db.execute(f'UPDATE "{self._namespace}_tube" SET id = id WHERE 0')
-        except sqlite3.OperationalError as error:
-            if not is_busy(error):
-                raise
 
     # Transactions
 
@@ -551,12 +540,13 @@ class SqliteStore(SqlStore):
             return
         self._is_parked = False
         try:
-            if self._shared is not None and not self._shared.is_in_place():
-                self._be_gone()  # SQLite would make an empty file there
-                return
+            if self._shared is not None:
+                if not self._shared.is_in_place():
+                    self._be_gone()  # SQLite would make an empty file there
+                    return
+                _check_writable(self._shared.path, self._what)  # SQLite would open it for reading, for ever
             self.writer.use(self._connect())
             self._prepare()
-            self._check_writes()
             self._reader = self._connect()
         except Exception:  # the next call says why, or opens it again, in another session
             self._is_stale = True
