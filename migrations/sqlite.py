@@ -32,6 +32,8 @@ def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *
             AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)"""
         if found := db.execute(query, (*names, version_table(namespace))).fetchone():
             raise running.in_the_way(found[0], namespace, what)
+    if behind:  # this is kept: it loads Alembic, and nobody waits for that here
+        running.schema_sql(namespace, "sqlite", version)
     return behind
 
 
@@ -54,9 +56,6 @@ def bring_up(writer: SqliteWriter, namespace: str, what: str) -> None:
                 raise
             raise running.in_the_way(error, namespace, what) from error
 
-    seen = schema_version(writer.db, namespace)
-    if running.must_upgrade(seen, what, "", migrate=True):
-        running.schema_sql(namespace, "sqlite", seen)  # kept: it loads Alembic, for which nobody waits here
     writer.transact(step)
 
 
