@@ -5,15 +5,11 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING
 
-from . import running, version_table
+from . import TABLES, running, version_table
 
 if TYPE_CHECKING:
     from tubes.drivers.sql.sqlite_tx import SqliteTx
     from tubes.drivers.sql.sqlite_writer import SqliteWriter
-
-
-MADE = ("tube", "task", "session", "connection", "calls")
-"""The names of the tables behind the prefix, without the version's."""
 
 
 def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *, migrate: bool) -> bool:
@@ -26,7 +22,7 @@ def is_behind(db: sqlite3.Connection, namespace: str, what: str, command: str, *
     version = schema_version(db, namespace)
     behind = running.must_upgrade(version, what, command, migrate=migrate)
     if version is None:  # in one query, since another process may be making them
-        names = [f"{namespace}_{table}" for table in MADE]
+        names = [f"{namespace}_{table}" for table in TABLES]
         query = f"""SELECT type || ' ' || name || ' already exists' FROM sqlite_master
             WHERE type IN ('table', 'view') AND name COLLATE NOCASE IN ({", ".join("?" * len(names))})
             AND NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from sqlalchemy.engine import Dialect
-from tubes.migrations.sqlite import MADE
+from tubes.migrations import TABLES
 
 from .sqlite_tx import ReadTx, SqliteTx
 from .statements import Texts
@@ -21,7 +21,7 @@ class Notes(Texts):
 
     def __init__(self, dialect: Dialect, namespace: str) -> None:
         super().__init__(dialect, namespace)
-        ours = ", ".join(f"'{namespace}_{table}'" for table in (*MADE, "version"))
+        ours = ", ".join(f"'{namespace}_{table}'" for table in TABLES)
         kept = ("sqlite_stat1", "sqlite_stat4")
         self._kept = self._make(f"SELECT name FROM sqlite_master WHERE name IN {kept}")
         self._looks = {

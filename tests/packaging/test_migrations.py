@@ -260,7 +260,7 @@ def test_namespaces_that_sqlite_does_not_tell_apart_are_not_mixed_up(tmp_path: P
         jobs = queue.create_tube("jobs", "fifo")
         jobs.put("x")
         task = jobs.take(timeout=0)
-        with pytest.raises(tubes.SchemaMismatch, match=r"jobs_tube.*a namespace other than 'Jobs'"):
+        with pytest.raises(tubes.SchemaMismatch, match=r"jobs_.*a namespace other than 'Jobs'"):
             tubes.connect(url, namespace="Jobs")
         assert task is not None and jobs.ack(task).data == "x"
 
