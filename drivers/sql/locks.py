@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .statements import ID, UTUBE, Passing, Row, Statement, Statements, json_ids
+from .statements import ID, STATE, UTUBE, Passing, Row, Statement, Statements, json_ids
 from .tx import SqlTx
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Locks:
         def free() -> list[Row]:
             return self.lock_free(tx, (self._sql.taken,), limit=limit, by=by)
 
-        return self._lock_as_many(tx, limit, found, self._lock_unchanged, free)
+        return self._lock_as_many(tx, limit, found, self._lock_still_taken, free)
 
     def _lock_as_many(
         self,
@@ -147,7 +147,8 @@ class Locks:
         self.lock_groups(tx, ids)
         return [id for (id,) in tx.rows(self._sql.lock_ids, json_ids(ids))]
 
-    def _lock_unchanged(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
-        """Lock these rows; return them without those that have changed since they were found."""
-        locked = {row[ID]: row for row in self.lock_stored(tx, [row[ID] for row in rows])}
-        return [row for row in rows if locked.get(row[ID]) == row]
+    def _lock_still_taken(self, tx: SqlTx, rows: list[Row]) -> list[Row]:
+        """Lock these rows; return them as they are now, without those that are no longer taken."""
+        locked = {row[ID]: row for row in self.lock_stored(tx, [row[ID] for row in rows], taken=True)}
+        now = [locked[row[ID]] for row in rows if row[ID] in locked]
+        return [row for row in now if row[STATE] == "t"]

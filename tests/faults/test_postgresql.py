@@ -1153,6 +1153,23 @@ def test_a_release_of_all_that_has_waited_leaves_alone_what_was_buried_meanwhile
     assert (counts, [task.data for task in tube.tasks("!")]) == ([1], ["x"])
 
 
+@pytest.mark.parametrize("type", ["fifottl", "utubettl"])
+def test_a_release_of_all_that_has_waited_releases_what_was_touched_meanwhile(
+    connect: Connect, url: str, type: str
+) -> None:
+    """It was taken all the time."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", type)
+    tube.put_many("xy", ttl=50)
+    tasks = [take(tube)] if type == "utubettl" else tube.take_many(2, timeout=0)
+    with queue.transaction() as unit:
+        tube.touch(tasks[0], 10, unit=unit)
+        releasing, counts = waits_for_a_lock(url, tube.release_all)
+    ended(releasing)
+    assert counts == [len(tasks)] and not tube.tasks("t")
+    assert tube.peek(tasks[0]).ttl == 60, "it was released as it was before the touch"
+
+
 def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Connect, url: str) -> None:
     """Acting on what was read earlier would give one holder's task to somebody else."""
     queue = connect(sweep=False)
