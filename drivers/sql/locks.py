@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .statements import ID, STATE, UTUBE, Passing, Row, Statement, Statements, json_ids
+from .statements import ID, STATE, UTUBE, Passing, Row, Statements, json_ids
 from .tx import SqlTx
 
 T = TypeVar("T")
@@ -91,10 +91,14 @@ class Locks:
         """Lock some tasks, in whatever state; return their ids. Fewer than ``limit``: there are no more."""
 
         def found() -> list[int]:
-            return self._ids(tx, self._sql.ids, limit)
+            return [id for (id,) in tx.rows(self._sql.ids, self._tube, limit)]
 
         def free() -> list[int]:
-            return self._lock_free_groups(tx, self._ids(tx, self._sql.ids_free, limit))
+            ids: list[int] = []
+            for look in self._sql.ids_free:
+                if len(ids) < limit:
+                    ids += [id for (id,) in tx.rows(look, self._tube, limit - len(ids))]
+            return self._lock_free_groups(tx, ids)
 
         return self._lock_as_many(tx, limit, found, self._lock_ids, free)
 
@@ -134,13 +138,6 @@ class Locks:
             if len(locked) == limit:
                 return locked
             tx.run(self._sql.back_to_mark)
-
-    def _ids(self, tx: SqlTx, looks: Sequence[Statement], limit: int) -> list[int]:
-        ids: list[int] = []
-        for look in looks:
-            if len(ids) < limit:
-                ids += [id for (id,) in tx.rows(look, self._tube, limit - len(ids))]
-        return ids
 
     def _lock_ids(self, tx: SqlTx, ids: list[int]) -> list[int]:
         """Lock them in the order of ``lock_stored``. The DELETE that follows would lock them in another."""

@@ -355,8 +355,10 @@ class Statements(Texts):
         )
         self.remove = self._make(f"DELETE FROM {task} WHERE {self._among(self._ids)}")
         ids = [f"SELECT id FROM {task} WHERE {place} LIMIT :limit" for place in (BEHIND, ASIDE, IN_FRONT)]
-        self.ids = [self._make(look) for look in ids]
-        self.ids_free = self.ids
+        # One statement, so that it misses nothing that is moved from one place to another meanwhile
+        self.ids = self._make(
+            " UNION ALL ".join(f"SELECT * FROM ({look}) AS a" for look in ids) + " LIMIT :limit"
+        )
         if self._is_server:
             self.ids_free = [self._make(f"{look} FOR UPDATE SKIP LOCKED") for look in ids]
 

@@ -1170,6 +1170,27 @@ def test_a_release_of_all_that_has_waited_releases_what_was_touched_meanwhile(
     assert tube.peek(tasks[0]).ttl == 60, "it was released as it was before the touch"
 
 
+def test_a_truncate_misses_nothing_that_is_moved_while_it_looks(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = connect(sweep=False), connect(sweep=False)
+    tube, theirs = queue.create_tube("jobs", "utube"), other.tube.jobs
+    tube.bury(tube.put("x", utube="a").id)
+    tube.put("y", utube="a")
+    take(theirs)
+    kind: Any = queue.store.transact(type)
+    rows = kind.rows
+
+    def rows_then_kick(*given: Any) -> Any:
+        found = rows(*given)
+        monkeypatch.setattr(kind, "rows", rows)
+        theirs.kick(1)
+        return found
+
+    monkeypatch.setattr(kind, "rows", rows_then_kick)
+    assert (tube.truncate(), tube.statistics()["tasks"]["total"]) == (2, 0)
+
+
 def test_a_lease_that_is_lost_while_one_waits_for_its_task_is_lost(connect: Connect, url: str) -> None:
     """Acting on what was read earlier would give one holder's task to somebody else."""
     queue = connect(sweep=False)
