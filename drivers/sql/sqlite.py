@@ -63,7 +63,7 @@ further, SQLite truncates it to this size when it restarts it."""
 SHORTEN_FOR = 0.5
 """Seconds that this may hold up writers, as it waits for those that are reading."""
 
-BEING_MADE = 0.5
+BEING_MADE = 1.0
 """Seconds for which a file is tried again that cannot be opened, in case another user is just making it."""
 
 GOES_ON_FOR, LETS_OTHERS_FOR = 0.1, 0.005
